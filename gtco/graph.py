@@ -1,0 +1,384 @@
+"""The intermediate representation: an immutable graph of a closed set of operators.
+
+A `Graph` is a list of nodes in topological order. Every value has a name and a `TensorSpec`; a
+node with one output names its value after itself (`h`), a node with several numbers them (`h.0`,
+`h.1`). Graphs never change: a pass is a function from `Graph` to `Graph`, and `GraphBuilder` is
+how a new one is made.
+
+    %h: f16[1,197,3072] = gelu(%x)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from gtco.ops import OPS, Op, Pattern
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
+    {
+        torch.float16: "f16",
+        torch.bfloat16: "bf16",
+        torch.float32: "f32",
+        torch.float64: "f64",
+        torch.int64: "i64",
+        torch.int32: "i32",
+        torch.int16: "i16",
+        torch.int8: "i8",
+        torch.uint8: "u8",
+        torch.bool: "bool",
+    }
+)
+
+
+class GraphError(ValueError):
+    """A graph that breaks one of the rules `Graph.verify` checks."""
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A dimension whose size is known only when the model runs.
+
+    Args:
+        name: how it prints.
+        low: the smallest size it may take.
+        high: the largest size it may take, or None.
+    """
+
+    name: str
+    low: int = 1
+    high: int | None = None
+
+    def __str__(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and dtype of one value."""
+
+    shape: tuple[int | Dim, ...]
+    dtype: torch.dtype
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> TensorSpec:
+        return TensorSpec(tuple(int(size) for size in tensor.shape), tensor.dtype)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The shape as integers.
+
+        Raises:
+            GraphError: a dimension is symbolic.
+        """
+        for dim in self.shape:
+            if isinstance(dim, Dim):
+                raise GraphError(f"{self} has the dynamic dimension {dim}; a fixed size is needed")
+        return tuple(int(dim) for dim in self.shape if not isinstance(dim, Dim))
+
+    @property
+    def rank(self) -> int:
+        return len(self.shape)
+
+    @property
+    def numel(self) -> int:
+        count = 1
+        for size in self.sizes:
+            count *= size
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the dense tensor."""
+        return self.numel * self.dtype.itemsize
+
+    def meta(self) -> torch.Tensor:
+        """A tensor of this shape and dtype that holds no data."""
+        return torch.empty(self.sizes, dtype=self.dtype, device="meta")
+
+    def __str__(self) -> str:
+        return f"{DTYPE_NAMES[self.dtype]}[{','.join(str(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator applied to named values.
+
+    Args:
+        name: unique within the graph.
+        op: a key of `gtco.ops.OPS`.
+        inputs: value names, in the order of the op's reference function.
+        attrs: keyword arguments of the reference function.
+        outputs: one spec per output.
+        source: the user's module that this node came from, for reports.
+    """
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    attrs: Mapping[str, Any]
+    outputs: tuple[TensorSpec, ...]
+    source: str = ""
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        """The names of the values this node makes."""
+        if len(self.outputs) == 1:
+            return (self.name,)
+        return tuple(f"{self.name}.{index}" for index in range(len(self.outputs)))
+
+    @property
+    def definition(self) -> Op:
+        return OPS[self.op]
+
+    @property
+    def pattern(self) -> Pattern:
+        return self.definition.pattern
+
+    def __str__(self) -> str:
+        outs = ", ".join(f"%{v}: {s}" for v, s in zip(self.values, self.outputs, strict=True))
+        args = [f"%{name}" for name in self.inputs]
+        args += [f"{key}={_show(self.attrs[key])}" for key in sorted(self.attrs)]
+        return f"{outs} = {self.op}({', '.join(args)})"
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, torch.dtype):
+        return DTYPE_NAMES.get(value, str(value))
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(_show(item) for item in value)}]"
+    return repr(value)
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(_freeze(item) for item in value) if isinstance(value, (list, tuple)) else value
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """Inputs, constants, nodes in topological order, outputs.
+
+    Args:
+        inputs: name to spec, in the order of the call.
+        constants: name to tensor: weights, buffers and folded values.
+        nodes: in topological order.
+        outputs: value names; a name may stand more than once.
+    """
+
+    inputs: Mapping[str, TensorSpec]
+    constants: Mapping[str, torch.Tensor]
+    nodes: tuple[Node, ...]
+    outputs: tuple[str, ...]
+
+    @cached_property
+    def specs(self) -> Mapping[str, TensorSpec]:
+        """The spec of every value."""
+        table = dict(self.inputs)
+        table.update({name: TensorSpec.of(tensor) for name, tensor in self.constants.items()})
+        for node in self.nodes:
+            table.update(zip(node.values, node.outputs, strict=True))
+        return MappingProxyType(table)
+
+    @cached_property
+    def producers(self) -> Mapping[str, Node]:
+        """Value name to the node that makes it; inputs and constants have none."""
+        return MappingProxyType({value: node for node in self.nodes for value in node.values})
+
+    @cached_property
+    def users(self) -> Mapping[str, tuple[Node, ...]]:
+        """Value name to the nodes that read it, in topological order."""
+        table: dict[str, list[Node]] = {name: [] for name in self.specs}
+        for node in self.nodes:
+            for name in dict.fromkeys(node.inputs):
+                table[name].append(node)
+        return MappingProxyType({name: tuple(nodes) for name, nodes in table.items()})
+
+    def verify(self) -> None:
+        """Check names, order and specs.
+
+        Raises:
+            GraphError: naming the node and the rule it breaks.
+        """
+        seen = set(self.inputs)
+        if clash := seen & set(self.constants):
+            raise GraphError(f"%{min(clash)} is both an input and a constant")
+        seen |= set(self.constants)
+        for node in self.nodes:
+            if node.op not in OPS:
+                raise GraphError(f"%{node.name}: unknown op {node.op!r}")
+            for name in node.inputs:
+                if name not in seen:
+                    raise GraphError(f"%{node.name} reads %{name} before it is made")
+            for value in node.values:
+                if value in seen:
+                    raise GraphError(f"%{value} is made twice")
+            seen.update(node.values)
+            inferred = infer_outputs(node.op, [self.specs[name] for name in node.inputs], node.attrs)
+            if inferred != node.outputs:
+                raise GraphError(
+                    f"%{node.name}: {node.op} gives {', '.join(map(str, inferred))}, but the node "
+                    f"says {', '.join(map(str, node.outputs))}"
+                )
+        for name in self.outputs:
+            if name not in seen:
+                raise GraphError(f"output %{name} is never made")
+
+    def __str__(self) -> str:
+        head = ", ".join(f"%{name}: {spec}" for name, spec in self.inputs.items())
+        lines = [f"graph({head}):"]
+        lines += [f"  const %{n}: {TensorSpec.of(t)}" for n, t in self.constants.items()]
+        lines += [f"  {node}" for node in self.nodes]
+        lines.append(f"  return {', '.join(f'%{name}' for name in self.outputs)}")
+        return "\n".join(lines)
+
+
+def infer_outputs(
+    op: str, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> tuple[TensorSpec, ...]:
+    """Output specs of `op`, from running its reference function on the meta device."""
+    result = OPS[op].reference(*(spec.meta() for spec in inputs), **attrs)
+    tensors = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple(TensorSpec.of(tensor) for tensor in tensors)
+
+
+@dataclass
+class GraphBuilder:
+    """Builds a `Graph` node by node; names are made unique on the way."""
+
+    inputs: dict[str, TensorSpec] = field(default_factory=dict)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    specs: dict[str, TensorSpec] = field(default_factory=dict)
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    def fresh(self, hint: str) -> str:
+        """A name that no value has yet, made from `hint`."""
+        name = hint.replace(".", "_")
+        while name in self._taken:
+            self._taken[name] += 1
+            candidate = f"{name}_{self._taken[name]}"
+            name = candidate if candidate not in self._taken else name
+        self._taken[name] = 0
+        return name
+
+    def input(self, hint: str, spec: TensorSpec) -> str:
+        name = self.fresh(hint)
+        self.inputs[name] = self.specs[name] = spec
+        return name
+
+    def constant(self, hint: str, tensor: torch.Tensor) -> str:
+        name = self.fresh(hint)
+        self.constants[name] = tensor.detach()
+        self.specs[name] = TensorSpec.of(tensor)
+        return name
+
+    def node(
+        self,
+        op: str,
+        inputs: Iterable[str],
+        attrs: Mapping[str, Any] | None = None,
+        *,
+        hint: str | None = None,
+        source: str = "",
+    ) -> tuple[str, ...]:
+        """Append a node and return the names of its values."""
+        names = tuple(inputs)
+        frozen = MappingProxyType({key: _freeze(item) for key, item in (attrs or {}).items()})
+        outputs = infer_outputs(op, [self.specs[name] for name in names], frozen)
+        node = Node(self.fresh(hint or op), op, names, frozen, outputs, source)
+        self.nodes.append(node)
+        self.specs.update(zip(node.values, outputs, strict=True))
+        return node.values
+
+    def add(
+        self,
+        op: str,
+        *inputs: str,
+        hint: str | None = None,
+        source: str = "",
+        **attrs: Any,
+    ) -> str:
+        """Append a node with one output and return its value's name."""
+        (value,) = self.node(op, inputs, attrs, hint=hint, source=source)
+        return value
+
+    def build(self, outputs: Iterable[str]) -> Graph:
+        return Graph(
+            MappingProxyType(dict(self.inputs)),
+            MappingProxyType(dict(self.constants)),
+            tuple(self.nodes),
+            tuple(outputs),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Nodes that become one kernel, as a graph of their own.
+
+    `graph.inputs` and `graph.constants` are the values read from outside (a view that a member
+    reads through is a member too, so an input is always a tensor that something stores);
+    `graph.outputs` are the values that somebody outside reads.
+    """
+
+    name: str
+    graph: Graph
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        return self.graph.nodes
+
+    @cached_property
+    def compute(self) -> tuple[Node, ...]:
+        """The members that are more than a view."""
+        return tuple(node for node in self.nodes if not node.definition.is_view)
+
+    def __str__(self) -> str:
+        return f"{self.name}: {' -> '.join(node.op for node in self.compute)}"
+
+
+@dataclass(frozen=True, eq=False)
+class FusedGraph:
+    """A rewritten graph and the groups it runs as, in launch order.
+
+    Args:
+        graph: the whole graph after every rewrite.
+        groups: in an order that respects the edges; together they cover each compute node.
+        refusals: (producer, consumer, reason) for each edge that was not fused.
+        legal_plans: how many partitions into legal groups the search space held.
+    """
+
+    graph: Graph
+    groups: tuple[Group, ...]
+    refusals: tuple[tuple[str, str, str], ...] = ()
+    legal_plans: int = 0
+
+    def __iter__(self) -> Iterator[Group]:
+        return iter(self.groups)
+
+    def __str__(self) -> str:
+        parts = []
+        for group in self.groups:
+            ins = ", ".join(f"%{n}" for n in (*group.graph.inputs, *group.graph.constants))
+            outs = ", ".join(f"%{name}" for name in group.graph.outputs)
+            parts.append(f"{group.name}({ins}) -> {outs}:")
+            parts += [f"  {node}" for node in group.nodes]
+        return "\n".join(parts)
+
+
+def subgraph(graph: Graph, nodes: Iterable[Node], outputs: Iterable[str]) -> Graph:
+    """The graph of `nodes` alone: what they read from outside becomes inputs and constants."""
+    chosen = {node.name for node in nodes}
+    members = tuple(node for node in graph.nodes if node.name in chosen)
+    made = {value for node in members for value in node.values}
+    read = dict.fromkeys(name for node in members for name in node.inputs if name not in made)
+    return Graph(
+        MappingProxyType({n: graph.specs[n] for n in read if n not in graph.constants}),
+        MappingProxyType({n: graph.constants[n] for n in read if n in graph.constants}),
+        members,
+        tuple(outputs),
+    )

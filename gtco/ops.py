@@ -1,0 +1,293 @@
+"""The operator table: everything gtco knows about an op stands in one row here.
+
+A row is the op's torch reference function (running it on the meta device is the only shape and
+dtype rule), its fusion pattern (after Relay and AutoGTCO), its FLOP count and, for a pointwise op,
+the one CUDA expression of its scalar form. What the table does not have becomes an `aten` node,
+which calls the ATen op by name.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from gtco.graph import TensorSpec
+
+STATS_CHUNK = 64
+"""Columns that one (mean, M2) pair of `row_stats` describes."""
+
+
+class Pattern(IntEnum):
+    """How an op may fuse, from Relay (OSDI 2018) and AutoGTCO (ICCAD 2021)."""
+
+    ELEMENTWISE = 0
+    BROADCAST = 1
+    INJECTIVE = 2
+    REDUCTION = 3
+    COMPLEX_OUT_FUSABLE = 4
+    OPAQUE = 5
+
+
+FlopCount = Callable[[Sequence["TensorSpec"], Sequence["TensorSpec"], Mapping[str, Any]], int]
+
+
+def _one_per_output(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    return sum(spec.numel for spec in outputs)
+
+
+def _one_per_input(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    return sum(spec.numel for spec in inputs)
+
+
+def _no_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    return 0
+
+
+@dataclass(frozen=True)
+class Op:
+    """One row of the table.
+
+    Args:
+        name: its key.
+        pattern: how it may fuse.
+        reference: torch function of the input tensors and the node's attributes.
+        cuda: for a pointwise op the scalar CUDA expression: `{0}`, `{1}` are the inputs (a missing
+            second input is the attribute `other`), `{name}` an attribute.
+        flops: floating-point operations, from input specs, output specs and attributes.
+        is_view: the result aliases the input: no kernel is needed.
+    """
+
+    name: str
+    pattern: Pattern
+    reference: Callable[..., Any]
+    cuda: str | None = None
+    flops: FlopCount = _one_per_output
+    is_view: bool = False
+
+    @property
+    def is_pointwise(self) -> bool:
+        return self.cuda is not None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """Stands for input number `index` in the arguments of an `aten` node."""
+
+    index: int
+
+    def __repr__(self) -> str:
+        return f"${self.index}"
+
+
+# -- reference functions that torch does not have under one name ---------------------------------
+
+
+def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A binary op whose second operand is a tensor or the scalar attribute `other`."""
+
+    def reference(a: Tensor, b: Tensor | None = None, *, other: float | int | None = None) -> Tensor:
+        return function(a, other if b is None else b)
+
+    return reference
+
+
+def _slice(x: Tensor, *, dim: int, start: int, end: int, step: int = 1) -> Tensor:
+    index: list[slice] = [slice(None)] * x.dim()
+    index[dim] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+def _concat(*tensors: Tensor, dim: int) -> Tensor:
+    return torch.cat(tensors, dim)
+
+
+def _linear(
+    x: Tensor, w: Tensor, b: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+) -> Tensor:
+    """`x @ w.T + b`; with `out_dtype` the products and the sum are taken in that type."""
+    if out_dtype is None:
+        return F.linear(x, w, b)
+    wide = torch.promote_types(out_dtype, x.dtype)
+    return F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
+
+
+def _attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+def _layer_norm(x: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float) -> Tensor:
+    """Layer norm over the last dimension."""
+    return F.layer_norm(x, x.shape[-1:], w, b, eps)
+
+
+def _row_stats(x: Tensor) -> Tensor:
+    """Mean and sum of squared deviations of each chunk of 64 columns: f32[..., chunks, 2]."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    parts = []
+    for chunk in x.to(wide).split(STATS_CHUNK, dim=-1):
+        mean = chunk.mean(-1)
+        parts.append(torch.stack((mean, (chunk - mean.unsqueeze(-1)).square().sum(-1)), -1))
+    return torch.stack(parts, -2)
+
+
+def _merge_stats(stats: Tensor, *, columns: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1/sqrt(var + eps) of whole rows by Chan's formula, each [..., 1]."""
+    chunks = stats.shape[-2]
+    sizes = [min(STATS_CHUNK, columns - STATS_CHUNK * i) for i in range(chunks)]
+    weight = torch.tensor(sizes, dtype=stats.dtype, device=stats.device)
+    mean = (stats[..., 0] * weight).sum(-1, keepdim=True) / columns
+    m2 = (stats[..., 1] + weight * (stats[..., 0] - mean).square()).sum(-1, keepdim=True)
+    return mean, (m2 / columns + eps).rsqrt()
+
+
+def _conv2d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _batch_norm(
+    x: Tensor, mean: Tensor, var: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float
+) -> Tensor:
+    return F.batch_norm(x, mean, var, w, b, eps=eps)
+
+
+def _aten(*inputs: Tensor, target: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]) -> Any:
+    """Call the ATen overload `target`, with `Slot`s replaced by the inputs."""
+
+    def fill(value: Any) -> Any:
+        if isinstance(value, Slot):
+            return inputs[value.index]
+        return [fill(item) for item in value] if isinstance(value, tuple) else value
+
+    function = torch.ops
+    for part in target.split("."):
+        function = getattr(function, part)
+    return function(*(fill(a) for a in args), **{k: fill(v) for k, v in kwargs})  # type: ignore[operator]
+
+
+# -- FLOP counts ----------------------------------------------------------------------------------
+
+
+def _linear_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    return 2 * outputs[0].numel * inputs[0].sizes[-1]
+
+
+def _attention_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    q, k, v = (spec.sizes for spec in inputs[:3])
+    return 2 * math.prod(q[:-1]) * k[-2] * (q[-1] + v[-1])
+
+
+def _conv_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    return 2 * outputs[0].numel * math.prod(inputs[1].sizes[1:])
+
+
+# -- the table --------------------------------------------------------------------------------------
+
+_UNARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
+    ("neg", torch.neg, "-{0}"),
+    ("abs", torch.abs, "fabsf({0})"),
+    ("exp", torch.exp, "expf({0})"),
+    ("log", torch.log, "logf({0})"),
+    ("sqrt", torch.sqrt, "sqrtf({0})"),
+    ("rsqrt", torch.rsqrt, "rsqrtf({0})"),
+    ("reciprocal", torch.reciprocal, "1.0f / {0}"),
+    ("erf", torch.erf, "erff({0})"),
+    ("sin", torch.sin, "sinf({0})"),
+    ("cos", torch.cos, "cosf({0})"),
+    ("tanh", torch.tanh, "tanhf({0})"),
+    ("sigmoid", torch.sigmoid, "1.0f / (1.0f + expf(-{0}))"),
+    ("relu", torch.relu, "fmaxf({0}, 0.0f)"),
+    ("silu", F.silu, "{0} / (1.0f + expf(-{0}))"),
+    ("gelu", lambda x, *, approximate="none": F.gelu(x, approximate=approximate),
+     "gelu_{approximate}({0})"),
+    ("square", torch.square, "{0} * {0}"),
+    ("copy", lambda x: x.contiguous().clone(), "{0}"),
+    ("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
+)  # fmt: skip
+
+_BINARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
+    ("add", torch.add, "{0} + {1}"),
+    ("sub", torch.sub, "{0} - {1}"),
+    ("mul", torch.mul, "{0} * {1}"),
+    ("div", torch.div, "{0} / {1}"),
+    ("pow", torch.pow, "powf({0}, {1})"),
+    ("maximum", lambda a, b: a.clamp_min(b) if not isinstance(b, Tensor) else torch.maximum(a, b),
+     "fmaxf({0}, {1})"),
+    ("minimum", lambda a, b: a.clamp_max(b) if not isinstance(b, Tensor) else torch.minimum(a, b),
+     "fminf({0}, {1})"),
+    ("eq", torch.eq, "{0} == {1}"),
+    ("ne", torch.ne, "{0} != {1}"),
+    ("lt", torch.lt, "{0} < {1}"),
+    ("le", torch.le, "{0} <= {1}"),
+    ("gt", torch.gt, "{0} > {1}"),
+    ("ge", torch.ge, "{0} >= {1}"),
+)  # fmt: skip
+
+_ROWS: tuple[Op, ...] = (
+    *(Op(name, Pattern.ELEMENTWISE, function, cuda) for name, function, cuda in _UNARY),
+    *(Op(name, Pattern.BROADCAST, _binary(function), cuda) for name, function, cuda in _BINARY),
+    Op("where", Pattern.BROADCAST, torch.where, "{0} ? {1} : {2}"),
+    # Views: the result is the same memory under another layout.
+    Op("reshape", Pattern.INJECTIVE, lambda x, *, shape: x.reshape(shape), None, _no_flops, True),
+    Op("permute", Pattern.INJECTIVE, lambda x, *, dims: x.permute(dims), None, _no_flops, True),
+    Op("expand", Pattern.INJECTIVE, lambda x, *, shape: x.expand(shape), None, _no_flops, True),
+    Op("slice", Pattern.INJECTIVE, _slice, None, _no_flops, True),
+    Op("concat", Pattern.INJECTIVE, _concat, None, _no_flops),
+    # Reductions.
+    Op("sum", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
+       flops=_one_per_input),
+    Op("mean", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.mean(dims, keepdim=keepdim),
+       flops=_one_per_input),
+    Op("amax", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.amax(dims, keepdim=keepdim),
+       flops=_one_per_input),
+    Op("softmax", Pattern.REDUCTION, lambda x, *, dim: torch.softmax(x, dim), flops=_one_per_input),
+    Op("layer_norm", Pattern.REDUCTION, _layer_norm, flops=_one_per_input),
+    Op("row_stats", Pattern.REDUCTION, _row_stats, flops=_one_per_input),
+    Op("merge_stats", Pattern.REDUCTION, _merge_stats, flops=_one_per_input),
+    # Contractions.
+    Op("linear", Pattern.COMPLEX_OUT_FUSABLE, _linear, flops=_linear_flops),
+    Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, torch.matmul, flops=_linear_flops),
+    Op("attention", Pattern.COMPLEX_OUT_FUSABLE, _attention, flops=_attention_flops),
+    # Library only until their sketches exist.
+    Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops),
+    Op("batch_norm", Pattern.OPAQUE, _batch_norm),
+    Op("aten", Pattern.OPAQUE, _aten),
+)  # fmt: skip
+
+OPS: Mapping[str, Op] = {op.name: op for op in _ROWS}
