@@ -218,7 +218,9 @@ class Graph:
                 if value in seen:
                     raise GraphError(f"%{value} is made twice")
             seen.update(node.values)
-            inferred = infer_outputs(node.op, [self.specs[name] for name in node.inputs], node.attrs)
+            inferred = infer_outputs(
+                node.op, [self.specs[name] for name in node.inputs], node.attrs
+            )
             if inferred != node.outputs:
                 raise GraphError(
                     f"%{node.name}: {node.op} gives {', '.join(map(str, inferred))}, but the node "

@@ -99,7 +99,9 @@ class Slot:
 def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A binary op whose second operand is a tensor or the scalar attribute `other`."""
 
-    def reference(a: Tensor, b: Tensor | None = None, *, other: float | int | None = None) -> Tensor:
+    def reference(
+        a: Tensor, b: Tensor | None = None, *, other: float | int | None = None
+    ) -> Tensor:
         return function(a, other if b is None else b)
 
     return reference
@@ -137,7 +139,9 @@ def _attention(
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 
-def _layer_norm(x: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float) -> Tensor:
+def _layer_norm(
+    x: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float
+) -> Tensor:
     """Layer norm over the last dimension."""
     return F.layer_norm(x, x.shape[-1:], w, b, eps)
 
@@ -176,12 +180,20 @@ def _conv2d(
 
 
 def _batch_norm(
-    x: Tensor, mean: Tensor, var: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    w: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    eps: float,
 ) -> Tensor:
     return F.batch_norm(x, mean, var, w, b, eps=eps)
 
 
-def _aten(*inputs: Tensor, target: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]) -> Any:
+def _aten(
+    *inputs: Tensor, target: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]
+) -> Any:
     """Call the ATen overload `target`, with `Slot`s replaced by the inputs."""
 
     def fill(value: Any) -> Any:
@@ -217,7 +229,7 @@ def _conv_flops(
     return 2 * outputs[0].numel * math.prod(inputs[1].sizes[1:])
 
 
-# -- the table --------------------------------------------------------------------------------------
+# -- the table -----------------------------------------------------------------------------------
 
 _UNARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
     ("neg", torch.neg, "-{0}"),

@@ -1,0 +1,61 @@
+// Scalar types and short vectors. NVRTC's wheel ships no headers, so nothing here includes any.
+#pragma once
+
+namespace gtco {
+
+using i32 = int;
+using i64 = long long;
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+struct half_t {
+  u16 bits;
+};
+
+struct bf16_t {
+  u16 bits;
+};
+
+template <class T>
+struct Compute {
+  using type = T;
+};
+template <>
+struct Compute<half_t> {
+  using type = float;
+};
+template <>
+struct Compute<bf16_t> {
+  using type = float;
+};
+
+// The type arithmetic on a T is done in: float for every floating-point type up to 32 bits.
+template <class T>
+using compute_t = typename Compute<T>::type;
+
+template <class T, int V>
+struct Vec {
+  T data[V];
+  __device__ __forceinline__ T& operator[](int i) { return data[i]; }
+  __device__ __forceinline__ const T& operator[](int i) const { return data[i]; }
+};
+
+template <class T, T VALUE>
+struct Constant {
+  static constexpr T value = VALUE;
+};
+
+template <class A, class B>
+struct IsSame : Constant<bool, false> {};
+template <class A>
+struct IsSame<A, A> : Constant<bool, true> {};
+template <class A, class B>
+inline constexpr bool is_same = IsSame<A, B>::value;
+
+__host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / b; }
+__host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
+__host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
+
+}  // namespace gtco

@@ -1,0 +1,98 @@
+// Short vectors in registers: loads, stores, maps, reductions over lanes.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace gtco {
+
+__device__ __forceinline__ float to_compute(half_t x) { return ptx::cvt_f32(x); }
+__device__ __forceinline__ float to_compute(bf16_t x) { return ptx::cvt_f32(x); }
+template <class T>
+__device__ __forceinline__ T to_compute(T x) {
+  return x;
+}
+
+template <class T, class C>
+__device__ __forceinline__ T from_compute(C x) {
+  if constexpr (is_same<T, half_t>) {
+    return ptx::cvt_f16(static_cast<float>(x));
+  } else if constexpr (is_same<T, bf16_t>) {
+    return ptx::cvt_bf16(static_cast<float>(x));
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+// What x becomes when it is stored as a T.
+template <class T, class C>
+__device__ __forceinline__ compute_t<T> round_to(C x) {
+  return to_compute(from_compute<T>(x));
+}
+
+// {f(0), f(1), ... f(V - 1)}
+template <int V, class F>
+__device__ __forceinline__ auto map(F f) -> Vec<decltype(f(0)), V> {
+  Vec<decltype(f(0)), V> r;
+#pragma unroll
+  for (int i = 0; i < V; ++i) r[i] = f(i);
+  return r;
+}
+
+template <class T, int V>
+struct alignas(sizeof(T) * V <= 16 ? sizeof(T) * V : 16) Packed {
+  T data[V];
+};
+
+// V neighbours in device memory, in the compute type; zeros where not `active`. `from` is aligned
+// to the vector, up to 16 bytes.
+template <int V, class T>
+__device__ __forceinline__ Vec<compute_t<T>, V> load(const T* from, bool active = true) {
+  Vec<compute_t<T>, V> r;
+  if (active) {
+    const Packed<T, V> packed = *reinterpret_cast<const Packed<T, V>*>(from);
+#pragma unroll
+    for (int i = 0; i < V; ++i) r[i] = to_compute(packed.data[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) r[i] = compute_t<T>(0);
+  }
+  return r;
+}
+
+template <int V, class T, class C>
+__device__ __forceinline__ void store(T* to, const Vec<C, V>& values, bool active = true) {
+  if (active) {
+    Packed<T, V> packed;
+#pragma unroll
+    for (int i = 0; i < V; ++i) packed.data[i] = from_compute<T>(values[i]);
+    *reinterpret_cast<Packed<T, V>*>(to) = packed;
+  }
+}
+
+// Butterfly over groups of LANES neighbouring lanes: every lane gets the result, always the same
+// bits. All 32 lanes take part.
+template <int LANES>
+__device__ __forceinline__ float lanes_sum(float x) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  return x;
+}
+
+template <int LANES>
+__device__ __forceinline__ float lanes_max(float x) {
+#pragma unroll
+  for (int offset = LANES / 2; offset > 0; offset /= 2)
+    x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
+  return x;
+}
+
+__device__ __forceinline__ float gelu_none(float x) {
+  return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+}
+
+__device__ __forceinline__ float gelu_tanh(float x) {
+  const float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + ptx::ex2(-2.8853900817779268f * u));  // 0.5 (1 + tanh u) = sigmoid(2 u)
+}
+
+}  // namespace gtco

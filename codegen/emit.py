@@ -1,0 +1,413 @@
+"""Text of the per-element part of a kernel: one named temporary per node.
+
+The iteration space of every kernel is (row, col): `col` runs over the last dimension of the
+anchor's output (or of the group's largest value), `row` over all the others in row-major order. A
+value of a group is a *tile* value (one per element) or a *row* value (one per row); what a node
+reads from outside is loaded through its layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from gtco.codegen.program import Pointer
+from gtco.codegen.sketch import Illegal, check
+from gtco.graph import Graph, Group, Node
+from gtco.views import Axis, Layout, NotAView, resolve, store_layout
+
+C_TYPES = {
+    torch.float16: "half_t",
+    torch.bfloat16: "bf16_t",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "short",
+    torch.int8: "signed char",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+def c_type(dtype: torch.dtype) -> str:
+    """The device library's name of a stored element.
+
+    Raises:
+        Illegal: there is none.
+    """
+    check(dtype in C_TYPES, f"no kernel stores {dtype}")
+    return C_TYPES[dtype]
+
+
+def literal(value: Any) -> str:
+    """A Python number as a C++ literal; floats are floats."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if math.isinf(value):
+        return "__int_as_float(0x7f800000)" if value > 0 else "__int_as_float(0xff800000)"
+    if math.isnan(value):
+        return "__int_as_float(0x7fffffff)"
+    text = repr(float(value))
+    return f"{text}f"
+
+
+def axis_index(axis: Axis, variable: str) -> str:
+    """Elements to skip for index `variable` along one dimension."""
+    terms: list[str] = []
+    inner = 1
+    for position, (extent, stride) in enumerate(reversed(axis)):
+        outermost = position == len(axis) - 1
+        part = variable if inner == 1 else f"({variable} / {inner})"
+        if not outermost:
+            part = f"({part} % {extent})"
+        if stride:
+            terms.append(part if stride == 1 else f"{part} * {stride}")
+        inner *= extent
+    return " + ".join(reversed(terms)) or "0"
+
+
+def index(layout: Layout, variables: Sequence[str]) -> str:
+    """The element's position in its buffer, as a C++ expression."""
+    terms = [axis_index(axis, name) for axis, name in zip(layout.dims, variables, strict=True)]
+    terms.append(str(layout.offset))
+    return " + ".join(term for term in terms if term != "0") or "0"
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A stored value that the group reads, as seen from the iteration space."""
+
+    parameter: str
+    dtype: torch.dtype
+    layout: Layout
+
+
+@dataclass
+class Region:
+    """The part of a group that runs per element: analysis and text.
+
+    Args:
+        group: the group.
+        shape: of the iteration space; the last dimension is the columns.
+        vector: columns that one call handles; `fit_vector` narrows it to what every access allows.
+        parameters: kernel parameters so far, as (C++ declaration, argument).
+    """
+
+    group: Group
+    shape: tuple[int, ...]
+    vector: int = 8
+    parameters: dict[str, tuple[str, Pointer]] = field(default_factory=dict)
+
+    @property
+    def graph(self) -> Graph:
+        return self.group.graph
+
+    @property
+    def rows(self) -> int:
+        return math.prod(self.shape[:-1])
+
+    @property
+    def columns(self) -> int:
+        return self.shape[-1]
+
+    def is_row(self, value: str) -> bool:
+        """Whether `value` has one element per row."""
+        spec = self.graph.specs[value]
+        return self.columns > 1 and spec.numel == self.rows and spec.sizes[-1:] == (1,)
+
+    def is_tile(self, value: str) -> bool:
+        """Whether `value` has one element per point of the iteration space."""
+        return self.graph.specs[value].numel == self.rows * self.columns
+
+    def parameter(self, value: str, kind: str) -> str:
+        """Name of the kernel parameter that points at `value`; `kind` is "in" or "out"."""
+        for name, (_, argument) in self.parameters.items():
+            if argument.value == value and name.startswith(kind):
+                return name
+        name = f"{kind}{sum(key.startswith(kind) for key in self.parameters)}"
+        dtype = c_type(self.graph.specs[value].dtype)
+        const = "const " if kind == "in" else ""
+        self.parameters[name] = (f"{const}{dtype}* __restrict__ {name}", Pointer(value))
+        return name
+
+    def operand(self, value: str, like: Sequence[int]) -> Operand:
+        """`value`, read from outside and broadcast to `like`, laid over the iteration space.
+
+        `like` has the elements of the iteration space, or one per row with a last dimension of 1.
+
+        Raises:
+            Illegal: the access is no strided one.
+        """
+        try:
+            base, layout = resolve(self.graph, value)
+            layout = layout.expand(like)
+            per_row = math.prod(like) == self.rows and self.columns > 1
+            layout = layout.reshape((self.rows, 1 if per_row else self.columns))
+        except NotAView as error:
+            raise Illegal(f"%{value} cannot be read in the order of the tile: {error}") from None
+        return Operand(self.parameter(base, "in"), self.graph.specs[base].dtype, layout)
+
+    def fit_vector(self, layout: Layout) -> None:
+        """Narrow the vector so that 16-byte accesses of `layout` stay aligned."""
+        if not layout.dims[-1] or all(stride == 0 for _, stride in layout.dims[-1]):
+            return
+        self.vector = min(self.vector, layout.vector(self.vector))
+
+    # -- text -----------------------------------------------------------------------------------
+
+    def load(self, operand: Operand, row: str = "row", col: str = "col") -> str:
+        """Expression for `operand` at (row, col...): a vector, or a scalar where it is uniform."""
+        at = index(operand.layout, (row, col))
+        if not operand.layout.dims[-1] or all(stride == 0 for _, stride in operand.layout.dims[-1]):
+            return f"load<1>({operand.parameter} + {at}, active)[0]"
+        if operand.layout.vector(self.vector) >= self.vector:
+            return f"load<V>({operand.parameter} + {at}, active)"
+        element = index(operand.layout, (row, f"({col} + i)"))
+        return (
+            f"map<V>([&](int i) {{ return load<1>({operand.parameter} + {element}, active)[0]; }})"
+        )
+
+    def scalar(self, node: Node, inputs: Sequence[str]) -> str:
+        """The scalar CUDA expression of pointwise `node` of the scalar expressions `inputs`."""
+        template = node.definition.cuda
+        check(template is not None, f"%{node.name}: {node.op} has no scalar expression")
+        assert template is not None
+        names = list(inputs)
+        if "other" in node.attrs:
+            names.append(literal(node.attrs["other"]))
+        attrs = {key: value for key, value in node.attrs.items() if key != "other"}
+        return template.format(*(_wrap(name) for name in names), **attrs)
+
+
+def _wrap(expression: str) -> str:
+    return expression if expression.isidentifier() else f"({expression})"
+
+
+def names_of(nodes: Iterable[Node]) -> dict[str, str]:
+    """A short C++ name for each value: the op's name, numbered; the same for equal groups."""
+    taken: dict[str, int] = {}
+    result: dict[str, str] = {}
+    for node in nodes:
+        count = taken.get(node.op, 0)
+        taken[node.op] = count + 1
+        stem = f"v_{node.op}" if count == 0 else f"v_{node.op}{count}"
+        for position, value in enumerate(node.values):
+            result[value] = stem if len(node.values) == 1 else f"{stem}_{position}"
+    return result
+
+
+class PointwiseEmitter:
+    """Writes the functor of a group: row values, tile values, stores and row statistics.
+
+    Args:
+        region: the iteration space.
+        given: values that the template hands in, as C++ names of `Vec<float, V>`.
+        nodes: members to write, in topological order (views and given values are skipped).
+    """
+
+    def __init__(self, region: Region, given: dict[str, str], nodes: Sequence[Node]) -> None:
+        self.region = region
+        self.names = dict(given)
+        self.row_lines: list[str] = []
+        self.row_fields: list[str] = []
+        self.tile_lines: list[str] = []
+        self._loaded: dict[tuple[str, Layout], str] = {}
+        self._scalars: set[str] = set()
+        self._labels = names_of(nodes)
+        self._outputs: dict[str, Layout] = {}
+        graph = region.graph
+        made = {value for node in nodes for value in node.values} | set(given)
+        self._made = made
+        self.stats = [node for node in nodes if node.op == "row_stats"]
+        stored = [
+            (value, output)
+            for output in graph.outputs
+            if (value := self._member(output)) in made and graph.producers[value].op != "row_stats"
+        ]
+        for value, output in stored:
+            self._outputs[output] = self._plan_store(value, output)
+        for node in nodes:
+            if node.definition.is_view or node.op == "row_stats" or node.values[0] in given:
+                continue
+            self._write(node)
+        for value, output in stored:
+            self._store(value, output)
+        for node in self.stats:
+            self._write_stats(node)
+
+    # -- analysis -------------------------------------------------------------------------------
+
+    def _member(self, value: str) -> str:
+        """The value a chain of reshapes and permutes starts from, if a member made it."""
+        graph = self.region.graph
+        while (node := graph.producers.get(value)) is not None and node.definition.is_view:
+            value = node.inputs[0]
+        return value
+
+    def _inner(self, value: str) -> str | None:
+        """The member that `value` is, through reshapes; None if it comes from outside."""
+        graph = self.region.graph
+        current = value
+        while (node := graph.producers.get(current)) is not None and node.definition.is_view:
+            if node.op != "reshape" and self._member(value) in self._made:
+                raise Illegal(f"%{value} is a {node.op} of a value made in this kernel")
+            current = node.inputs[0]
+        return current if current in self._made else None
+
+    def _input(self, value: str, like: Sequence[int], lines: list[str]) -> tuple[str, bool]:
+        """(C++ name, is a vector) of an input of a node whose shape is `like`."""
+        inner = self._inner(value)
+        if inner is not None:
+            name = self.names[inner]
+            if inner in self._scalars:
+                in_row = lines is self.row_lines
+                return (name if in_row else f"r.{name}"), False
+            return name, True
+        operand = self.region.operand(value, like)
+        key = (operand.parameter, operand.layout)
+        place = f"{'row' if lines is self.row_lines else 'tile'}"
+        if (known := self._loaded.get((place + key[0], key[1]))) is not None:
+            return known, known not in self._scalars
+        name = f"x{len(self._loaded)}"
+        text = self.region.load(operand)
+        self._loaded[(place + key[0], key[1])] = name
+        if text.endswith("[0]"):
+            self._scalars.add(name)
+        lines.append(f"const auto {name} = {text};")
+        return name, not text.endswith("[0]")
+
+    def _write(self, node: Node) -> None:
+        region = self.region
+        if node.op == "merge_stats":
+            self._write_merge(node)
+            return
+        check(node.definition.is_pointwise, f"%{node.name}: {node.op} is not pointwise")
+        (value,) = node.values
+        row = region.is_row(value)
+        check(
+            row or region.is_tile(value), f"%{node.name} has neither the tile's shape nor a row's"
+        )
+        lines = self.row_lines if row else self.tile_lines
+        like = node.outputs[0].sizes
+        inputs = [self._input(name, like, lines) for name in node.inputs]
+        label = self._labels[value]
+        scalars = [f"{name}[i]" if vector else name for name, vector in inputs]
+        expression = _cast(node, region.scalar(node, scalars))
+        if row:
+            self._scalars.add(value)
+            self.row_fields.append(label)
+            lines.append(f"const float {label} = {expression};")
+        else:
+            lines.append(f"const auto {label} = map<V>([&](int i) {{ return {expression}; }});")
+        self.names[value] = label
+
+    def _write_merge(self, node: Node) -> None:
+        region = self.region
+        spec = region.graph.specs[node.inputs[0]]
+        rows = math.prod(spec.sizes[:-2])
+        check(rows == region.rows, f"%{node.name} has {rows} rows, the tile {region.rows}")
+        try:
+            base, layout = resolve(region.graph, node.inputs[0])
+            layout = layout.reshape((rows, math.prod(spec.sizes[-2:])))
+        except NotAView as error:
+            raise Illegal(f"%{node.name} cannot read its statistics: {error}") from None
+        check(
+            layout.contiguous_run() == layout.shape[1], f"%{node.name} reads scattered statistics"
+        )
+        parameter = region.parameter(base, "in")
+        label = self._labels[node.values[0]].removesuffix("_0")
+        at = index(Layout((layout.dims[0], ()), layout.offset), ("row", "0"))
+        self.row_lines.append(
+            f"const RowMoments {label} = merge_row_stats<{node.attrs['columns']}>"
+            f"({parameter} + {at}, {literal(float(node.attrs['eps']))});"
+        )
+        for value, member in zip(node.values, ("mean", "rstd"), strict=True):
+            name = self._labels[value]
+            self.row_lines.append(f"const float {name} = {label}.{member};")
+            self.row_fields.append(name)
+            self.names[value] = name
+            self._scalars.add(value)
+
+    def _plan_store(self, value: str, output: str) -> Layout:
+        region = self.region
+        check(region.is_tile(value), f"%{value} has not the tile's shape, so no tile stores it")
+        try:
+            layout = store_layout(region.graph, value, output)
+            layout = layout.reshape((region.rows, region.columns))
+        except NotAView as error:
+            raise Illegal(f"%{output} cannot be stored in the order of the tile: {error}") from None
+        region.fit_vector(layout)
+        return layout
+
+    def _store(self, value: str, output: str) -> None:
+        region = self.region
+        layout = self._outputs[output]
+        parameter = region.parameter(output, "out")
+        name = self.names[value]
+        if layout.vector(region.vector) >= region.vector:
+            at = index(layout, ("row", "col"))
+            self.tile_lines.append(f"store<V>({parameter} + {at}, {name}, active);")
+        else:
+            at = index(layout, ("row", "(col + i)"))
+            self.tile_lines.append("#pragma unroll")
+            self.tile_lines.append(
+                f"for (int i = 0; i < V; ++i) store<1>({parameter} + {at}, "
+                f"Vec<decltype({name}[0] + 0), 1>{{{{{name}[i]}}}}, active);"
+            )
+
+    def _write_stats(self, node: Node) -> None:
+        region = self.region
+        source = self._inner(node.inputs[0])
+        check(source is not None, f"%{node.name} reads a value from outside")
+        assert source is not None
+        shape = region.graph.specs[node.inputs[0]].sizes
+        check(shape[-1] == region.columns, f"%{node.name} reduces {shape[-1]} columns")
+        check(region.vector >= 2, f"%{node.name} needs columns in vectors of at least two")
+        parameter = region.parameter(node.values[0], "out")
+        element = c_type(region.graph.specs[source].dtype)
+        self.tile_lines.append(
+            f"const auto stored_{parameter} = map<V>([&](int i) "
+            f"{{ return round_to<{element}>({self.names[source]}[i]); }});"
+        )
+        self.tile_lines.append(
+            f"store_row_stats<{region.columns}>({parameter}, row, col, stored_{parameter}, active);"
+        )
+
+    # -- text -----------------------------------------------------------------------------------
+
+    def functor(self, name: str, given: str) -> str:
+        """The functor's source; `given` is the parameter that the template hands in."""
+        fields = "\n".join(f"  {text};" for text, _ in self.region.parameters.values())
+        row_struct = " ".join(f"float {field};" for field in self.row_fields)
+        row_body = "".join(f"    {line}\n" for line in self.row_lines)
+        row_result = ", ".join(self.row_fields)
+        tile_body = "".join(f"    {line}\n" for line in self.tile_lines)
+        return f"""struct {name} {{
+{fields}
+  static constexpr int VECTOR = {self.region.vector};
+  static constexpr int ROW_VALUES = {len(self.row_fields)};
+  struct Row {{ {row_struct} }};
+  __device__ __forceinline__ Row row_values(int row, bool active) const {{
+{row_body}    return Row{{{row_result}}};
+  }}
+  template <int V>
+  __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
+                                             const Vec<float, V>& {given}) const {{
+{tile_body}  }}
+}};
+"""
+
+
+def _cast(node: Node, expression: str) -> str:
+    """Numbers keep their compute type; a cast to an integer or bool type converts."""
+    dtype = node.outputs[0].dtype
+    if node.op == "cast" and not dtype.is_floating_point:
+        return f"static_cast<{c_type(dtype)}>({expression})"
+    return expression

@@ -1,0 +1,84 @@
+"""What code generation hands to the runtime: sources, launch shapes and arguments."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """A kernel argument: the address of a stored value."""
+
+    value: str
+
+
+@dataclass(frozen=True)
+class TensorMapArgument:
+    """A kernel argument: a three-dimensional tiled tensor map over a stored value.
+
+    Args:
+        value: the stored value.
+        offset: of the first element, in elements.
+        dtype: of the elements.
+        sizes: innermost dimension first, in elements.
+        strides: of dimensions 1 and 2, in elements.
+        box: the tile that one copy brings, innermost dimension first.
+        swizzle_bytes: 0, 32, 64 or 128.
+    """
+
+    value: str
+    offset: int
+    dtype: torch.dtype
+    sizes: tuple[int, int, int]
+    strides: tuple[int, int]
+    box: tuple[int, int, int]
+    swizzle_bytes: int = 128
+
+
+Argument = Pointer | TensorMapArgument
+
+
+@dataclass(frozen=True)
+class KernelProgram:
+    """One generated kernel and how to launch it.
+
+    Groups that do the same work have programs with equal `source`: only the arguments differ.
+
+    Args:
+        family: the sketch's family, such as "gemm".
+        sketch: the sketch's name.
+        schedule: knob name to value.
+        source: CUDA C++ that defines the entry point `{name}`; it includes only gtco's headers.
+        arch: what to compile for.
+        grid: blocks.
+        block: threads a block.
+        smem_bytes: dynamic shared memory a block.
+        arguments: in the order of the entry point's parameters.
+        cluster: blocks a cluster, (1, 1, 1) for none.
+    """
+
+    family: str
+    sketch: str
+    schedule: Mapping[str, int]
+    source: str
+    arch: str
+    grid: tuple[int, int, int]
+    block: int
+    smem_bytes: int
+    arguments: tuple[Argument, ...]
+    cluster: tuple[int, int, int] = (1, 1, 1)
+
+    @cached_property
+    def name(self) -> str:
+        """The entry point: the family and a hash of the source."""
+        return f"gtco_{self.family}_{hashlib.sha256(self.source.encode()).hexdigest()[:12]}"
+
+    @property
+    def code(self) -> str:
+        """The source with the entry point's name filled in."""
+        return self.source.replace("ENTRY_POINT", self.name)

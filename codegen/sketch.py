@@ -1,0 +1,87 @@
+"""The sketch language: a kernel family's structure with holes, and what may fill them.
+
+A sketch is made from a group; making it fails with `Illegal` and a sentence if the group is not of
+the family. A schedule gives each `Knob` a value; `emit` turns both into a `KernelProgram`, or
+refuses with the limit that broke.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gtco.codegen.program import KernelProgram
+from gtco.graph import Group
+from gtco.target import Target
+
+Schedule = Mapping[str, int]
+"""Knob name to value."""
+
+
+class Illegal(Exception):
+    """A group or schedule that a sketch refuses; the message is the reason."""
+
+
+def check(condition: bool, reason: str) -> None:
+    """Refuse with `reason` unless `condition` holds.
+
+    Raises:
+        Illegal: with `reason`.
+    """
+    if not condition:
+        raise Illegal(reason)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One hole of a sketch and the values that may fill it."""
+
+    name: str
+    choices: tuple[int, ...]
+
+
+class Sketch(ABC):
+    """A kernel family's structure for one group on one target.
+
+    Class attributes:
+        name: unique among sketches, such as "gemm_wgmma".
+        family: the group family it serves, such as "gemm".
+        version: moves whenever the code made from the same schedule changes.
+    """
+
+    name: ClassVar[str]
+    family: ClassVar[str]
+    version: ClassVar[int]
+
+    def __init__(self, group: Group, target: Target) -> None:
+        self.group = group
+        self.target = target
+
+    @abstractmethod
+    def knobs(self) -> tuple[Knob, ...]:
+        """The holes, with every value worth trying for this group."""
+
+    @abstractmethod
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        """Fill the holes.
+
+        Raises:
+            Illegal: the schedule breaks a limit, which the message names.
+        """
+
+    @abstractmethod
+    def defaults(self) -> Iterable[Schedule]:
+        """Good schedules before anything was measured, best first; at least one is legal."""
+
+    def legal(self) -> Iterator[tuple[Schedule, KernelProgram]]:
+        """Every legal schedule of the whole product of knobs, with its program."""
+        knobs = self.knobs()
+        for values in itertools.product(*(knob.choices for knob in knobs)):
+            schedule = {knob.name: value for knob, value in zip(knobs, values, strict=True)}
+            try:
+                yield schedule, self.emit(schedule)
+            except Illegal:
+                continue
