@@ -133,8 +133,13 @@ class Region:
                 return name
         name = f"{kind}{sum(key.startswith(kind) for key in self.parameters)}"
         dtype = c_type(self.graph.specs[value].dtype)
-        const = "const " if kind == "in" else ""
-        self.parameters[name] = (f"{const}{dtype}* __restrict__ {name}", Pointer(value))
+        if kind == "out":
+            text = f"{dtype}* {name}"
+        elif value in self.graph.constants:
+            text = f"const {dtype}* __restrict__ {name}"
+        else:  # without restrict: an invariant load could be moved above the dependent-launch wait
+            text = f"const {dtype}* {name}"
+        self.parameters[name] = (text, Pointer(value))
         return name
 
     def operand(self, value: str, like: Sequence[int]) -> Operand:
@@ -234,9 +239,12 @@ class PointwiseEmitter:
         for value, output in stored:
             self._outputs[output] = self._plan_store(value, output)
         for node in nodes:
-            if node.definition.is_view or node.op == "row_stats" or node.values[0] in given:
+            if node.definition.is_view or node.op == "row_stats":
                 continue
-            self._write(node)
+            if node.values[0] in given:
+                self._write_bias(node)
+            else:
+                self._write(node)
         for value, output in stored:
             self._store(value, output)
         for node in self.stats:
@@ -306,6 +314,18 @@ class PointwiseEmitter:
             lines.append(f"const float {label} = {expression};")
         else:
             lines.append(f"const auto {label} = map<V>([&](int i) {{ return {expression}; }});")
+        self.names[value] = label
+
+    def _write_bias(self, node: Node) -> None:
+        """The third input of `linear` is added to what the template hands in."""
+        if node.op != "linear" or len(node.inputs) < 3:
+            return
+        (value,) = node.values
+        bias, vector = self._input(node.inputs[2], node.outputs[0].sizes, self.tile_lines)
+        term = f"{bias}[i]" if vector else bias
+        label = self._labels[value]
+        total = f"{self.names[value]}[i] + {term}"
+        self.tile_lines.append(f"const auto {label} = map<V>([&](int i) {{ return {total}; }});")
         self.names[value] = label
 
     def _write_merge(self, node: Node) -> None:

@@ -243,9 +243,17 @@ def infer_outputs(
     op: str, inputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> tuple[TensorSpec, ...]:
     """Output specs of `op`, from running its reference function on the meta device."""
-    result = OPS[op].reference(*(spec.meta() for spec in inputs), **attrs)
-    tensors = result if isinstance(result, (tuple, list)) else (result,)
-    return tuple(TensorSpec.of(tensor) for tensor in tensors)
+    # A model's layers ask the same few questions; attributes print exactly, so text is a key.
+    key = (op, tuple(inputs), repr(sorted(attrs.items())))
+    known = _INFERRED.get(key)
+    if known is None:
+        result = OPS[op].reference(*(spec.meta() for spec in inputs), **attrs)
+        tensors = result if isinstance(result, (tuple, list)) else (result,)
+        known = _INFERRED[key] = tuple(TensorSpec.of(tensor) for tensor in tensors)
+    return known
+
+
+_INFERRED: dict[tuple[str, tuple[TensorSpec, ...], str], tuple[TensorSpec, ...]] = {}
 
 
 @dataclass

@@ -246,7 +246,7 @@ _UNARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
     ("sigmoid", torch.sigmoid, "1.0f / (1.0f + expf(-{0}))"),
     ("relu", torch.relu, "fmaxf({0}, 0.0f)"),
     ("silu", F.silu, "{0} / (1.0f + expf(-{0}))"),
-    ("gelu", lambda x, *, approximate="none": F.gelu(x, approximate=approximate),
+    ("gelu", lambda x, *, approximate: F.gelu(x, approximate=approximate),
      "gelu_{approximate}({0})"),
     ("square", torch.square, "{0} * {0}"),
     ("copy", lambda x: x.contiguous().clone(), "{0}"),

@@ -1,0 +1,184 @@
+// D[rows, columns] = A[rows, K] B[columns, K]^T on mma.sync with cp.async, for any strided operands.
+//
+// An operand is a struct with a constexpr VECTOR (elements a copy may take), K_MAJOR (whether the
+// vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`.
+// Tiles lie in shared memory in 16-byte chunks, XOR-swizzled so that ldmatrix meets no bank twice.
+#pragma once
+
+#include "epilogue.cuh"
+
+namespace gtco {
+
+// Where element (row, k) of a tile lies, in elements. K-major tiles are (ROWS, BLOCK_K), the others
+// (BLOCK_K, ROWS).
+template <bool K_MAJOR, int ROWS, int BLOCK_K>
+__device__ __forceinline__ int tile_offset(int row, int k) {
+  if constexpr (K_MAJOR) {
+    constexpr int CHUNKS = BLOCK_K / 8;
+    constexpr int SHIFT = CHUNKS >= 8 ? 0 : (CHUNKS == 4 ? 1 : 2);
+    const int chunk = (k / 8) ^ ((row >> SHIFT) & min_of(CHUNKS - 1, 7));
+    return row * BLOCK_K + chunk * 8 + k % 8;
+  } else {
+    static_assert(K_MAJOR || ROWS % 64 == 0, "a row of chunks spans all banks");
+    return k * ROWS + ((row / 8) ^ (k & 7)) * 8 + row % 8;
+  }
+}
+
+// Starts the copy of tile (ROWS, BLOCK_K) at (row0, k0); zeros beyond row_count and K.
+template <class Element, int ROWS, int BLOCK_K, int K, int THREADS, class Operand>
+__device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand, int batch,
+                                          int row0, int k0, int row_count, int thread) {
+  constexpr int V = Operand::VECTOR;
+  constexpr int ITEMS = ROWS * BLOCK_K / V;
+#pragma unroll 4
+  for (int step = 0; step < ceil_div(ITEMS, THREADS); ++step) {
+    const int item = thread + step * THREADS;
+    if (ITEMS % THREADS != 0 && item >= ITEMS) break;
+    int r, k;
+    if constexpr (Operand::K_MAJOR) {
+      r = item / (BLOCK_K / V);
+      k = item % (BLOCK_K / V) * V;
+    } else {
+      k = item / (ROWS / V);
+      r = item % (ROWS / V) * V;
+    }
+    const bool valid = row0 + r < row_count && k0 + k < K;
+    const Element* from = valid ? operand.at(batch, row0 + r, k0 + k) : operand.base;
+    Element* to = tile + tile_offset<Operand::K_MAJOR, ROWS, BLOCK_K>(r, k);
+    if constexpr (V * sizeof(Element) >= 4) {
+      ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to), from, valid);
+    } else {
+      *to = valid ? *from : Element{0};
+    }
+  }
+}
+
+// Fragments of 16 rows x 16 k for mma's A: registers (row 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15),
+// (8-15, 8-15).
+template <bool K_MAJOR, int ROWS, int BLOCK_K, class Element>
+__device__ __forceinline__ void load_a(u32 (&r)[4], const Element* tile, int row, int k, int lane) {
+  const int j = lane / 8, i = lane % 8;
+  const int rr = row + (j & 1) * 8 + (K_MAJOR ? i : 0);
+  const int kk = k + (j >> 1) * 8 + (K_MAJOR ? 0 : i);
+  const u32 address = ptx::shared_address(tile + tile_offset<K_MAJOR, ROWS, BLOCK_K>(rr, kk));
+  if constexpr (K_MAJOR) {
+    ptx::ldmatrix_x4(r, address);
+  } else {
+    ptx::ldmatrix_x4_trans(r, address);
+  }
+}
+
+// Fragments of 16 columns x 16 k for two of mma's B: registers (column 0-7, k 0-7), (0-7, 8-15),
+// (8-15, 0-7), (8-15, 8-15).
+template <bool K_MAJOR, int ROWS, int BLOCK_K, class Element>
+__device__ __forceinline__ void load_b(u32 (&r)[4], const Element* tile, int row, int k, int lane) {
+  const int j = lane / 8, i = lane % 8;
+  const int rr = row + (j >> 1) * 8 + (K_MAJOR ? i : 0);
+  const int kk = k + (j & 1) * 8 + (K_MAJOR ? 0 : i);
+  const u32 address = ptx::shared_address(tile + tile_offset<K_MAJOR, ROWS, BLOCK_K>(rr, kk));
+  if constexpr (K_MAJOR) {
+    ptx::ldmatrix_x4(r, address);
+  } else {
+    ptx::ldmatrix_x4_trans(r, address);
+  }
+}
+
+// Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES.
+template <class C, class A, class B, class Functor>
+__device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& functor) {
+  using Element = typename C::Element;
+  static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
+  static_assert(C::BLOCK_K % 16 == 0, "mma takes k in steps of 16");
+  constexpr int THREADS = C::WARPS_M * C::WARPS_N * 32;
+  constexpr int WARP_M = C::BLOCK_M / C::WARPS_M, WARP_N = C::BLOCK_N / C::WARPS_N;
+  static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile is made of 16 x 16 pieces");
+  constexpr int MI = WARP_M / 16, NI = WARP_N / 8;
+  constexpr int STEPS = ceil_div(C::K, C::BLOCK_K);
+  constexpr int A_TILE = C::BLOCK_M * C::BLOCK_K, B_TILE = C::BLOCK_N * C::BLOCK_K;
+
+  extern __shared__ __align__(1024) unsigned char smem[];
+  Element* a_ring = reinterpret_cast<Element*>(smem);           // (STAGES, BLOCK_M, BLOCK_K)
+  Element* b_ring = a_ring + C::STAGES * A_TILE;                // (STAGES, BLOCK_N, BLOCK_K)
+  float* staged = reinterpret_cast<float*>(smem);               // (BLOCK_M, STAGE_LD), after the loop
+  auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
+
+  const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
+  const int warp_m = warp / C::WARPS_N * WARP_M, warp_n = warp % C::WARPS_N * WARP_N;
+  const int m0 = blockIdx.y * C::BLOCK_M, n0 = blockIdx.x * C::BLOCK_N, batch = blockIdx.z;
+
+  const auto copy_a = [&](int step) {
+    if (step < STEPS)
+      copy_tile<Element, C::BLOCK_M, C::BLOCK_K, C::K, THREADS>(
+          a_ring + step % C::STAGES * A_TILE, a, batch, m0, step * C::BLOCK_K, C::M, thread);
+  };
+  const auto copy_b = [&](int step) {
+    if (step < STEPS)
+      copy_tile<Element, C::BLOCK_N, C::BLOCK_K, C::K, THREADS>(
+          b_ring + step % C::STAGES * B_TILE, b, batch, n0, step * C::BLOCK_K, C::N, thread);
+  };
+
+  ptx::griddepcontrol_launch_dependents();
+  if constexpr (B::CONSTANT) {  // weights need not wait for the kernel before
+#pragma unroll
+    for (int s = 0; s < C::STAGES - 1; ++s) copy_b(s);
+  }
+  ptx::griddepcontrol_wait();
+#pragma unroll
+  for (int s = 0; s < C::STAGES - 1; ++s) {
+    if constexpr (!B::CONSTANT) copy_b(s);
+    copy_a(s);
+    ptx::cp_async_commit();
+  }
+  fill_row_values<C::BLOCK_M, THREADS>(functor, row_values, thread, batch * C::M + m0,
+                                       (batch + 1) * C::M);
+
+  float acc[MI][NI][4] = {};
+#pragma unroll 1
+  for (int step = 0; step < STEPS; ++step) {
+    ptx::cp_async_wait<C::STAGES - 2>();
+    __syncthreads();
+    copy_b(step + C::STAGES - 1);
+    copy_a(step + C::STAGES - 1);
+    ptx::cp_async_commit();
+    const Element* a_tile = a_ring + step % C::STAGES * A_TILE;  // (BLOCK_M, BLOCK_K)
+    const Element* b_tile = b_ring + step % C::STAGES * B_TILE;  // (BLOCK_N, BLOCK_K)
+#pragma unroll
+    for (int k = 0; k < C::BLOCK_K; k += 16) {
+      u32 af[MI][4], bf[NI / 2][4];
+#pragma unroll
+      for (int i = 0; i < MI; ++i)
+        load_a<A::K_MAJOR, C::BLOCK_M, C::BLOCK_K>(af[i], a_tile, warp_m + i * 16, k, lane);
+#pragma unroll
+      for (int j = 0; j < NI / 2; ++j)
+        load_b<B::K_MAJOR, C::BLOCK_N, C::BLOCK_K>(bf[j], b_tile, warp_n + j * 16, k, lane);
+#pragma unroll
+      for (int i = 0; i < MI; ++i)
+#pragma unroll
+        for (int j = 0; j < NI; ++j)
+          ptx::mma_m16n8k16<Element>(acc[i][j], af[i], bf[j / 2][j % 2 * 2],
+                                     bf[j / 2][j % 2 * 2 + 1]);
+    }
+  }
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // the ring becomes the staging buffer
+
+#pragma unroll
+  for (int i = 0; i < MI; ++i)
+#pragma unroll
+    for (int j = 0; j < NI; ++j) {
+      float* at = staged + (warp_m + i * 16 + lane / 4) * C::STAGE_LD + warp_n + j * 8 + lane % 4 * 2;
+      at[0] = acc[i][j][0];
+      at[1] = acc[i][j][1];
+      at[8 * C::STAGE_LD] = acc[i][j][2];
+      at[8 * C::STAGE_LD + 1] = acc[i][j][3];
+    }
+  __syncthreads();
+  constexpr int V = Functor::VECTOR;
+  run_epilogue<C::BLOCK_M, C::BLOCK_N, THREADS>(
+      functor, row_values, thread, 0, batch * C::M + m0, n0, (batch + 1) * C::M, C::N,
+      [&](int r, int c) {
+        return map<V>([&](int i) { return staged[r * C::STAGE_LD + c + i]; });
+      });
+}
+
+}  // namespace gtco

@@ -1,0 +1,186 @@
+// D[rows, columns] = A[rows, K] B[columns, K]^T on wgmma, fed by TMA through a ring of mbarriers
+// (one producer warp, one consumer warpgroup per 64 rows of P).
+//
+// wgmma's M side is called P and its N side Q. With SWAP, P are the columns (output channels) and Q
+// the rows (tokens), so that 197 rows waste little of the tile. The K range may be split over the
+// blocks of a cluster, which add their partial tiles through distributed shared memory.
+#pragma once
+
+#include "epilogue.cuh"
+#include "wgmma.cuh"
+
+namespace gtco {
+
+#if __CUDA_ARCH__ >= 900
+// Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, P_CONSTANT, Q_CONSTANT,
+// STAGE_LD, ROW_VALUES_AT (bytes), BARRIERS_AT (bytes).
+template <class C, class Functor>
+__device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
+                                           const Functor& functor) {
+  using Element = typename C::Element;
+  constexpr int BLOCK_K = 128 / sizeof(Element);  // one 128-byte swizzle row
+  constexpr int K_STEP = 32;                      // bytes of K that one wgmma takes
+  constexpr int P_BYTES = C::BLOCK_P * 128, Q_BYTES = C::BLOCK_Q * 128;
+  constexpr int CONSUMERS = C::BLOCK_P / 64;
+  constexpr int THREADS = CONSUMERS * 128;
+  static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
+  static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
+  constexpr int ALL_STEPS = ceil_div(C::K, BLOCK_K);
+  constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
+  constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
+  constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
+
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const u32 ring = ptx::shared_address(smem);  // (STAGES, P_BYTES + Q_BYTES)
+  const u32 full = ptx::shared_address(smem + C::BARRIERS_AT);
+  const u32 empty = full + 8 * C::STAGES;
+  float* staged = reinterpret_cast<float*>(smem);  // (TILE_ROWS, STAGE_LD), after the loop
+  auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
+
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int rank = C::SPLIT > 1 ? int(blockIdx.x % C::SPLIT) : 0;
+  const int p0 = blockIdx.x / C::SPLIT * C::BLOCK_P, q0 = blockIdx.y * C::BLOCK_Q;
+  const int batch = blockIdx.z;
+  const int first = rank * SPLIT_STEPS;
+  const int steps = max_of(0, min_of(SPLIT_STEPS, ALL_STEPS - first));
+  const int row0 = C::SWAP ? q0 : p0, col0 = C::SWAP ? p0 : q0;
+
+  if (thread == 0) {
+    for (int s = 0; s < C::STAGES; ++s) {
+      ptx::mbarrier_init(full + 8 * s, 1);
+      ptx::mbarrier_init(empty + 8 * s, CONSUMERS * 4);
+    }
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if constexpr (C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
+
+  if (warp == CONSUMERS * 4) {
+    if (lane == 0) {  // the producer
+      const auto copy_p = [&](int step) {
+        const int s = step % C::STAGES;
+        ptx::cp_async_bulk_tensor(ring + s * (P_BYTES + Q_BYTES), p_map, (first + step) * BLOCK_K,
+                                  p0, batch, full + 8 * s);
+      };
+      const auto copy_q = [&](int step) {
+        const int s = step % C::STAGES;
+        ptx::cp_async_bulk_tensor(ring + s * (P_BYTES + Q_BYTES) + P_BYTES, q_map,
+                                  (first + step) * BLOCK_K, q0, batch, full + 8 * s);
+      };
+      ptx::prefetch_tensormap(p_map);
+      ptx::prefetch_tensormap(q_map);
+      const int ahead = min_of(C::STAGES, steps);
+      for (int step = 0; step < ahead; ++step) {
+        ptx::mbarrier_arrive_expect_tx(full + 8 * step, P_BYTES + Q_BYTES);
+        if constexpr (C::P_CONSTANT) copy_p(step);  // weights need not wait for the kernel before
+        if constexpr (C::Q_CONSTANT) copy_q(step);
+      }
+      ptx::griddepcontrol_wait();
+      for (int step = 0; step < ahead; ++step) {
+        if constexpr (!C::P_CONSTANT) copy_p(step);
+        if constexpr (!C::Q_CONSTANT) copy_q(step);
+      }
+      for (int step = C::STAGES; step < steps; ++step) {
+        const int s = step % C::STAGES;
+        ptx::mbarrier_wait(empty + 8 * s, (step / C::STAGES - 1) & 1);
+        ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES + Q_BYTES);
+        copy_p(step);
+        copy_q(step);
+      }
+    } else {
+      ptx::griddepcontrol_wait();
+    }
+    if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
+    if constexpr (C::SPLIT > 1) {
+      __syncwarp();
+      ptx::barrier_cluster_arrive();
+      ptx::barrier_cluster_wait();
+      ptx::barrier_cluster_arrive();
+      ptx::barrier_cluster_wait();
+    }
+    return;
+  }
+
+  ptx::griddepcontrol_wait();
+  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that this block finishes
+  fill_row_values<TILE_ROWS, THREADS>(functor, row_values, thread, batch * C::ROWS + row0,
+                                      (batch + 1) * C::ROWS);
+
+  float acc[C::BLOCK_Q / 2];
+#pragma unroll
+  for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] = 0.0f;
+  const int group = warp / 4;
+#pragma unroll 1
+  for (int step = 0; step < steps; ++step) {
+    const int s = step % C::STAGES;
+    ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);
+    const u32 p_tile = ring + s * (P_BYTES + Q_BYTES) + group * 64 * 128;  // (64, BLOCK_K)
+    const u32 q_tile = ring + s * (P_BYTES + Q_BYTES) + P_BYTES;           // (BLOCK_Q, BLOCK_K)
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < 128; k += K_STEP)
+      ptx::Wgmma<Element, C::BLOCK_Q>::mma(acc, ptx::wgmma_descriptor(p_tile + k),
+                                           ptx::wgmma_descriptor(q_tile + k), 1);
+    ptx::wgmma_commit_group();
+    if (step > 0) {  // one group stays in flight; the one before has read its tiles
+      ptx::wgmma_wait_group<1>(acc);
+      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * ((step - 1) % C::STAGES));
+    }
+  }
+  ptx::wgmma_wait_group<0>(acc);
+  if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
+  ptx::bar_sync<THREADS>(1);  // the ring becomes the staging buffer
+
+  const int p = group * 64 + warp % 4 * 16 + lane / 4;
+#pragma unroll
+  for (int j = 0; j < C::BLOCK_Q / 8; ++j) {
+    const int q = j * 8 + lane % 4 * 2;
+    if constexpr (C::SWAP) {
+      staged[q * C::STAGE_LD + p] = acc[j * 4];
+      staged[(q + 1) * C::STAGE_LD + p] = acc[j * 4 + 1];
+      staged[q * C::STAGE_LD + p + 8] = acc[j * 4 + 2];
+      staged[(q + 1) * C::STAGE_LD + p + 8] = acc[j * 4 + 3];
+    } else {
+      *reinterpret_cast<float2*>(staged + p * C::STAGE_LD + q) =
+          make_float2(acc[j * 4], acc[j * 4 + 1]);
+      *reinterpret_cast<float2*>(staged + (p + 8) * C::STAGE_LD + q) =
+          make_float2(acc[j * 4 + 2], acc[j * 4 + 3]);
+    }
+  }
+
+  constexpr int V = Functor::VECTOR;
+  if constexpr (C::SPLIT > 1) {
+    static_assert(C::SPLIT == 1 || V % 4 == 0, "partial tiles are read four floats at a time");
+    ptx::barrier_cluster_arrive();
+    ptx::barrier_cluster_wait();
+    const u32 tile = ptx::shared_address(smem);
+    run_epilogue<SLICE, TILE_COLUMNS, THREADS>(
+        functor, row_values, thread, rank * SLICE, batch * C::ROWS + row0, col0,
+        min_of((batch + 1) * C::ROWS, batch * C::ROWS + row0 + TILE_ROWS), C::COLUMNS,
+        [&](int r, int c) {
+          Vec<float, V> sum = map<V>([](int) { return 0.0f; });
+          const u32 at = tile + (r * C::STAGE_LD + c) * 4;
+#pragma unroll
+          for (int peer = 0; peer < C::SPLIT; ++peer)  // always in this order: the same bits
+#pragma unroll
+            for (int i = 0; i < V; i += 4) {
+              const Vec<float, 4> part = ptx::ld_shared_cluster_v4(ptx::mapa(at + i * 4, peer));
+#pragma unroll
+              for (int e = 0; e < 4; ++e) sum[i + e] += part[e];
+            }
+          return sum;
+        });
+    ptx::barrier_cluster_arrive();  // nobody leaves while a peer still reads its tile
+    ptx::barrier_cluster_wait();
+  } else {
+    ptx::bar_sync<THREADS>(1);
+    run_epilogue<TILE_ROWS, TILE_COLUMNS, THREADS>(
+        functor, row_values, thread, 0, batch * C::ROWS + row0, col0, (batch + 1) * C::ROWS,
+        C::COLUMNS, [&](int r, int c) {
+          return map<V>([&](int i) { return staged[r * C::STAGE_LD + c + i]; });
+        });
+  }
+}
+#endif
+
+}  // namespace gtco

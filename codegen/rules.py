@@ -1,0 +1,60 @@
+"""Which sketches a group has: each family's table row, tried in order.
+
+A sketch's constructor holds its structural rules and refuses a group with a sentence, so deriving
+is trying every row of the group's family and keeping what was refused and why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gtco.codegen.sketch import Illegal, Sketch
+from gtco.codegen.sketches.attention import Attention
+from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.graph import Group
+from gtco.target import Target
+
+SKETCHES: tuple[type[Sketch], ...] = (GemmWgmma, GemmMma, Attention, Rowwise, Elementwise)
+"""Every sketch, the preferred one of a family first."""
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """The sketches of one group.
+
+    Args:
+        sketches: those that take it, preferred first.
+        refusals: (sketch name, reason) of those of its family that do not.
+    """
+
+    sketches: tuple[Sketch, ...]
+    refusals: tuple[tuple[str, str], ...]
+
+    @property
+    def reason(self) -> str:
+        """Why no kernel can be generated, as one line."""
+        return "; ".join(f"{name}: {reason}" for name, reason in self.refusals)
+
+    def __str__(self) -> str:
+        lines = [f"{sketch.family}/{sketch.name}" for sketch in self.sketches]
+        return "\n".join([*lines, *(f"no {name}: {reason}" for name, reason in self.refusals)])
+
+
+def derive(group: Group, family: str, target: Target) -> Derivation:
+    """The sketches of `family` (see `gtco.passes.legality.family`) that take `group`."""
+    sketches: list[Sketch] = []
+    refusals: list[tuple[str, str]] = []
+    for kind in SKETCHES:
+        if kind.family != family:
+            continue
+        try:
+            sketches.append(kind(group, target))
+        except Illegal as error:
+            refusals.append((kind.name, str(error)))
+    if not sketches and not refusals:
+        ops = ", ".join(node.op for node in group.compute)
+        refusals.append((family, f"gtco generates no kernel for {ops}"))
+    return Derivation(tuple(sketches), tuple(refusals))

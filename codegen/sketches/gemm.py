@@ -1,0 +1,122 @@
+"""What every GEMM sketch shares: the group's operands and its epilogue.
+
+D[rows, columns] = A[rows, K] B[columns, K]^T per batch; `rows` are the tokens, `columns` the output
+channels. The epilogue sees (row, col) with `row` counted over all batches.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from gtco.codegen.emit import PointwiseEmitter, Region
+from gtco.codegen.sketch import Illegal, check
+from gtco.graph import Group, Node
+from gtco.views import Axis, Layout, NotAView, resolve
+
+
+@dataclass(frozen=True)
+class GemmOperand:
+    """A or B as (batch, rows or columns, K)."""
+
+    base: str
+    layout: Layout
+    constant: bool
+
+    @property
+    def k_major(self) -> bool:
+        """Whether neighbours along K are neighbours in memory."""
+        return self.layout.contiguous_run(2) > 1 or self.layout.contiguous_run(1) <= 1
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """A GEMM group, analysed.
+
+    Args:
+        anchor: the linear or matmul.
+        batch, rows, columns, k: the sizes of one product and how many there are.
+        dtype: of both operands.
+        a, b: the operands.
+    """
+
+    group: Group
+    anchor: Node
+    batch: int
+    rows: int
+    columns: int
+    k: int
+    dtype: torch.dtype
+    a: GemmOperand
+    b: GemmOperand
+
+    def region(self) -> Region:
+        """The epilogue's iteration space."""
+        return Region(self.group, (self.batch * self.rows, self.columns))
+
+    def epilogue(self, region: Region) -> PointwiseEmitter:
+        """The epilogue's emitter; the template hands in `acc`."""
+        return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
+
+
+def analyse(group: Group) -> GemmProblem:
+    """The GEMM in `group`.
+
+    Raises:
+        Illegal: there is not exactly one, or an operand is not a strided view.
+    """
+    anchors = [node for node in group.nodes if node.op in ("linear", "matmul")]
+    check(len(anchors) == 1, f"a GEMM kernel has one linear or matmul, not {len(anchors)}")
+    (anchor,) = anchors
+    graph = group.graph
+    out = anchor.outputs[0].sizes
+    try:
+        a_base, a = resolve(graph, anchor.inputs[0])
+        b_base, b = resolve(graph, anchor.inputs[1])
+        for base in (a_base, b_base):
+            stored = base in graph.inputs or base in graph.constants
+            check(stored, f"operand %{base} is made in the same kernel")
+        k = a.shape[-1]
+        if anchor.op == "linear":
+            batch, columns = 1, out[-1]
+            rows = math.prod(out[:-1])
+            a = a.reshape((1, rows, k))
+            b = b.reshape((1, columns, k))
+        else:
+            check(len(a.shape) >= 2 and len(b.shape) >= 2, "a matmul of vectors is no GEMM")
+            rows, columns = out[-2:]
+            batch = math.prod(out[:-2])
+            a = a.expand((*out[:-2], rows, k)).reshape((batch, rows, k))
+            b = b.expand((*out[:-2], k, columns)).permute(
+                [*range(len(out) - 2), len(out) - 1, len(out) - 2]
+            )
+            b = b.reshape((batch, columns, k))
+    except NotAView as error:
+        raise Illegal(f"%{anchor.name} reads an operand that is no strided view: {error}") from None
+    dtypes = {graph.specs[a_base].dtype, graph.specs[b_base].dtype}
+    check(len(dtypes) == 1, f"%{anchor.name} has operands of two dtypes")
+    return GemmProblem(
+        group,
+        anchor,
+        batch,
+        rows,
+        columns,
+        k,
+        dtypes.pop(),
+        GemmOperand(a_base, a, a_base in graph.constants),
+        GemmOperand(b_base, b, b_base in graph.constants),
+    )
+
+
+def single_stride(axis: Axis) -> int | None:
+    """The one stride of a dimension, 0 if it has one element, None if it is nested."""
+    if not axis:
+        return 0
+    return axis[0][1] if len(axis) == 1 else None
+
+
+def pad_to(value: int, multiple: int) -> int:
+    """`value` rounded up to a multiple."""
+    return -(-value // multiple) * multiple

@@ -1,0 +1,146 @@
+"""GEMM on `mma.sync` fed by `cp.async`: any architecture, any strided operand, 16-bit types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+
+from gtco.codegen.emit import C_TYPES, index
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to
+from gtco.graph import Group
+from gtco.target import Target
+from gtco.views import Layout
+
+
+class GemmMma(Sketch):
+    """CTA tile -> warp tile -> m16n8k16, a cp.async ring, staged stores."""
+
+    name: ClassVar[str] = "gemm_mma"
+    family: ClassVar[str] = "gemm"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        self.problem = analyse(group)
+        dtype = self.problem.dtype
+        check(dtype in (torch.float16, torch.bfloat16), f"mma.sync m16n8k16 takes no {dtype}")
+        self.problem.epilogue(self.problem.region())
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (
+            Knob("block_m", (16, 32, 64, 128)),
+            Knob("block_n", (32, 64, 128, 256)),
+            Knob("block_k", (32, 64)),
+            Knob("warps_m", (1, 2, 4)),
+            Knob("warps_n", (1, 2, 4)),
+            Knob("stages", (2, 3, 4)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Larger tiles where they fill the chip, smaller ones where they would not."""
+        problem = self.problem
+        shapes = ((128, 128, 2, 2), (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 1, 2), (16, 64, 1, 2))
+
+        def waste(shape: tuple[int, int, int, int]) -> float:
+            m, n, *_ = shape
+            tiles = problem.batch * -(-problem.rows // m) * -(-problem.columns // n)
+            waves = -(-tiles // self.target.sm_count)
+            return waves * (m * n / min(1.0, (m * n) ** 0.5 / 90) + 1000)
+
+        for m, n, warps_m, warps_n in sorted(shapes, key=waste):
+            block_k = 64 if problem.k >= 64 and m * n <= 64 * 128 else 32
+            stages = 4 if block_k == 32 else 3
+            yield {
+                "block_m": m,
+                "block_n": n,
+                "block_k": block_k,
+                "warps_m": warps_m,
+                "warps_n": warps_n,
+                "stages": stages,
+            }
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        problem = self.problem
+        m, n, k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
+        warps_m, warps_n = schedule["warps_m"], schedule["warps_n"]
+        stages = schedule["stages"]
+        check(m % (16 * warps_m) == 0, f"{m} rows over {warps_m} warps is no multiple of 16")
+        check(n % (16 * warps_n) == 0, f"{n} columns over {warps_n} warps is no multiple of 16")
+        accumulators = m * n // (warps_m * warps_n * 32)
+        check(accumulators <= 128, f"{accumulators} accumulators a thread leave no registers")
+        check(accumulators >= 8, "a warp has less than one pair of mma tiles")
+        region = problem.region()
+        emitter = problem.epilogue(region)
+        operands = {
+            "A": (problem.a, m, "block_m"),
+            "B": (problem.b, n, "block_n"),
+        }
+        texts = []
+        for label, (operand, extent, knob) in operands.items():
+            major = operand.k_major
+            check(
+                major or extent % 64 == 0, f"{knob} {extent}: a transposed tile spans 64 elements"
+            )
+            texts.append(_operand_text(label, operand, region.parameter(operand.base, "in")))
+        functor = emitter.functor("Epilogue", "acc")
+        stage_ld = n + 8
+        ring = stages * (m + n) * k * 2
+        row_values_at = pad_to(max(ring, m * stage_ld * 4), 16)
+        smem = row_values_at + m * 4 * len(emitter.row_fields)
+        limit = self.target.smem_per_block
+        check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+        declarations = ", ".join(text for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        source = f"""#include "gemm_mma.cuh"
+using namespace gtco;
+
+struct Config {{
+  using Element = {C_TYPES[problem.dtype]};
+  static constexpr int M = {problem.rows}, N = {problem.columns}, K = {problem.k};
+  static constexpr int BLOCK_M = {m}, BLOCK_N = {n}, BLOCK_K = {k};
+  static constexpr int WARPS_M = {warps_m}, WARPS_N = {warps_n}, STAGES = {stages};
+  static constexpr int STAGE_LD = {stage_ld}, ROW_VALUES_AT = {row_values_at};
+}};
+
+{texts[0]}
+{texts[1]}
+{functor}
+extern "C" __global__ void __launch_bounds__({warps_m * warps_n * 32})
+ENTRY_POINT({declarations}) {{
+  gemm_mma<Config>(A{{{region.parameter(problem.a.base, "in")}}},
+                   B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}});
+}}
+"""
+        return KernelProgram(
+            self.family,
+            self.name,
+            schedule,
+            source,
+            self.target.arch,
+            (-(-problem.columns // n), -(-problem.rows // m), problem.batch),
+            warps_m * warps_n * 32,
+            smem,
+            tuple(argument for _, argument in region.parameters.values()),
+        )
+
+
+def _operand_text(label: str, operand: GemmOperand, parameter: str) -> str:
+    layout = operand.layout
+    dim = 2 if operand.k_major else 1
+    vector = layout.vector(8, dim)
+    at = index(Layout(layout.dims, layout.offset), ("batch", "row", "k"))
+    element = "Config::Element"
+    return f"""struct {label} {{  // %{parameter}, {layout}
+  const {element}* base;
+  static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
+  static constexpr bool CONSTANT = {str(operand.constant).lower()};
+  static constexpr int VECTOR = {vector};
+  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
+    return base + {at};
+  }}
+}};
+"""

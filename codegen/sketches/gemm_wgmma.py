@@ -1,0 +1,231 @@
+"""GEMM on `wgmma` fed by TMA: sm_90a, K-major operands, 16-bit types and tf32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+
+from gtco.codegen.emit import C_TYPES
+from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to, single_stride
+from gtco.graph import Group
+from gtco.target import Target
+
+ELEMENTS = (torch.float16, torch.bfloat16)
+
+
+class GemmWgmma(Sketch):
+    """Producer warp with TMA, a warpgroup per 64 rows of P, split-K over a cluster.
+
+    `swap` makes the output channels wgmma's M side: few rows then waste little of a tile.
+    """
+
+    name: ClassVar[str] = "gemm_wgmma"
+    family: ClassVar[str] = "gemm"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        check(target.has_wgmma, f"{target.arch} has no wgmma")
+        self.problem = analyse(group)
+        problem = self.problem
+        check(problem.dtype in ELEMENTS, f"this sketch multiplies no {problem.dtype}")
+        self.block_k = 128 // problem.dtype.itemsize
+        self.steps = -(-problem.k // self.block_k)
+        for label, operand in (("A", problem.a), ("B", problem.b)):
+            _check_map(label, operand, problem.dtype)
+        self.problem.epilogue(self.problem.region())
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (
+            Knob("swap", (0, 1)),
+            Knob("block_p", (64, 128, 192, 256)),
+            Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
+            Knob("stages", (2, 3, 4, 5, 6, 8)),
+            Knob("split", (1, 2, 4, 8)),
+            Knob("early_trigger", (0, 1)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Tiles that fill the chip in the fewest bytes from L2, ordered by a small model."""
+        return sorted(self._candidates(), key=self._cost)
+
+    def _candidates(self) -> Iterable[Schedule]:
+        problem, budget = self.problem, self.target.smem_per_sm // 2 - 2048
+        steps = self.steps
+        seen = 0
+        for swap in (1, 0):
+            for block_p in (64, 128):
+                for block_q in _block_q(problem.rows, problem.columns):
+                    for split in (1, 2, 4, 8):
+                        if split > steps or (split > 1 and steps // split < 2):
+                            continue
+                        stage = (block_p + block_q) * 128
+                        stages = min(6, max(2, budget // stage), -(-steps // split))
+                        schedule = {
+                            "swap": swap,
+                            "block_p": block_p,
+                            "block_q": block_q,
+                            "stages": max(2, stages),
+                            "split": split,
+                            "early_trigger": 1,
+                        }
+                        try:
+                            self._check(schedule)
+                        except Illegal:
+                            continue
+                        seen += 1
+                        yield schedule
+        check(seen > 0, "no default tile fits the shared memory")
+
+    def _cost(self, schedule: Schedule) -> float:
+        """Microseconds, roughly: fill of the ring, the K loop by waves, the epilogue."""
+        problem = self.problem
+        p_size, q_size = self._sides(schedule)
+        block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
+        tiles = problem.batch * -(-p_size // block_p) * -(-q_size // block_q)
+        resident = 2 if self._smem(schedule)[1] * 2 <= self.target.smem_per_sm else 1
+        blocks = tiles * split
+        sms = self.target.sm_count
+        waves = -(-blocks // (sms * resident))
+        steps = -(-self.steps // split)
+        fill_us = (block_p + block_q) * 128 / (self.target.l2_gbps * 1e3 / sms)
+        mma_us = max(block_p / 64, 1) * max(block_q, 32) / 8 * 4 * 4 / 1755.0 / 2
+        per_step = max(fill_us, mma_us) * (min(blocks, sms * resident) / sms if blocks > sms else 1)
+        epilogue = block_p * block_q * 4.5e-5 / split + (0.5 if split > 1 else 0.0)
+        return 1.2 + waves * (steps * per_step + epilogue)
+
+    def _sides(self, schedule: Schedule) -> tuple[int, int]:
+        sides = (self.problem.rows, self.problem.columns)
+        return (sides[1], sides[0]) if schedule["swap"] else sides
+
+    def _smem(self, schedule: Schedule, row_fields: int = 2) -> tuple[int, int]:
+        """(leading dimension of the staged tile, bytes of shared memory)."""
+        block_p, block_q = schedule["block_p"], schedule["block_q"]
+        if schedule["swap"]:
+            ld, tile_rows = block_p + 4, block_q
+        else:
+            ld, tile_rows = block_q + (8 - block_q) % 32, block_p
+        ring = schedule["stages"] * (block_p + block_q) * 128
+        row_values = pad_to(tile_rows * 4 * row_fields, 16)
+        return ld, pad_to(max(ring, tile_rows * ld * 4), 16) + row_values + 16 * schedule["stages"]
+
+    def _check(self, schedule: Schedule, row_fields: int = 2, vector: int = 8) -> None:
+        block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
+        check(block_p % 64 == 0, f"block_p {block_p} is no multiple of a warpgroup's 64 rows")
+        check(block_q % 8 == 0 and block_q <= 256, f"wgmma takes no N of {block_q}")
+        columns = block_p if schedule["swap"] else block_q
+        check(columns % vector == 0, f"{columns} columns are no multiple of the vector of {vector}")
+        check(
+            not self.has_stats or columns % 64 == 0,
+            f"{columns} columns a tile cut the chunks of the row statistics",
+        )
+        check(split == 1 or vector % 4 == 0, "split-K needs vectors of four columns")
+        steps = self.steps
+        check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
+        rows = block_q if schedule["swap"] else block_p
+        check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
+        registers = block_q // 2 + 60
+        threads = block_p * 2 + 32
+        check(
+            registers * threads <= 65536 and registers <= 240, f"{registers} registers by {threads}"
+        )
+        _, smem = self._smem(schedule, row_fields)
+        limit = self.target.smem_per_block
+        check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+
+    @property
+    def has_stats(self) -> bool:
+        return any(node.op == "row_stats" for node in self.group.nodes)
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        problem = self.problem
+        region = problem.region()
+        emitter = problem.epilogue(region)
+        row_fields = len(emitter.row_fields)
+        self._check(schedule, row_fields, region.vector)
+        swap, split = schedule["swap"], schedule["split"]
+        block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
+        p_size, q_size = self._sides(schedule)
+        p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
+        ld, smem = self._smem(schedule, row_fields)
+        barriers_at = smem - 16 * stages
+        row_values_at = barriers_at - pad_to((block_q if swap else block_p) * 4 * row_fields, 16)
+        functor = emitter.functor("Epilogue", "acc")
+        declarations = "".join(f", {text}" for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        source = f"""#include "gemm_wgmma.cuh"
+using namespace gtco;
+
+struct Config {{
+  using Element = {C_TYPES[problem.dtype]};
+  static constexpr int ROWS = {problem.rows}, COLUMNS = {problem.columns}, K = {problem.k};
+  static constexpr bool SWAP = {str(bool(swap)).lower()};
+  static constexpr int BLOCK_P = {block_p}, BLOCK_Q = {block_q}, STAGES = {stages}, SPLIT = {split};
+  static constexpr bool P_CONSTANT = {str(p.constant).lower()};
+  static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
+  static constexpr bool EARLY_TRIGGER = {str(bool(schedule["early_trigger"])).lower()};
+  static constexpr int STAGE_LD = {ld};
+  static constexpr int ROW_VALUES_AT = {row_values_at}, BARRIERS_AT = {barriers_at};
+}};
+
+{functor}
+extern "C" __global__ void __launch_bounds__({block_p * 2 + 32}, 1)
+ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
+            const __grid_constant__ ptx::TensorMap q_map{declarations}) {{
+  gemm_wgmma<Config>(p_map, q_map, Epilogue{{{names}}});
+}}
+"""
+        maps = (
+            _map(p, p_size, problem.k, block_p, problem.dtype, problem.batch),
+            _map(q, q_size, problem.k, block_q, problem.dtype, problem.batch),
+        )
+        return KernelProgram(
+            self.family,
+            self.name,
+            schedule,
+            source,
+            self.target.arch,
+            (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
+            block_p * 2 + 32,
+            smem,
+            (*maps, *(argument for _, argument in region.parameters.values())),
+            (split, 1, 1),
+        )
+
+
+def _block_q(rows: int, columns: int) -> tuple[int, ...]:
+    """Useful N sides: powers of two and even cuts of the rows into tiles."""
+    cuts = {pad_to(-(-rows // parts), 8) for parts in range(1, 9)}
+    choices = {16, 32, 64, 96, 128, 192, 256} | cuts
+    limit = pad_to(max(rows, columns), 8)
+    return tuple(sorted(size for size in choices if size <= min(256, limit)))
+
+
+def _check_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
+    batch, rows, k = (single_stride(axis) for axis in operand.layout.dims)
+    check(
+        batch is not None and rows is not None and k in (0, 1),
+        f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
+    )
+    unit = 16 // dtype.itemsize
+    aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
+    check(aligned, f"operand {label} has rows that are not 16-byte aligned")
+
+
+def _map(
+    operand: GemmOperand, rows: int, k: int, box: int, dtype: torch.dtype, batch: int
+) -> TensorMapArgument:
+    batch_stride, row_stride, _ = (single_stride(axis) or 0 for axis in operand.layout.dims)
+    row_stride = row_stride or pad_to(k, 16)
+    return TensorMapArgument(
+        operand.base,
+        operand.layout.offset,
+        dtype,
+        (k, rows, batch),
+        (row_stride, batch_stride or row_stride * rows),
+        (128 // dtype.itemsize, min(box, 256), 1),
+    )

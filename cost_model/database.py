@@ -1,0 +1,102 @@
+"""Tuning records: what was measured, where, and with which schedule.
+
+A record is one line of JSON. Records made on an H100 ship with the package, so that a first compile
+needs no search. A key is the whole workload text, so a hit is always compared in full.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from importlib import resources
+from pathlib import Path
+
+
+class DatabaseError(ValueError):
+    """A record that cannot be read; the message names file and line."""
+
+
+@dataclass(frozen=True)
+class TuningRecord:
+    """One measurement; failure is a result too.
+
+    Args:
+        workload: `gtco.passes.tasks.workload_key` of the group.
+        device: the GPU's name, such as "NVIDIA H100 80GB HBM3".
+        sketch: the sketch's name, or "library" for the ATen call.
+        version: the sketch's version when the record was made; an older one is stale.
+        schedule: knob name to value.
+        run_us: microseconds from start to start in a chain, or None if it failed.
+        error: why it failed, or "".
+        versions: of gtco's generated code, driver and NVRTC: provenance.
+    """
+
+    workload: str
+    device: str
+    sketch: str
+    version: int
+    schedule: Mapping[str, int]
+    run_us: float | None
+    error: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str) -> TuningRecord:
+        """Parse one line.
+
+        Raises:
+            DatabaseError: it is no record.
+        """
+        try:
+            data = json.loads(text)
+            record = TuningRecord(**data)
+            schedule = {str(name): int(value) for name, value in record.schedule.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DatabaseError(f"no tuning record: {error}") from None
+        return TuningRecord(**{**data, "schedule": schedule})
+
+
+def read_jsonl(path: Path) -> Iterator[TuningRecord]:
+    """The records of a JSONL file.
+
+    Raises:
+        DatabaseError: naming the file and the line that is damaged.
+    """
+    with path.open() as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                yield TuningRecord.from_json(line)
+            except DatabaseError as error:
+                raise DatabaseError(f"{path}:{number}: {error}") from None
+
+
+def shipped_records() -> tuple[TuningRecord, ...]:
+    """The records that come with the package."""
+    folder = resources.files("gtco.cost_model") / "records"
+    found: list[TuningRecord] = []
+    if folder.is_dir():
+        for entry in sorted(folder.iterdir(), key=lambda item: item.name):
+            if entry.name.endswith(".jsonl"):
+                with resources.as_file(entry) as path:
+                    found.extend(read_jsonl(path))
+    return tuple(found)
+
+
+class RecordTable:
+    """Records by workload, fastest first."""
+
+    def __init__(self, records: Iterable[TuningRecord]) -> None:
+        self._by_workload: dict[str, list[TuningRecord]] = {}
+        for record in records:
+            if record.run_us is not None:
+                self._by_workload.setdefault(record.workload, []).append(record)
+        for found in self._by_workload.values():
+            found.sort(key=lambda record: record.run_us or 0.0)
+
+    def lookup(self, workload: str) -> tuple[TuningRecord, ...]:
+        """Successful records of this workload, fastest first."""
+        return tuple(self._by_workload.get(workload, ()))

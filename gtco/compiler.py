@@ -1,0 +1,168 @@
+"""The whole way from a model to a compiled module, top to bottom."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+import torch
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Illegal
+from gtco.cost_model.database import RecordTable, shipped_records
+from gtco.cost_model.model import roofline_us
+from gtco.frontend.torch_export import capture as capture_model
+from gtco.graph import FusedGraph, Graph, Group
+from gtco.options import Options
+from gtco.passes import fusion, run_pipeline
+from gtco.passes.legality import family
+from gtco.passes.precision import lower_precision
+from gtco.passes.tasks import workload_key
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Launch, Plan
+from gtco.target import Target, TargetError, find_target, target_of_capability
+
+log = logging.getLogger("gtco")
+
+PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+DEVICES = {"sm_90a": "NVIDIA H100 80GB HBM3"}
+"""The card whose shipped records serve an architecture when no GPU is there to ask."""
+
+
+class FallbackError(RuntimeError):
+    """`fallback="error"` was asked for and a part of the model has no generated kernel."""
+
+
+def compile(
+    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+) -> CompiledModule:
+    """Compile `model` for a GPU.
+
+    Args:
+        model: an `nn.Module` in eval mode, an `ExportedProgram` or an fx `GraphModule`.
+        args: example positional arguments; their shapes and dtypes are what is compiled for.
+        kwargs: example keyword arguments.
+        **options: the fields of `gtco.Options`.
+
+    Returns:
+        A module with the signature and the output structure of `model`.
+
+    Raises:
+        CaptureError: the model cannot be exported.
+        OptionError: an unknown option or value.
+        TargetError: the target is unknown, too old, or no GPU is there and none was named.
+        FallbackError: `fallback="error"` and an operator has no kernel.
+    """
+    chosen = Options.of(**options)
+    target = _resolve_target(chosen.target)
+    captured = capture_model(model, tuple(args), dict(kwargs or {}))
+    graph = captured.graph
+    if chosen.precision in PRECISIONS:
+        graph = lower_precision(graph, PRECISIONS[chosen.precision])
+    fused = fuse(graph, target=target)
+    launches = tuple(select(group, target) for group in fused.groups)
+    _refuse_fallbacks(launches, chosen.fallback)
+    return CompiledModule(Plan(fused, launches, target, chosen), captured)
+
+
+def capture(
+    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+) -> Graph:
+    """The graph of `model` before any rewrite.
+
+    Raises:
+        CaptureError: the model cannot be exported.
+    """
+    return capture_model(model, tuple(args), dict(kwargs or {})).graph
+
+
+def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
+    """Rewrite `graph` and partition it into groups by dynamic programming.
+
+    Args:
+        graph: from `capture`.
+        target: the architecture whose limits and rates decide.
+    """
+    chosen = find_target(target) if isinstance(target, str) else target
+    return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
+
+
+@dataclass(frozen=True)
+class _Found:
+    program: KernelProgram | None
+    source: str
+    reason: str
+
+
+def select(group: Group, target: Target) -> Launch:
+    """How `group` runs: the fastest schedule on record, else a sketch's first default.
+
+    A group that no sketch takes, or for which the library was measured faster, becomes a call of
+    its operators in ATen.
+    """
+    kind = family(group)
+    found = _choose(group, kind, target)
+    return Launch(group, kind, found.program, found.source, found.reason)
+
+
+def _choose(group: Group, kind: str, target: Target) -> _Found:
+    derivation = derive(group, kind, target)
+    by_name = {sketch.name: sketch for sketch in derivation.sketches}
+    for record in _records(_device_name(target)).lookup(workload_key(group, target)):
+        if record.sketch == "library":
+            return _Found(None, "record", "the library was measured faster")
+        sketch = by_name.get(record.sketch)
+        if sketch is None or sketch.version != record.version:
+            continue
+        try:
+            return _Found(sketch.emit(record.schedule), "record", "")
+        except Illegal as error:
+            log.warning("a record for %s is no longer legal: %s", group, error)
+    for sketch in derivation.sketches:
+        for schedule in sketch.defaults():
+            try:
+                return _Found(sketch.emit(schedule), "default", "")
+            except Illegal:
+                continue
+    return _Found(None, "fallback", derivation.reason)
+
+
+def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:
+    missing = [launch for launch in launches if launch.source == "fallback"]
+    if not missing:
+        return
+    lines = [f"{launch.group}: {launch.reason}" for launch in missing]
+    if fallback == "error":
+        raise FallbackError(
+            f"{len(missing)} groups have no generated kernel:\n  " + "\n  ".join(lines)
+            + '\npass fallback="warn" to run them with ATen'
+        )
+    for line in dict.fromkeys(lines):
+        log.warning("runs with ATen: %s", line)
+
+
+def _resolve_target(name: str | None) -> Target:
+    if name is not None:
+        return find_target(name)
+    if not torch.cuda.is_available():
+        raise TargetError(
+            'no CUDA GPU is here and no target was named: pass target="sm_90a" to compile for one'
+        )
+    return target_of_capability(*torch.cuda.get_device_capability())
+
+
+def _device_name(target: Target) -> str:
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_capability()
+        if target.capability == here:
+            return torch.cuda.get_device_name()
+    return DEVICES.get(target.arch, target.arch)
+
+
+@cache
+def _records(device: str) -> RecordTable:
+    return RecordTable(record for record in shipped_records() if record.device == device)

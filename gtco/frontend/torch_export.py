@@ -1,0 +1,420 @@
+"""nn.Module, ExportedProgram or GraphModule to a Graph, through `torch.export`.
+
+    capture(model, (image,)) -> Captured(graph, in_spec, ..., out_spec)
+
+The program is exported without Dynamo (`strict=False`), made functional, decomposed except for
+what `lowering.TABLE` knows, and lowered node by node. What the table does not have becomes an
+`aten` node. Parameters and buffers become constants that share the module's memory.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._ops import OpOverload
+from torch.export import ExportedProgram
+from torch.export.graph_signature import (
+    ConstantArgument,
+    InputKind,
+    InputSpec,
+    OutputKind,
+    TensorArgument,
+)
+from torch.utils import _pytree as pytree
+
+from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE, Context, Value
+from gtco.graph import DTYPE_NAMES, Graph, GraphBuilder, TensorSpec
+from gtco.interpreter import ArgumentError
+from gtco.ops import Slot
+
+aten = torch.ops.aten
+
+
+class CaptureError(ValueError):
+    """A model that gtco cannot capture: the message names the place, the cause and what to do."""
+
+
+@dataclass(frozen=True, eq=False)
+class Captured:
+    """A graph and the signature of the module that it came from.
+
+    Args:
+        graph: the program.
+        in_spec: pytree of (args, kwargs) as `capture` was given them.
+        input_positions: for each graph input, its index among the flattened leaves of the call.
+        input_literals: leaves that are no tensors, by index: they are baked in.
+        out_spec: pytree of the result.
+        output_template: for each flattened leaf of the result `Slot(index into graph.outputs)`,
+            or the literal it always is.
+    """
+
+    graph: Graph
+    in_spec: pytree.TreeSpec
+    input_positions: tuple[int, ...]
+    input_literals: Mapping[int, Any]
+    out_spec: pytree.TreeSpec
+    output_template: tuple[Any, ...]
+
+    def flatten(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
+    ) -> tuple[Tensor, ...]:
+        """One tensor per graph input from the arguments of a call.
+
+        Raises:
+            ArgumentError: the arguments' structure differs from the captured one, or a leaf that
+                was baked in has another value.
+        """
+        names = self.in_spec.child(1).context
+        given = dict(kwargs or {})
+        if set(given) == set(names):  # keywords come in any order
+            given = {name: given[name] for name in names}
+        leaves, spec = pytree.tree_flatten((tuple(args), given))
+        if spec != self.in_spec:
+            raise ArgumentError(
+                f"the arguments are nested as {_tree(spec)}, but the model was captured with "
+                f"{_tree(self.in_spec)}; call it the same way, or capture it again"
+            )
+        for index, literal in self.input_literals.items():
+            same = leaves[index] is literal or leaves[index] == literal
+            if isinstance(leaves[index], Tensor) or not same:
+                raise ArgumentError(
+                    f"argument leaf {index} was {literal!r} when the model was captured and is "
+                    f"baked in; capture it again for another value"
+                )
+        tensors = tuple(leaves[index] for index in self.input_positions)
+        for name, tensor in zip(self.graph.inputs, tensors, strict=True):
+            if not isinstance(tensor, Tensor):
+                raise ArgumentError(f"argument {name} is a {type(tensor).__name__}, not a tensor")
+        return tensors
+
+    def unflatten(self, outputs: Sequence[Tensor]) -> Any:
+        """The model's own result structure from one tensor per graph output."""
+        leaves = [outputs[x.index] if isinstance(x, Slot) else x for x in self.output_template]
+        return pytree.tree_unflatten(leaves, self.out_spec)
+
+
+def _tree(spec: pytree.TreeSpec) -> str:
+    return " ".join(str(spec).split())
+
+
+def capture(
+    model: nn.Module | ExportedProgram,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Captured:
+    """Capture `model` for the shapes, dtypes and devices of `args` and `kwargs`.
+
+    Args:
+        model: a module in eval mode (a `GraphModule` is one), or an exported program, which
+            brings its own example arguments.
+        args: positional example arguments.
+        kwargs: keyword example arguments.
+
+    Raises:
+        CaptureError: the model is in training mode, cannot be exported, mutates its inputs or
+            buffers, or has shapes or dtypes that gtco does not support.
+    """
+    label = type(model.graph_module if isinstance(model, ExportedProgram) else model).__name__
+    if isinstance(args, Tensor) or not isinstance(args, Sequence):
+        raise CaptureError(
+            f"{label}: args is a {type(args).__name__}; pass a tuple of arguments, such as (x,)"
+        )
+    with torch.no_grad():
+        if isinstance(model, ExportedProgram):
+            program = model
+        else:
+            _refuse_training(model, label)
+            program = _export(model, tuple(args), dict(kwargs or {}), label)
+        _check_program(program, label)
+        try:
+            program = program.run_decompositions(_decompositions())
+        except Exception as error:
+            raise CaptureError(
+                f"{label}: its exported program cannot be made functional ({_reason(error)}); "
+                f"rewrite the operation that this names"
+            ) from error
+        return _Lowerer(program, label).run()
+
+
+def _export(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
+) -> ExportedProgram:
+    try:
+        return torch.export.export(model, args, kwargs, strict=False)
+    except Exception as error:
+        reason = _reason(error)
+        data_dependent = "data-dependent" in str(error).lower() or "DataDependent" in reason
+        cause = (
+            "a shape or a branch depends on tensor values (data-dependent)"
+            if data_dependent
+            else "torch.export refuses it"
+        )
+        step = (
+            "compute it from shapes, or use torch.where instead of the branch"
+            if data_dependent
+            else "check the example arguments, then make torch.export.export(model, args, "
+            "kwargs, strict=False) succeed"
+        )
+        raise CaptureError(f"{label} cannot be captured: {cause}: {reason}; {step}") from error
+
+
+def _reason(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _refuse_training(model: nn.Module, label: str) -> None:
+    for name, module in model.named_modules():
+        random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
+        batch = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
+        if module.training and (random or batch):
+            raise CaptureError(
+                f"{label}: {name or 'the model'} ({type(module).__name__}) is in training mode, "
+                f"where its result differs from inference; call model.eval() first"
+            )
+
+
+def _decompositions() -> Any:
+    table = torch.export.default_decompositions()
+    for overload in (*TABLE, *KEPT_AS_ATEN):
+        table.pop(overload, None)  # type: ignore[no-untyped-call]
+    return table
+
+
+def _check_program(program: ExportedProgram, label: str) -> None:
+    """Refuse what no lowering could express, in the words of the user's program."""
+    for spec in program.graph_signature.output_specs:
+        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+            _refuse_mutation(spec.kind, str(spec.target), label)
+    for node in program.graph.nodes:
+        values = node.meta.get("val")
+        for value in values if isinstance(values, (list, tuple)) else (values,):
+            if isinstance(value, Tensor):
+                _check_tensor(node, value, label)
+        if _is_training_op(node):
+            raise CaptureError(
+                f"{label}: {_where(node)} runs {node.target} in training mode; call model.eval() "
+                f"before exporting"
+            )
+
+
+def _refuse_mutation(kind: OutputKind, target: str, label: str) -> None:
+    what = "buffer" if kind is OutputKind.BUFFER_MUTATION else "input"
+    raise CaptureError(
+        f"{label}: the model writes to its {what} {target!r} in place; return the new value "
+        f"instead (work on a copy: x = x.clone())"
+    )
+
+
+def _check_tensor(node: fx.Node, value: Tensor, label: str) -> None:
+    what = f"argument {node.name}" if node.op == "placeholder" else _where(node)
+    if any(not isinstance(size, int) for size in value.shape):
+        if node.op == "placeholder":
+            raise CaptureError(
+                f"{label}: {what} has dynamic shape {tuple(value.shape)}, which is not supported "
+                f"yet; export it with fixed shapes, once per shape you need"
+            )
+        raise CaptureError(
+            f"{label}: {what} ({node.target}) has a shape that depends on data, "
+            f"{tuple(value.shape)}; compute it from shapes, or leave it outside the model"
+        )
+    if value.dtype not in DTYPE_NAMES:
+        raise CaptureError(
+            f"{label}: {what} is {value.dtype}, which gtco does not support; "
+            + ("use real arithmetic" if value.is_complex() else "cast it inside the model")
+            + " or leave that part outside the model"
+        )
+
+
+def _is_training_op(node: fx.Node) -> bool:
+    if node.target is aten.dropout.default:
+        return bool(node.args[2]) and float(node.args[1]) > 0  # type: ignore[arg-type]
+    return node.target is aten.batch_norm.default and bool(node.args[5])
+
+
+def _source(node: fx.Node) -> str:
+    """The path of the user's module, without torch's call counts: `blocks.0.attn`."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return str(stack[-1][0]).split("@")[0].removeprefix("L['self'].") if stack else ""
+
+
+def _where(node: fx.Node) -> str:
+    path = _source(node)
+    return f"node {node.name}" + (f" of module {path}" if path else "")
+
+
+class _Lowerer:
+    """Walks one decomposed program; `values` maps its nodes to ours."""
+
+    def __init__(self, program: ExportedProgram, label: str) -> None:
+        self.program = program
+        self.label = label
+        self.builder = GraphBuilder()
+        self.context = Context(self.builder)
+        self.values: dict[str, Any] = {}
+        self.constants: dict[tuple[Any, ...], Value] = {}
+
+    def run(self) -> Captured:
+        positions, literals = self._inputs()
+        for node in self.program.graph.nodes:
+            if node.op == "call_function":
+                self.values[node.name] = self._call(node)
+            elif node.op not in ("placeholder", "output"):
+                raise CaptureError(
+                    f"{self.label}: {_where(node)} is a {node.op}; gtco captures programs of ATen "
+                    f"calls only; pass the module itself instead"
+                )
+        outputs, template = self._outputs()
+        self._drop_unused_constants(outputs)
+        spec = self.program.call_spec
+        assert spec.in_spec is not None and spec.out_spec is not None
+        return Captured(
+            self.builder.build(outputs), spec.in_spec, positions, literals, spec.out_spec, template
+        )
+
+    # -- signature ---------------------------------------------------------------------------
+
+    def _inputs(self) -> tuple[tuple[int, ...], dict[int, Any]]:
+        positions: list[int] = []
+        literals: dict[int, Any] = {}
+        leaf = 0
+        fakes = {n.name: n.meta.get("val") for n in self.program.graph.nodes}
+        for spec in self.program.graph_signature.input_specs:
+            name = getattr(spec.arg, "name", "")
+            if spec.kind is not InputKind.USER_INPUT:
+                self.values[name] = self._stored(spec)
+                continue
+            if isinstance(spec.arg, TensorArgument):
+                fake = fakes[name]
+                self.values[name] = Value(self.builder.input(name, TensorSpec.of(fake)))
+                positions.append(leaf)
+            elif isinstance(spec.arg, ConstantArgument):
+                literals[leaf] = self.values[name] = spec.arg.value
+            else:
+                raise CaptureError(
+                    f"{self.label}: argument {name} is a {type(spec.arg).__name__}; pass tensors, "
+                    f"or Python numbers, strings and None"
+                )
+            leaf += 1
+        return tuple(positions), literals
+
+    def _stored(self, spec: InputSpec) -> Value:
+        """The constant of a parameter, a buffer or a lifted tensor; tied ones are one."""
+        target = str(spec.target)
+        tensor = self.program.state_dict.get(target, self.program.constants.get(target))
+        if not isinstance(tensor, Tensor):
+            raise CaptureError(
+                f"{self.label}: {target} is a {spec.kind.name.lower()}, not a tensor; gtco cannot "
+                f"run it; leave that part outside the model"
+            )
+        key = (
+            tensor.untyped_storage()._cdata,
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        if key not in self.constants:
+            self.constants[key] = self.context.constant(target, tensor)
+        return self.constants[key]
+
+    def _outputs(self) -> tuple[list[str], tuple[Any, ...]]:
+        names: list[str] = []
+        template: list[Any] = []
+        for spec in self.program.graph_signature.output_specs:
+            if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
+                _refuse_mutation(spec.kind, str(spec.target), self.label)
+            if isinstance(spec.arg, ConstantArgument):
+                template.append(spec.arg.value)
+                continue
+            value = self.values[spec.arg.name]
+            template.append(Slot(len(names)))
+            names.append(value.name)
+        return names, tuple(template)
+
+    def _drop_unused_constants(self, outputs: list[str]) -> None:
+        read = {name for node in self.builder.nodes for name in node.inputs}.union(outputs)
+        for name in [name for name in self.builder.constants if name not in read]:
+            del self.builder.constants[name], self.builder.specs[name]
+
+    # -- nodes -------------------------------------------------------------------------------
+
+    def _call(self, node: fx.Node) -> Any:
+        args, kwargs = self._resolve(node.args), self._resolve(dict(node.kwargs))
+        target = node.target
+        if target is operator.getitem:
+            return args[0][args[1]]
+        if not isinstance(target, OpOverload):
+            raise CaptureError(
+                f"{self.label}: {_where(node)} calls {target}, which is no ATen operator (control "
+                f"flow or autocast inside the model?); move it outside the model"
+            )
+        if not target._schema.returns:
+            return None  # an assertion, which the exporter proved or the shapes imply
+        self.context.source = _source(node)
+        self.context.device = _device(node)
+        self.context.used_outputs = _used_outputs(node)
+        lowering = TABLE.get(target)
+        try:
+            lowered = None if lowering is None else lowering(self.context, *args, **kwargs)
+            return self._fallback(target, args, kwargs) if lowered is None else lowered
+        except CaptureError:
+            raise
+        except Exception as error:
+            raise CaptureError(
+                f"{self.label}: {_where(node)} ({target}) cannot be lowered ({_reason(error)}); "
+                f"leave it outside the model, or report it with this message"
+            ) from error
+
+    def _resolve(self, argument: Any) -> Any:
+        if isinstance(argument, fx.Node):
+            return self.values[argument.name]
+        if isinstance(argument, (list, tuple)):
+            return [self._resolve(item) for item in argument]
+        if isinstance(argument, dict):
+            return {key: self._resolve(item) for key, item in argument.items()}
+        return argument
+
+    def _fallback(self, target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """An `aten` node; without tensor inputs the result is known now."""
+        inputs: list[str] = []
+
+        def slot(argument: Any) -> Any:
+            if isinstance(argument, Value):
+                if argument.name not in inputs:
+                    inputs.append(argument.name)
+                return Slot(inputs.index(argument.name))
+            return tuple(map(slot, argument)) if isinstance(argument, list) else argument
+
+        attrs = {
+            "target": str(target),
+            "args": slot(args),
+            "kwargs": tuple((key, slot(item)) for key, item in kwargs.items()),
+        }
+        name = target._schema.name.split("::")[-1]
+        if not inputs and torch.Tag.nondeterministic_seeded not in target.tags:
+            result = target(*args, **kwargs)
+            if isinstance(result, Tensor):
+                return self.context.constant(name, result)
+            return tuple(self.context.constant(name, tensor) for tensor in result)
+        values = self.builder.node("aten", inputs, attrs, hint=name, source=self.context.source)
+        many = len(target._schema.returns) > 1 or "[]" in str(target._schema.returns[0].type)
+        return tuple(map(Value, values)) if many else Value(values[0])
+
+
+def _device(node: fx.Node) -> torch.device:
+    value = node.meta.get("val")
+    first = value[0] if isinstance(value, (list, tuple)) else value
+    return first.device if isinstance(first, Tensor) else torch.device("cpu")
+
+
+def _used_outputs(node: fx.Node) -> frozenset[int]:
+    return frozenset(
+        int(user.args[1]) if user.target is operator.getitem else 0  # type: ignore[arg-type]
+        for user in node.users
+    )

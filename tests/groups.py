@@ -1,0 +1,94 @@
+"""Fused GEMM groups in the form the passes leave them, for kernel tests and experiments."""
+
+from __future__ import annotations
+
+import torch
+
+from gtco.graph import GraphBuilder, Group, TensorSpec
+
+
+def _weights(*shape: int, dtype: torch.dtype) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    scale = shape[-1] ** -0.5 if len(shape) > 1 else 1.0
+    return (torch.randn(shape, generator=generator) * scale).to(dtype)
+
+
+def norm_linear(
+    rows: int, k: int, columns: int, dtype: torch.dtype, *, gelu: bool = False, batch: int = 1
+) -> Group:
+    """linear(layer_norm(x)) after the split: the normalisation is in the epilogue."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, rows, k), dtype))
+    stats = b.input("stats", TensorSpec((batch, rows, -(-k // 64), 2), torch.float32))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    column_sums = b.constant("column_sums", b.constants[w].float().sum(1))
+    bias = b.constant("bias", _weights(columns, dtype=torch.float32))
+    mean, rstd = b.node("merge_stats", [stats], {"columns": k, "eps": 1e-6})
+    y = b.add("linear", x, w, out_dtype=torch.float32)
+    y = b.add("mul", b.add("sub", y, b.add("mul", mean, column_sums)), rstd)
+    y = b.add("add", y, bias)
+    if gelu:
+        y = b.add("gelu", y, approximate="none")
+    return Group("norm_linear", b.build([b.add("cast", y, dtype=dtype)]))
+
+
+def residual_linear(
+    rows: int, k: int, columns: int, dtype: torch.dtype, *, stats: bool = True, batch: int = 1
+) -> Group:
+    """A projection, its residual and the statistics that the next norm needs."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, rows, k), dtype))
+    residual = b.input("residual", TensorSpec((batch, rows, columns), dtype))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    bias = b.constant("bias", _weights(columns, dtype=dtype))
+    y = b.add("add", b.add("linear", x, w, bias), residual)
+    outputs = [y, b.add("row_stats", y)] if stats else [y]
+    return Group("residual_linear", b.build(outputs))
+
+
+def plain_linear(rows: int, k: int, columns: int, dtype: torch.dtype, *, batch: int = 1) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, rows, k), dtype))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    bias = b.constant("bias", _weights(columns, dtype=dtype))
+    return Group("plain_linear", b.build([b.add("linear", x, w, bias)]))
+
+
+def patch_embedding(image: int, patch: int, columns: int, dtype: torch.dtype) -> Group:
+    """A patch embedding: a GEMM whose A is gathered from the image."""
+    b = GraphBuilder()
+    side = image // patch
+    x = b.input("x", TensorSpec((1, 3, image, image), dtype))
+    w = b.constant("w", _weights(columns, 3 * patch * patch, dtype=dtype))
+    bias = b.constant("bias", _weights(columns, dtype=dtype))
+    y = b.add("reshape", x, shape=(1, 3, side, patch, side, patch))
+    y = b.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
+    y = b.add("reshape", y, shape=(1, side * side, 3 * patch * patch))
+    return Group("patch_embedding", b.build([b.add("linear", y, w, bias)]))
+
+
+def batched_matmul(
+    batch: int, rows: int, k: int, columns: int, dtype: torch.dtype, *, transposed: bool = False
+) -> Group:
+    """matmul(a, b); with `transposed` b is stored as (columns, k)."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, 2, rows, k), dtype))
+    shape = (batch, 2, columns, k) if transposed else (batch, 2, k, columns)
+    y = b.input("y", TensorSpec(shape, dtype))
+    other = b.add("permute", y, dims=(0, 1, 3, 2)) if transposed else y
+    return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other))]))
+
+
+def inputs_of(group: Group, seed: int, device: str = "cuda") -> dict[str, torch.Tensor]:
+    """Random values for everything the group reads; statistics are those of `x`."""
+    from gtco.ops import OPS
+
+    generator = torch.Generator().manual_seed(seed)
+    values = {
+        name: torch.randn(spec.sizes, generator=generator).to(spec.dtype).to(device)
+        for name, spec in group.graph.inputs.items()
+    }
+    if "stats" in values:
+        values["stats"] = OPS["row_stats"].reference(values["x"].float()).float()
+    values.update({name: value.to(device) for name, value in group.graph.constants.items()})
+    return values
