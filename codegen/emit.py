@@ -17,7 +17,7 @@ import torch
 
 from gtco.codegen.program import Pointer
 from gtco.codegen.sketch import Illegal, check
-from gtco.graph import Graph, Group, Node
+from gtco.graph import Graph, Group, Node, TensorSpec
 from gtco.views import Axis, Layout, NotAView, resolve, store_layout
 
 C_TYPES = {
@@ -44,18 +44,31 @@ def c_type(dtype: torch.dtype) -> str:
     return C_TYPES[dtype]
 
 
-def literal(value: Any) -> str:
-    """A Python number as a C++ literal; floats are floats."""
-    if isinstance(value, bool):
+def compute_type(dtype: torch.dtype) -> str:
+    """The C++ type that arithmetic on `dtype` is done in (`compute_t` of the device library)."""
+    return "float" if dtype in (torch.float16, torch.bfloat16) else c_type(dtype)
+
+
+def literal(value: Any, dtype: torch.dtype = torch.float32) -> str:
+    """A Python number as a C++ literal of the compute type of `dtype`."""
+    kind = compute_type(dtype)
+    if kind == "bool":
         return "true" if value else "false"
-    if isinstance(value, int):
-        return str(value)
+    if kind not in ("float", "double"):
+        text = f"{int(value)}{'LL' if kind == 'i64' else ''}"
+        return text if kind in ("i64", "i32") else f"{kind_cast(kind)}({text})"
     if math.isinf(value):
-        return "__int_as_float(0x7f800000)" if value > 0 else "__int_as_float(0xff800000)"
+        text = "__int_as_float(0x7f800000)" if value > 0 else "__int_as_float(0xff800000)"
+        return text if kind == "float" else f"static_cast<double>({text})"
     if math.isnan(value):
-        return "__int_as_float(0x7fffffff)"
-    text = repr(float(value))
-    return f"{text}f"
+        text = "__int_as_float(0x7fffffff)"
+        return text if kind == "float" else f"static_cast<double>({text})"
+    return f"{float(value)!r}{'f' if kind == 'float' else ''}"
+
+
+def kind_cast(kind: str) -> str:
+    """The opening of a conversion to the C++ type `kind`."""
+    return f"static_cast<{kind}>"
 
 
 def axis_index(axis: Axis, variable: str) -> str:
@@ -134,7 +147,7 @@ class Region:
         name = f"{kind}{sum(key.startswith(kind) for key in self.parameters)}"
         dtype = c_type(self.graph.specs[value].dtype)
         if kind == "out":
-            text = f"{dtype}* {name}"
+            text = f"{dtype}* __restrict__ {name}"
         elif value in self.graph.constants:
             text = f"const {dtype}* __restrict__ {name}"
         else:  # without restrict: an invariant load could be moved above the dependent-launch wait
@@ -180,15 +193,45 @@ class Region:
         )
 
     def scalar(self, node: Node, inputs: Sequence[str]) -> str:
-        """The scalar CUDA expression of pointwise `node` of the scalar expressions `inputs`."""
+        """The scalar CUDA expression of pointwise `node` of the scalar expressions `inputs`.
+
+        Inputs have the compute types of their specs, and so has the result.
+        """
         template = node.definition.cuda
         check(template is not None, f"%{node.name}: {node.op} has no scalar expression")
         assert template is not None
-        names = list(inputs)
+        specs = [self.graph.specs[name] for name in node.inputs]
+        result = node.outputs[0].dtype
+        if node.op == "cast":
+            return convert(inputs[0], specs[0].dtype, result)
+        inner = _inner_dtype(node, specs)
+        names = [
+            name if node.op == "where" and slot == 0 else convert(name, spec.dtype, inner)
+            for slot, (name, spec) in enumerate(zip(inputs, specs, strict=True))
+        ]
         if "other" in node.attrs:
-            names.append(literal(node.attrs["other"]))
+            names.append(literal(node.attrs["other"], inner))
         attrs = {key: value for key, value in node.attrs.items() if key != "other"}
-        return template.format(*(_wrap(name) for name in names), **attrs)
+        text = template.format(*(_wrap(name) for name in names), **attrs)
+        # C++ widens small integers, which wrap around in torch.
+        small = compute_type(result) in ("short", "signed char", "u8") or inner == torch.bool
+        return f"{kind_cast(compute_type(result))}({text})" if small else text
+
+
+def convert(expression: str, source: torch.dtype, result: torch.dtype) -> str:
+    """`expression` as a value of the compute type of `result`."""
+    if compute_type(source) == compute_type(result):
+        return expression
+    return f"{kind_cast(compute_type(result))}({expression})"
+
+
+def _inner_dtype(node: Node, inputs: Sequence[TensorSpec]) -> torch.dtype:
+    """What `node` computes in: its result's dtype, or what a comparison promotes to."""
+    result = node.outputs[0].dtype
+    if result != torch.bool or len(inputs) + ("other" in node.attrs) != 2:
+        return result
+    other = inputs[1].meta() if len(inputs) == 2 else node.attrs["other"]
+    return torch.result_type(inputs[0].meta(), other)
 
 
 def _wrap(expression: str) -> str:
@@ -222,7 +265,9 @@ class PointwiseEmitter:
         self.names = dict(given)
         self.row_lines: list[str] = []
         self.row_fields: list[str] = []
+        self._row_types: dict[str, str] = {}
         self.tile_lines: list[str] = []
+        self.prefetch_lines: list[str] = []
         self._loaded: dict[tuple[str, Layout], str] = {}
         self._scalars: set[str] = set()
         self._labels = names_of(nodes)
@@ -285,6 +330,11 @@ class PointwiseEmitter:
             return known, known not in self._scalars
         name = f"x{len(self._loaded)}"
         text = self.region.load(operand)
+        base = self.region.parameters[operand.parameter][1].value
+        by_column = all(stride == 0 for _, stride in operand.layout.dims[0])
+        if base in self.region.graph.constants and by_column and not text.endswith("[0]"):
+            at = index(operand.layout, ("0", "col"))
+            self.prefetch_lines.append(f"ptx::prefetch_l1({operand.parameter} + {at});")
         self._loaded[(place + key[0], key[1])] = name
         if text.endswith("[0]"):
             self._scalars.add(name)
@@ -307,11 +357,14 @@ class PointwiseEmitter:
         inputs = [self._input(name, like, lines) for name in node.inputs]
         label = self._labels[value]
         scalars = [f"{name}[i]" if vector else name for name, vector in inputs]
-        expression = _cast(node, region.scalar(node, scalars))
+        expression = region.scalar(node, scalars)
         if row:
+            kind = compute_type(node.outputs[0].dtype)
+            check(kind not in ("double", "i64"), f"%{node.name}: a row value of 8 bytes")
             self._scalars.add(value)
             self.row_fields.append(label)
-            lines.append(f"const float {label} = {expression};")
+            self._row_types[label] = kind
+            lines.append(f"const {kind} {label} = {expression};")
         else:
             lines.append(f"const auto {label} = map<V>([&](int i) {{ return {expression}; }});")
         self.names[value] = label
@@ -405,9 +458,12 @@ class PointwiseEmitter:
     def functor(self, name: str, given: str) -> str:
         """The functor's source; `given` is the parameter that the template hands in."""
         fields = "\n".join(f"  {text};" for text, _ in self.region.parameters.values())
-        row_struct = " ".join(f"float {field};" for field in self.row_fields)
+        row_struct = " ".join(
+            f"{self._row_types.get(field, 'float')} {field};" for field in self.row_fields
+        )
         row_body = "".join(f"    {line}\n" for line in self.row_lines)
         row_result = ", ".join(self.row_fields)
+        prefetch_body = "".join(f"    {line}\n" for line in self.prefetch_lines)
         tile_body = "".join(f"    {line}\n" for line in self.tile_lines)
         return f"""struct {name} {{
 {fields}
@@ -417,17 +473,11 @@ class PointwiseEmitter:
   __device__ __forceinline__ Row row_values(int row, bool active) const {{
 {row_body}    return Row{{{row_result}}};
   }}
+  __device__ __forceinline__ void prefetch(int col) const {{
+{prefetch_body}  }}
   template <int V>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
                                              const Vec<float, V>& {given}) const {{
 {tile_body}  }}
 }};
 """
-
-
-def _cast(node: Node, expression: str) -> str:
-    """Numbers keep their compute type; a cast to an integer or bool type converts."""
-    dtype = node.outputs[0].dtype
-    if node.op == "cast" and not dtype.is_floating_point:
-        return f"static_cast<{c_type(dtype)}>({expression})"
-    return expression

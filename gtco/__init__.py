@@ -1,1 +1,46 @@
 """gtco: a graph-level fusion compiler with an autotuner for vision models on GPUs."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gtco.compiler import FallbackError, capture, compile, fuse
+    from gtco.graph import FusedGraph, Graph
+    from gtco.interpreter import interpret
+    from gtco.options import Options
+    from gtco.target import TargetError
+
+_HOMES = {
+    "FallbackError": "gtco.compiler",
+    "FusedGraph": "gtco.graph",
+    "Graph": "gtco.graph",
+    "Options": "gtco.options",
+    "TargetError": "gtco.target",
+    "capture": "gtco.compiler",
+    "compile": "gtco.compiler",
+    "fuse": "gtco.compiler",
+    "interpret": "gtco.interpreter",
+}
+
+__all__ = [
+    "FallbackError",
+    "FusedGraph",
+    "Graph",
+    "Options",
+    "TargetError",
+    "capture",
+    "compile",
+    "fuse",
+    "interpret",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: a compile worker must not pay for torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'gtco' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value

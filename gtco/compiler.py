@@ -69,9 +69,7 @@ def compile(
     return CompiledModule(Plan(fused, launches, target, chosen), captured)
 
 
-def capture(
-    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-) -> Graph:
+def capture(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
     """The graph of `model` before any rewrite.
 
     Raises:
@@ -106,7 +104,8 @@ def select(group: Group, target: Target) -> Launch:
     """
     kind = family(group)
     found = _choose(group, kind, target)
-    return Launch(group, kind, found.program, found.source, found.reason)
+    predicted = roofline_us(group, target)
+    return Launch(group, kind, found.program, found.source, found.reason, predicted)
 
 
 def _choose(group: Group, kind: str, target: Target) -> _Found:
@@ -138,7 +137,8 @@ def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:
     lines = [f"{launch.group}: {launch.reason}" for launch in missing]
     if fallback == "error":
         raise FallbackError(
-            f"{len(missing)} groups have no generated kernel:\n  " + "\n  ".join(lines)
+            f"{len(missing)} groups have no generated kernel:\n  "
+            + "\n  ".join(lines)
             + '\npass fallback="warn" to run them with ATen'
         )
     for line in dict.fromkeys(lines):

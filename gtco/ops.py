@@ -150,7 +150,7 @@ def _row_stats(x: Tensor) -> Tensor:
     """Mean and sum of squared deviations of each chunk of 64 columns: f32[..., chunks, 2]."""
     wide = torch.promote_types(x.dtype, torch.float32)
     parts = []
-    for chunk in x.to(wide).split(STATS_CHUNK, dim=-1):
+    for chunk in torch.split(x.to(wide), STATS_CHUNK, dim=-1):
         mean = chunk.mean(-1)
         parts.append(torch.stack((mean, (chunk - mean.unsqueeze(-1)).square().sum(-1)), -1))
     return torch.stack(parts, -2)
@@ -233,21 +233,21 @@ def _conv_flops(
 
 _UNARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
     ("neg", torch.neg, "-{0}"),
-    ("abs", torch.abs, "fabsf({0})"),
-    ("exp", torch.exp, "expf({0})"),
-    ("log", torch.log, "logf({0})"),
-    ("sqrt", torch.sqrt, "sqrtf({0})"),
-    ("rsqrt", torch.rsqrt, "rsqrtf({0})"),
+    ("abs", torch.abs, "math::abs({0})"),
+    ("exp", torch.exp, "math::exp({0})"),
+    ("log", torch.log, "math::log({0})"),
+    ("sqrt", torch.sqrt, "math::sqrt({0})"),
+    ("rsqrt", torch.rsqrt, "math::rsqrt({0})"),
     ("reciprocal", torch.reciprocal, "1.0f / {0}"),
-    ("erf", torch.erf, "erff({0})"),
-    ("sin", torch.sin, "sinf({0})"),
-    ("cos", torch.cos, "cosf({0})"),
-    ("tanh", torch.tanh, "tanhf({0})"),
-    ("sigmoid", torch.sigmoid, "1.0f / (1.0f + expf(-{0}))"),
-    ("relu", torch.relu, "fmaxf({0}, 0.0f)"),
-    ("silu", F.silu, "{0} / (1.0f + expf(-{0}))"),
+    ("erf", torch.erf, "math::erf({0})"),
+    ("sin", torch.sin, "math::sin({0})"),
+    ("cos", torch.cos, "math::cos({0})"),
+    ("tanh", torch.tanh, "math::tanh({0})"),
+    ("sigmoid", torch.sigmoid, "1.0f / (1.0f + math::exp(-{0}))"),
+    ("relu", torch.relu, "math::relu({0})"),
+    ("silu", F.silu, "{0} / (1.0f + math::exp(-{0}))"),
     ("gelu", lambda x, *, approximate: F.gelu(x, approximate=approximate),
-     "gelu_{approximate}({0})"),
+     "math::gelu_{approximate}({0})"),
     ("square", torch.square, "{0} * {0}"),
     ("copy", lambda x: x.contiguous().clone(), "{0}"),
     ("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
@@ -258,11 +258,11 @@ _BINARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
     ("sub", torch.sub, "{0} - {1}"),
     ("mul", torch.mul, "{0} * {1}"),
     ("div", torch.div, "{0} / {1}"),
-    ("pow", torch.pow, "powf({0}, {1})"),
+    ("pow", torch.pow, "math::pow({0}, {1})"),
     ("maximum", lambda a, b: a.clamp_min(b) if not isinstance(b, Tensor) else torch.maximum(a, b),
-     "fmaxf({0}, {1})"),
+     "math::max_nan({0}, {1})"),
     ("minimum", lambda a, b: a.clamp_max(b) if not isinstance(b, Tensor) else torch.minimum(a, b),
-     "fminf({0}, {1})"),
+     "math::min_nan({0}, {1})"),
     ("eq", torch.eq, "{0} == {1}"),
     ("ne", torch.ne, "{0} != {1}"),
     ("lt", torch.lt, "{0} < {1}"),

@@ -7,6 +7,14 @@
 
 namespace gtco {
 
+// Starts to bring the constants that the epilogue reads by column alone; needs no earlier kernel.
+template <int COLUMNS, class Functor>
+__device__ __forceinline__ void prefetch_columns(const Functor& functor, int thread, int col0,
+                                                 int column_count) {
+  const int col = col0 + thread * Functor::VECTOR;
+  if (thread < COLUMNS / Functor::VECTOR && col < column_count) functor.prefetch(col);
+}
+
 // Row values of a tile, one row a thread, kept in shared memory. `rows` has ROWS entries.
 template <int ROWS, int THREADS, class Functor>
 __device__ __forceinline__ void fill_row_values(const Functor& functor, typename Functor::Row* rows,

@@ -122,6 +122,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
 #pragma unroll
     for (int s = 0; s < C::STAGES - 1; ++s) copy_b(s);
   }
+  prefetch_columns<C::BLOCK_N>(functor, thread, n0, C::N);
   ptx::griddepcontrol_wait();
 #pragma unroll
   for (int s = 0; s < C::STAGES - 1; ++s) {
@@ -176,9 +177,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   constexpr int V = Functor::VECTOR;
   run_epilogue<C::BLOCK_M, C::BLOCK_N, THREADS>(
       functor, row_values, thread, 0, batch * C::M + m0, n0, (batch + 1) * C::M, C::N,
-      [&](int r, int c) {
-        return map<V>([&](int i) { return staged[r * C::STAGE_LD + c + i]; });
-      });
+      [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
 }
 
 }  // namespace gtco

@@ -2,8 +2,9 @@
 // (one producer warp, one consumer warpgroup per 64 rows of P).
 //
 // wgmma's M side is called P and its N side Q. With SWAP, P are the columns (output channels) and Q
-// the rows (tokens), so that 197 rows waste little of the tile. The K range may be split over the
-// blocks of a cluster, which add their partial tiles through distributed shared memory.
+// the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things: SPLIT
+// blocks that share a tile's K range and add their partial tiles through distributed shared memory,
+// or MULTICAST blocks that are neighbours along P and bring each other's Q tiles.
 #pragma once
 
 #include "epilogue.cuh"
@@ -12,8 +13,8 @@
 namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
-// Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, P_CONSTANT, Q_CONSTANT,
-// STAGE_LD, ROW_VALUES_AT (bytes), BARRIERS_AT (bytes).
+// Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
+// Q_CONSTANT, EARLY_TRIGGER, STAGE_LD, ROW_VALUES_AT (bytes), BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -24,6 +25,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int CONSUMERS = C::BLOCK_P / 64;
   constexpr int THREADS = CONSUMERS * 128;
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
+  static_assert(C::SPLIT == 1 || C::MULTICAST == 1, "a cluster splits K or shares Q, not both");
+  constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
   static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
   constexpr int ALL_STEPS = ceil_div(C::K, BLOCK_K);
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
@@ -38,21 +41,26 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-  const int rank = C::SPLIT > 1 ? int(blockIdx.x % C::SPLIT) : 0;
+  const int rank = blockIdx.x % (C::SPLIT * C::MULTICAST);  // in the cluster
   const int p0 = blockIdx.x / C::SPLIT * C::BLOCK_P, q0 = blockIdx.y * C::BLOCK_Q;
   const int batch = blockIdx.z;
-  const int first = rank * SPLIT_STEPS;
+  const int first = C::SPLIT > 1 ? rank * SPLIT_STEPS : 0;
   const int steps = max_of(0, min_of(SPLIT_STEPS, ALL_STEPS - first));
   const int row0 = C::SWAP ? q0 : p0, col0 = C::SWAP ? p0 : q0;
 
   if (thread == 0) {
     for (int s = 0; s < C::STAGES; ++s) {
       ptx::mbarrier_init(full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, CONSUMERS * 4);
+      ptx::mbarrier_init(empty + 8 * s, CONSUMERS * 4 * C::MULTICAST);
     }
     ptx::fence_mbarrier_init();
   }
-  __syncthreads();
+  if constexpr (C::MULTICAST > 1) {  // a peer's copies count on this block's barriers
+    ptx::barrier_cluster_arrive_relaxed();
+    ptx::barrier_cluster_wait();
+  } else {
+    __syncthreads();
+  }
   if constexpr (C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
 
   if (warp == CONSUMERS * 4) {
@@ -64,8 +72,14 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       };
       const auto copy_q = [&](int step) {
         const int s = step % C::STAGES;
-        ptx::cp_async_bulk_tensor(ring + s * (P_BYTES + Q_BYTES) + P_BYTES, q_map,
-                                  (first + step) * BLOCK_K, q0, batch, full + 8 * s);
+        const u32 to = ring + s * (P_BYTES + Q_BYTES) + P_BYTES;
+        if constexpr (C::MULTICAST > 1) {  // the blocks take turns, one step each
+          if (step % C::MULTICAST == rank)
+            ptx::cp_async_bulk_tensor_multicast(to, q_map, step * BLOCK_K, q0, batch, full + 8 * s,
+                                                (1 << C::MULTICAST) - 1);
+        } else {
+          ptx::cp_async_bulk_tensor(to, q_map, (first + step) * BLOCK_K, q0, batch, full + 8 * s);
+        }
       };
       ptx::prefetch_tensormap(p_map);
       ptx::prefetch_tensormap(q_map);
@@ -95,12 +109,16 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       __syncwarp();
       ptx::barrier_cluster_arrive();
       ptx::barrier_cluster_wait();
-      ptx::barrier_cluster_arrive();
+    }
+    if constexpr (CLUSTER) {
+      __syncwarp();
+      ptx::barrier_cluster_arrive_relaxed();
       ptx::barrier_cluster_wait();
     }
     return;
   }
 
+  prefetch_columns<TILE_COLUMNS>(functor, thread, col0, C::COLUMNS);
   ptx::griddepcontrol_wait();
   constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that this block finishes
   fill_row_values<TILE_ROWS, THREADS>(functor, row_values, thread, batch * C::ROWS + row0,
@@ -110,6 +128,13 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
 #pragma unroll
   for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] = 0.0f;
   const int group = warp / 4;
+  const auto release = [&](int s) {  // to every block whose producer fills this slot
+    if constexpr (C::MULTICAST > 1) {
+      if (lane < C::MULTICAST) ptx::mbarrier_arrive_cluster(ptx::mapa(empty + 8 * s, lane));
+    } else {
+      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+    }
+  };
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     const int s = step % C::STAGES;
@@ -124,7 +149,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     ptx::wgmma_commit_group();
     if (step > 0) {  // one group stays in flight; the one before has read its tiles
       ptx::wgmma_wait_group<1>(acc);
-      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * ((step - 1) % C::STAGES));
+      release((step - 1) % C::STAGES);
     }
   }
   ptx::wgmma_wait_group<0>(acc);
@@ -170,15 +195,15 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
             }
           return sum;
         });
-    ptx::barrier_cluster_arrive();  // nobody leaves while a peer still reads its tile
-    ptx::barrier_cluster_wait();
   } else {
     ptx::bar_sync<THREADS>(1);
     run_epilogue<TILE_ROWS, TILE_COLUMNS, THREADS>(
         functor, row_values, thread, 0, batch * C::ROWS + row0, col0, (batch + 1) * C::ROWS,
-        C::COLUMNS, [&](int r, int c) {
-          return map<V>([&](int i) { return staged[r * C::STAGE_LD + c + i]; });
-        });
+        C::COLUMNS, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
+  }
+  if constexpr (CLUSTER) {  // nobody leaves while a peer reads its tile or counts on its barriers
+    ptx::barrier_cluster_arrive_relaxed();
+    ptx::barrier_cluster_wait();
   }
 }
 #endif

@@ -58,6 +58,22 @@ __device__ __forceinline__ float ex2(float x) {  // 9.7.3.21 ex2.approx
   return r;
 }
 
+__device__ __forceinline__ float max_nan(float x, float y) {  // 9.7.3.12 max.NaN
+  float r;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
+}
+
+__device__ __forceinline__ float min_nan(float x, float y) {  // 9.7.3.11 min.NaN
+  float r;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));
+  return r;
+}
+
+__device__ __forceinline__ void prefetch_l1(const void* p) {  // 9.7.9.17 prefetch
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+}
+
 // -- shared memory ---------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
@@ -175,6 +191,13 @@ __device__ __forceinline__ void mbarrier_arrive(u32 barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives at a barrier of any block of the cluster; `barrier` comes from mapa. It publishes nothing
+// (release at cluster scope costs a fence of half a microsecond): for handing back what was read.
+__device__ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) {
+  asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
+               : "memory");
+}
+
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
                : "memory");
@@ -213,6 +236,18 @@ __device__ __forceinline__ void cp_async_bulk_tensor(u32 to_shared, const Tensor
       : "memory");
 }
 
+// The same, into the same offset of every block of the cluster named in `blocks`; each of those
+// blocks' barrier at `barrier`'s offset counts the bytes.
+__device__ __forceinline__ void cp_async_bulk_tensor_multicast(u32 to_shared, const TensorMap& map,
+                                                               int x, int y, int z, u32 barrier,
+                                                               u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to_shared),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
 // -- clusters --------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 cluster_ctarank() {
@@ -223,6 +258,11 @@ __device__ __forceinline__ u32 cluster_ctarank() {
 
 __device__ __forceinline__ void barrier_cluster_arrive() {  // 9.7.13.4 barrier.cluster
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+// Without release: for order of execution alone, not for what was written.
+__device__ __forceinline__ void barrier_cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 }
 
 __device__ __forceinline__ void barrier_cluster_wait() {

@@ -1,7 +1,7 @@
 // Short vectors in registers: loads, stores, maps, reductions over lanes.
 #pragma once
 
-#include "ptx.cuh"
+#include "math.cuh"
 
 namespace gtco {
 
@@ -84,15 +84,6 @@ __device__ __forceinline__ float lanes_max(float x) {
   for (int offset = LANES / 2; offset > 0; offset /= 2)
     x = fmaxf(x, __shfl_xor_sync(~0u, x, offset));
   return x;
-}
-
-__device__ __forceinline__ float gelu_none(float x) {
-  return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
-}
-
-__device__ __forceinline__ float gelu_tanh(float x) {
-  const float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
-  return x / (1.0f + ptx::ex2(-2.8853900817779268f * u));  // 0.5 (1 + tanh u) = sigmoid(2 u)
 }
 
 }  // namespace gtco

@@ -43,7 +43,7 @@ class GemmMma(Sketch):
     def defaults(self) -> Iterable[Schedule]:
         """Larger tiles where they fill the chip, smaller ones where they would not."""
         problem = self.problem
-        shapes = ((128, 128, 2, 2), (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 1, 2), (16, 64, 1, 2))
+        shapes = ((128, 128, 2, 2), (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 2, 2), (16, 64, 1, 4))
 
         def waste(shape: tuple[int, int, int, int]) -> float:
             m, n, *_ = shape
@@ -53,7 +53,7 @@ class GemmMma(Sketch):
 
         for m, n, warps_m, warps_n in sorted(shapes, key=waste):
             block_k = 64 if problem.k >= 64 and m * n <= 64 * 128 else 32
-            stages = 4 if block_k == 32 else 3
+            stages = 4 if m * n < 128 * 128 or block_k == 32 else 3
             yield {
                 "block_m": m,
                 "block_n": n,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -46,6 +47,7 @@ class GemmWgmma(Sketch):
             Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
             Knob("stages", (2, 3, 4, 5, 6, 8)),
             Knob("split", (1, 2, 4, 8)),
+            Knob("multicast", (1, 2, 4)),
             Knob("early_trigger", (0, 1)),
         )
 
@@ -54,49 +56,58 @@ class GemmWgmma(Sketch):
         return sorted(self._candidates(), key=self._cost)
 
     def _candidates(self) -> Iterable[Schedule]:
-        problem, budget = self.problem, self.target.smem_per_sm // 2 - 2048
-        steps = self.steps
-        seen = 0
-        for swap in (1, 0):
-            for block_p in (64, 128):
-                for block_q in _block_q(problem.rows, problem.columns):
-                    for split in (1, 2, 4, 8):
-                        if split > steps or (split > 1 and steps // split < 2):
-                            continue
-                        stage = (block_p + block_q) * 128
-                        stages = min(6, max(2, budget // stage), -(-steps // split))
-                        schedule = {
-                            "swap": swap,
-                            "block_p": block_p,
-                            "block_q": block_q,
-                            "stages": max(2, stages),
-                            "split": split,
-                            "early_trigger": 1,
-                        }
-                        try:
-                            self._check(schedule)
-                        except Illegal:
-                            continue
-                        seen += 1
-                        yield schedule
-        check(seen > 0, "no default tile fits the shared memory")
+        problem = self.problem
+        budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
+        clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (8, 1))
+        found: dict[tuple[int, ...], Schedule] = {}
+        for swap, block_p, budget, (split, multicast), early_trigger in itertools.product(
+            (1, 0), (64, 128), budgets, clusters, (0, 1)
+        ):
+            for block_q in _block_q(problem.rows, problem.columns):
+                steps = -(-self.steps // split)
+                stages = min(budget // ((block_p + block_q) * 128) - 1, steps, 12)
+                schedule = {
+                    "swap": swap,
+                    "block_p": block_p,
+                    "block_q": block_q,
+                    "stages": max(2, stages),
+                    "split": split,
+                    "multicast": multicast,
+                    "early_trigger": early_trigger,
+                }
+                try:
+                    self._check(schedule)
+                except Illegal:
+                    continue
+                found.setdefault(tuple(schedule.values()), schedule)
+        check(bool(found), "no default tile fits the shared memory")
+        return found.values()
 
     def _cost(self, schedule: Schedule) -> float:
-        """Microseconds, roughly: fill of the ring, the K loop by waves, the epilogue."""
+        """Microseconds, roughly, fitted to an H100: the K loop is bound by filling shared memory.
+
+        75 B/ns is what one multiprocessor draws from L2, 6.5 TB/s what all of them draw together,
+        0.9 us the latency that the ring has to hide.
+        """
         problem = self.problem
         p_size, q_size = self._sides(schedule)
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
-        tiles = problem.batch * -(-p_size // block_p) * -(-q_size // block_q)
-        resident = 2 if self._smem(schedule)[1] * 2 <= self.target.smem_per_sm else 1
-        blocks = tiles * split
-        sms = self.target.sm_count
-        waves = -(-blocks // (sms * resident))
+        blocks = problem.batch * -(-p_size // block_p) * -(-q_size // block_q) * split
+        per_sm = -(-blocks // self.target.sm_count)
+        resident = max(1, self.target.smem_per_sm // (self._smem(schedule)[1] + 1024))
+        waves = -(-per_sm // resident)
+        together = min(per_sm, resident)
         steps = -(-self.steps // split)
-        fill_us = (block_p + block_q) * 128 / (self.target.l2_gbps * 1e3 / sms)
-        mma_us = max(block_p / 64, 1) * max(block_q, 32) / 8 * 4 * 4 / 1755.0 / 2
-        per_step = max(fill_us, mma_us) * (min(blocks, sms * resident) / sms if blocks > sms else 1)
-        epilogue = block_p * block_q * 4.5e-5 / split + (0.5 if split > 1 else 0.0)
-        return 1.2 + waves * (steps * per_step + epilogue)
+        filled = (block_p + block_q) * 128
+        from_l2 = (block_p + block_q / schedule["multicast"]) * 128
+        step_us = max(
+            together * filled / 75e3,
+            min(blocks, together * self.target.sm_count) * from_l2 / 6.5e6,
+            0.9 / schedule["stages"],
+            together * block_p / 64 * max(block_q, 64) * 64 * 64 * 2 / 6.5e6,
+        )
+        epilogue_us = together * (0.6 + block_q * 0.004 * block_p / 64) + 0.8 * (split > 1)
+        return 1.6 + 0.3 * (resident == 1) + waves * (steps * step_us + epilogue_us)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
@@ -125,6 +136,10 @@ class GemmWgmma(Sketch):
         )
         check(split == 1 or vector % 4 == 0, "split-K needs vectors of four columns")
         steps = self.steps
+        multicast = schedule["multicast"]
+        check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
+        p_tiles = -(-self._sides(schedule)[0] // block_p)
+        check(p_tiles % multicast == 0, f"{p_tiles} tiles along P are not shared by {multicast}")
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
         rows = block_q if schedule["swap"] else block_p
         check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
@@ -164,7 +179,8 @@ struct Config {{
   using Element = {C_TYPES[problem.dtype]};
   static constexpr int ROWS = {problem.rows}, COLUMNS = {problem.columns}, K = {problem.k};
   static constexpr bool SWAP = {str(bool(swap)).lower()};
-  static constexpr int BLOCK_P = {block_p}, BLOCK_Q = {block_q}, STAGES = {stages}, SPLIT = {split};
+  static constexpr int BLOCK_P = {block_p}, BLOCK_Q = {block_q}, STAGES = {stages};
+  static constexpr int SPLIT = {split}, MULTICAST = {schedule["multicast"]};
   static constexpr bool P_CONSTANT = {str(p.constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
   static constexpr bool EARLY_TRIGGER = {str(bool(schedule["early_trigger"])).lower()};
@@ -193,7 +209,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             block_p * 2 + 32,
             smem,
             (*maps, *(argument for _, argument in region.parameters.values())),
-            (split, 1, 1),
+            (split * schedule["multicast"], 1, 1),
         )
 
 

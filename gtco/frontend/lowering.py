@@ -214,6 +214,31 @@ def _where(ctx: Context, condition: Value, a: Value, b: Value) -> Value:
     return ctx.add("where", condition, a, b)
 
 
+@_lowers(aten.leaky_relu.default)
+def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
+    return ctx.add("where", ctx.add("gt", x, other=0), x, ctx.add("mul", x, other=slope))
+
+
+def _on_bools(op: str) -> Lowering:
+    """Of two booleans the smaller is their "and" and the larger their "or"."""
+
+    def lowering(ctx: Context, a: Value | Scalar, b: Value | Scalar) -> Value | None:
+        if any(not isinstance(x, Value) or ctx.dtype(x) != torch.bool for x in (a, b)):
+            return None
+        return _apply(ctx, op, a, b)
+
+    return lowering
+
+
+_lowers(aten.bitwise_and.Tensor, aten.logical_and.default)(_on_bools("minimum"))
+_lowers(aten.bitwise_or.Tensor, aten.logical_or.default)(_on_bools("maximum"))
+
+
+@_lowers(aten.bitwise_not.default, aten.logical_not.default)
+def _not(ctx: Context, x: Value) -> Value | None:
+    return ctx.add("eq", x, other=False) if ctx.dtype(x) == torch.bool else None
+
+
 # -- casts and copies ----------------------------------------------------------------------------
 
 
@@ -450,6 +475,14 @@ def _mean(
     return ctx.add("mean", x, dims=_all_dims(dims, ctx.rank(x)), keepdim=keepdim)
 
 
+@_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
+def _global_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
+    if any(n != 1 for n in size):
+        return None
+    rank = ctx.rank(x)
+    return ctx.add("mean", x, dims=tuple(range(rank - len(size), rank)), keepdim=True)
+
+
 @_lowers(aten.mean.default)
 def _mean_all(ctx: Context, x: Value, *, dtype: torch.dtype | None = None) -> Value:
     return _mean(ctx, x, None, dtype=dtype)  # type: ignore[return-value]
@@ -497,6 +530,25 @@ def _var(
     if bias:
         var = ctx.add("mul", var, other=count / (count - bias) if count > bias else math.inf)
     return ctx.cast(var, ctx.dtype(x))
+
+
+@_lowers(aten.linalg_vector_norm.default)
+def _norm(
+    ctx: Context,
+    x: Value,
+    ord: Scalar = 2,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value | None:
+    """The Euclidean norm, summed in at least f32, as torch does it."""
+    if ord != 2:
+        return None
+    wide = ctx.cast(x, torch.promote_types(dtype or ctx.dtype(x), torch.float32))
+    total = ctx.add("sum", ctx.add("square", wide), dims=_all_dims(dims, ctx.rank(x)),
+                    keepdim=keepdim)  # fmt: skip
+    return ctx.cast(ctx.add("sqrt", total), dtype or ctx.dtype(x))
 
 
 @_lowers(aten.softmax.int)
@@ -659,6 +711,8 @@ KEPT_AS_ATEN: tuple[OpOverload, ...] = (
     aten.upsample_bilinear2d.vec,
     aten.upsample_bicubic2d.vec,
     aten.upsample_nearest2d.vec,
+    aten.max_pool2d.default,
+    aten.avg_pool2d.default,
     aten.batch_norm.default,  # functionalisation turns it into the no-training form
 )
 """Overloads without a lowering that one library kernel does better than their decomposition."""

@@ -1,0 +1,330 @@
+// softmax(q k^T scale + mask) v per head in one pass over the keys (FlashAttention-2, Dao 2023), on
+// mma.sync m16n8k16 with an online softmax in fp32.
+//
+// A block owns BLOCK_Q queries of one head. WARPS_K warps share each 16 queries: every one takes
+// its part of each tile of keys, and the parts are merged at the end. K and V tiles arrive by
+// cp.async in a ring of STAGES tiles; 16-byte chunks lie so that ldmatrix meets no bank twice.
+//
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, STAGES, CAUSAL, SCALE, SHARES_AT,
+// ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: PRESENT and, if so,
+// `at(head, query, key)`; bool elements choose keys, others are added to the scores.
+#pragma once
+
+#include "epilogue.cuh"
+
+namespace gtco {
+
+struct NoMask {
+  static constexpr bool PRESENT = false;
+};
+
+// How rows of WIDTH elements lie in shared memory, in chunks of 8 elements.
+template <int WIDTH>
+struct ChunkedRows {
+  static_assert(WIDTH % 16 == 0, "mma takes 16 at a time");
+  static constexpr int CHUNKS = WIDTH / 8;
+  static constexpr bool POWER_OF_TWO = (CHUNKS & (CHUNKS - 1)) == 0;
+  // Eight neighbouring rows meet eight different 16-byte banks: by XOR where chunks fill whole
+  // lines, by an odd pitch where they do not.
+  static constexpr int PITCH = POWER_OF_TWO ? CHUNKS : CHUNKS + 1;
+  static constexpr int SHIFT = CHUNKS >= 8 ? 0 : (CHUNKS == 4 ? 1 : 2);
+
+  // Elements from the tile's start to (row, 8 * chunk).
+  __device__ __forceinline__ static int offset(int row, int chunk) {
+    if constexpr (POWER_OF_TWO) chunk ^= (row >> SHIFT) & min_of(CHUNKS - 1, 7);
+    return (row * PITCH + chunk) * 8;
+  }
+};
+
+// Starts the copy of rows [row0, row0 + ROWS) of `operand`; zeros beyond row_count and COLUMNS.
+template <int ROWS, int COLUMNS, int THREADS, class Layout, class Element, class Operand>
+__device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand, int head, int row0,
+                                          int row_count, int thread) {
+  constexpr int ITEMS = ROWS * Layout::CHUNKS;
+#pragma unroll 4
+  for (int step = 0; step < ceil_div(ITEMS, THREADS); ++step) {
+    const int item = thread + step * THREADS;
+    if (ITEMS % THREADS != 0 && item >= ITEMS) break;
+    const int r = item / Layout::CHUNKS, chunk = item % Layout::CHUNKS;
+    const bool valid =
+        row0 + r < row_count && (Layout::CHUNKS * 8 == COLUMNS || chunk * 8 < COLUMNS);
+    const Element* from = valid ? operand.at(head, row0 + r, chunk * 8) : operand.base;
+    ptx::cp_async<16>(ptx::shared_address(tile + Layout::offset(r, chunk)), from, valid);
+  }
+}
+
+// One warp's state: 16 queries, of which lane l holds rows l / 4 and l / 4 + 8.
+template <class C, bool MASKED>
+struct AttentionWarp {
+  using Element = typename C::Element;
+  static constexpr int D16 = ceil_div(C::D, 16), DV16 = ceil_div(C::DV, 16);
+  static constexpr int KEYS = C::BLOCK_K / C::WARPS_K;  // of a tile, that this warp takes
+  using KeyRows = ChunkedRows<D16 * 16>;
+  using ValueRows = ChunkedRows<DV16 * 16>;
+  static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
+  static constexpr float LOG2E = 1.4426950408889634f;
+  // Without a mask the scores stay as they are, and exp2(UNIT * (score - top)) scales them on the
+  // way; a mask adds to scaled scores. (A negative scale would turn the largest to the smallest.)
+  static constexpr bool SCALED_EARLY = MASKED || C::SCALE <= 0.0f;
+  static constexpr float UNIT = SCALED_EARLY ? 1.0f : C::SCALE * LOG2E;
+
+  u32 q[D16][4];                    // (16, D) as A fragments
+  float out[DV16 * 2][4] = {};      // (16, DV), not yet divided by `total`
+  float top[2], total[2] = {0, 0};  // per row: largest score so far (base 2), sum of this lane's
+  int lane;
+
+  __device__ __forceinline__ void load_queries(const Element* tile, int row) {
+#pragma unroll
+    for (int k = 0; k < D16; ++k) {
+      const int chunk = k * 2 + lane / 16;
+      ptx::ldmatrix_x4(q[k], ptx::shared_address(tile + KeyRows::offset(row + lane % 16, chunk)));
+    }
+    top[0] = top[1] = -math::infinity();
+  }
+
+  // scores = q k^T for this warp's keys of the tile, from row `key` on.
+  __device__ __forceinline__ void multiply_keys(float (&scores)[KEYS / 8][4], const Element* tile,
+                                                int key) const {
+    const int row = key + lane / 16 * 8 + lane % 8;
+#pragma unroll
+    for (int k = 0; k < D16; ++k) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; ++n) {
+        u32 b[4];  // (16 keys, 16): keys 0-7 k 0-7, keys 0-7 k 8-15, keys 8-15 k 0-7, ...
+        const int chunk = k * 2 + lane / 8 % 2;
+        ptx::ldmatrix_x4(b, ptx::shared_address(tile + KeyRows::offset(row + n * 16, chunk)));
+        ptx::mma_m16n8k16<Element>(scores[n * 2], q[k], b[0], b[1]);
+        ptx::mma_m16n8k16<Element>(scores[n * 2 + 1], q[k], b[2], b[3]);
+      }
+    }
+  }
+
+  // Takes away what the mask, the diagonal or the last key forbids, and adds an additive mask.
+  // Element j of a fragment is query j / 2 * 8 + lane / 4, key lane % 4 * 2 + j % 2.
+  template <class Mask>
+  __device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4], const Mask& mask,
+                                              int head, int query0, int key0) const {
+    const bool whole = key0 + KEYS <= C::LK && (!C::CAUSAL || key0 + KEYS - 1 <= query0) && !MASKED;
+    if constexpr (SCALED_EARLY) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) scores[n][j] *= C::SCALE * LOG2E;
+      }
+    }
+    if (whole) return;
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int query = query0 + lane / 4 + j / 2 * 8;
+        const int key = key0 + n * 8 + lane % 4 * 2 + j % 2;
+        const bool allowed = key < C::LK && (!C::CAUSAL || key <= query);
+        if constexpr (MASKED) {
+          if (allowed && query < C::LQ)
+            add_mask(scores[n][j], to_compute(*mask.at(head, query, key)));
+        }
+        if (!allowed) scores[n][j] = -math::infinity();
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void add_mask(float& score, bool chosen) {
+    if (!chosen) score = -math::infinity();
+  }
+
+  // A finite mask keeps a row alive, also where its conversion to base 2 would overflow.
+  __device__ __forceinline__ static void add_mask(float& score, float bias) {
+    const float term = fmaxf(bias * LOG2E, -3.402823466e38f);
+    score = bias == -math::infinity() ? -math::infinity() : fmaxf(score + term, -3.402823466e38f);
+  }
+
+  // Online softmax: scores become weights relative to the new largest score of each row.
+  __device__ __forceinline__ void rescale(float (&scores)[KEYS / 8][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float best = top[half];
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+        best = fmaxf(best, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
+      best = lanes_max<4>(best);
+      // A row without a key so far: its weights are zeros, not exp(-inf + inf).
+      const float base = best == -math::infinity() ? 0.0f : best;
+      const float shrink = ptx::ex2((top[half] - base) * UNIT);
+      top[half] = best;
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+        for (int j = half * 2; j < half * 2 + 2; ++j) {
+          scores[n][j] = ptx::ex2(fmaf(scores[n][j], UNIT, -base * UNIT));
+          sum += scores[n][j];
+        }
+      }
+      total[half] = total[half] * shrink + sum;
+#pragma unroll
+      for (int n = 0; n < DV16 * 2; ++n) {
+        out[n][half * 2] *= shrink;
+        out[n][half * 2 + 1] *= shrink;
+      }
+    }
+  }
+
+  // out += weights v; two neighbouring accumulator fragments are one A fragment.
+  __device__ __forceinline__ void multiply_values(const float (&weights)[KEYS / 8][4],
+                                                  const Element* tile, int key) {
+    const int row = key + lane / 8 % 2 * 8 + lane % 8;
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k) {
+      u32 a[4];
+      a[0] = ptx::cvt_pack<Element>(weights[k * 2][0], weights[k * 2][1]);
+      a[1] = ptx::cvt_pack<Element>(weights[k * 2][2], weights[k * 2][3]);
+      a[2] = ptx::cvt_pack<Element>(weights[k * 2 + 1][0], weights[k * 2 + 1][1]);
+      a[3] = ptx::cvt_pack<Element>(weights[k * 2 + 1][2], weights[k * 2 + 1][3]);
+#pragma unroll
+      for (int n = 0; n < DV16; ++n) {
+        u32 b[4];  // (16 keys, 16 columns): keys 0-7 columns 0-7, keys 8-15 columns 0-7, ...
+        const int chunk = n * 2 + lane / 16;
+        ptx::ldmatrix_x4_trans(b,
+                               ptx::shared_address(tile + ValueRows::offset(row + k * 16, chunk)));
+        ptx::mma_m16n8k16<Element>(out[n * 2], a, b[0], b[1]);
+        ptx::mma_m16n8k16<Element>(out[n * 2 + 1], a, b[2], b[3]);
+      }
+    }
+  }
+};
+
+template <class C, class Q, class K, class V, class Mask, class Functor>
+__device__ __forceinline__ void attention(const Q& queries, const K& keys, const V& values,
+                                          const Mask& mask, const Functor& functor) {
+  using Warp = AttentionWarp<C, Mask::PRESENT>;
+  using Element = typename C::Element;
+  using KeyRows = typename Warp::KeyRows;
+  using ValueRows = typename Warp::ValueRows;
+  static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
+  static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
+  static_assert(C::D % 8 == 0 && C::DV % 8 == 0, "copies take 16 bytes");
+  constexpr int THREADS = C::BLOCK_Q / 16 * C::WARPS_K * 32;
+  constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * 8;
+  constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * 8;
+  constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
+  constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
+
+  extern __shared__ __align__(1024) unsigned char smem[];
+  Element* q_tile = reinterpret_cast<Element*>(smem);  // (BLOCK_Q, D)
+  Element* k_ring = q_tile + Q_TILE;                   // (STAGES, BLOCK_K, D)
+  Element* v_ring = k_ring + C::STAGES * K_TILE;       // (STAGES, BLOCK_K, DV)
+  // After the loop, over the ring: each part's output, and its share of the whole.
+  float* staged = reinterpret_cast<float*>(smem);                 // (WARPS_K, BLOCK_Q, STAGE_LD)
+  float* shares = reinterpret_cast<float*>(smem + C::SHARES_AT);  // (WARPS_K, BLOCK_Q)
+  float* tops = shares + C::WARPS_K * C::BLOCK_Q;                 // (WARPS_K, BLOCK_Q)
+  auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
+
+  const int thread = threadIdx.x, warp = thread / 32;
+  const int part = warp % C::WARPS_K, row = warp / C::WARPS_K * 16;
+  const int head = blockIdx.y, query0 = blockIdx.x * C::BLOCK_Q;
+  const int key_count = C::CAUSAL ? min_of(C::LK, query0 + C::BLOCK_Q) : C::LK;
+  const int tiles = ceil_div(key_count, C::BLOCK_K);
+
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+
+  // Two groups of copies a tile, keys and then values; empty ones past the last tile.
+  const auto copy_tile = [&](int tile) {
+    const int slot = tile % C::STAGES;
+    if (tile < tiles)
+      copy_rows<C::BLOCK_K, C::D, THREADS, KeyRows>(k_ring + slot * K_TILE, keys, head,
+                                                    tile * C::BLOCK_K, C::LK, thread);
+    ptx::cp_async_commit();
+    if (tile < tiles)
+      copy_rows<C::BLOCK_K, C::DV, THREADS, ValueRows>(v_ring + slot * V_TILE, values, head,
+                                                       tile * C::BLOCK_K, C::LK, thread);
+    ptx::cp_async_commit();
+  };
+  copy_rows<C::BLOCK_Q, C::D, THREADS, KeyRows>(q_tile, queries, head, query0, C::LQ, thread);
+  constexpr int AHEAD = max_of(1, C::STAGES - 1);
+#pragma unroll
+  for (int tile = 0; tile < AHEAD; ++tile) copy_tile(tile);  // the first group has the queries too
+  fill_row_values<C::BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
+                                       (head + 1) * C::LQ);
+
+  Warp state;
+  state.lane = thread % 32;
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int slot = tile % C::STAGES;
+    const int key = part * Warp::KEYS;
+    ptx::cp_async_wait<2 * AHEAD - 1>();
+    __syncthreads();  // this tile's keys are there, and the tile before is used up
+    if (tile == 0) state.load_queries(q_tile, row);
+    if constexpr (C::STAGES > 1) copy_tile(tile + AHEAD);
+    const int key0 = tile * C::BLOCK_K + key;
+    const bool any = key0 < key_count;     // the last tile may hold no key for this warp
+    float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
+    if (any) {
+      state.multiply_keys(scores, k_ring + slot * K_TILE, key);
+      state.mask_scores(scores, mask, head, query0 + row, key0);
+      state.rescale(scores);
+    }
+    ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();
+    __syncthreads();  // this tile's values are there
+    if (any) state.multiply_values(scores, v_ring + slot * V_TILE, key);
+    if constexpr (C::STAGES == 1) {
+      __syncthreads();
+      copy_tile(tile + 1);
+    }
+  }
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // the ring becomes the staging buffer
+
+  const int lane = state.lane;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + lane / 4 + half * 8;
+    float* to = staged + (part * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < Warp::DV16 * 2; ++n)
+      store<2>(to + n * 8, Vec<float, 2>{{state.out[n][half * 2], state.out[n][half * 2 + 1]}});
+    const float total = lanes_sum<4>(state.total[half]);
+    if (lane % 4 == 0) {
+      shares[part * C::BLOCK_Q + r] = total;
+      tops[part * C::BLOCK_Q + r] = state.top[half];
+    }
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int r = thread; r < C::BLOCK_Q; r += THREADS) {
+    float best = tops[r];
+#pragma unroll
+    for (int p = 1; p < C::WARPS_K; ++p) best = fmaxf(best, tops[p * C::BLOCK_Q + r]);
+    const float base = best == -math::infinity() ? 0.0f : best;
+    float weights[C::WARPS_K], total = 0.0f;
+#pragma unroll
+    for (int p = 0; p < C::WARPS_K; ++p) {
+      weights[p] = ptx::ex2((tops[p * C::BLOCK_Q + r] - base) * Warp::UNIT);
+      total += shares[p * C::BLOCK_Q + r] * weights[p];
+    }
+    // A query that may see no key gets zeros, as in torch.
+    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+#pragma unroll
+    for (int p = 0; p < C::WARPS_K; ++p) shares[p * C::BLOCK_Q + r] = weights[p] * inverse;
+  }
+  __syncthreads();
+
+  constexpr int VECTOR = Functor::VECTOR;
+  run_epilogue<C::BLOCK_Q, C::DV, THREADS>(
+      functor, row_values, thread, 0, head * C::LQ + query0, 0, (head + 1) * C::LQ, C::DV,
+      [&](int r, int c) {
+        Vec<float, VECTOR> sum{};
+#pragma unroll
+        for (int p = 0; p < C::WARPS_K; ++p) {
+          const auto part_out = load<VECTOR>(staged + (p * C::BLOCK_Q + r) * STAGE_LD + c);
+          const float share = shares[p * C::BLOCK_Q + r];
+#pragma unroll
+          for (int i = 0; i < VECTOR; ++i) sum[i] += part_out[i] * share;
+        }
+        return sum;
+      });
+}
+
+}  // namespace gtco

@@ -1,0 +1,80 @@
+// Scalar functions of the pointwise ops, one overload a compute type, with torch's meaning of NaN.
+#pragma once
+
+#include "ptx.cuh"
+
+namespace gtco::math {
+
+__device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
+
+__device__ __forceinline__ float exp(float x) { return expf(x); }
+__device__ __forceinline__ double exp(double x) { return ::exp(x); }
+__device__ __forceinline__ float log(float x) { return logf(x); }
+__device__ __forceinline__ double log(double x) { return ::log(x); }
+__device__ __forceinline__ float sqrt(float x) { return sqrtf(x); }
+__device__ __forceinline__ double sqrt(double x) { return ::sqrt(x); }
+__device__ __forceinline__ float rsqrt(float x) { return rsqrtf(x); }
+__device__ __forceinline__ double rsqrt(double x) { return ::rsqrt(x); }
+__device__ __forceinline__ float erf(float x) { return erff(x); }
+__device__ __forceinline__ double erf(double x) { return ::erf(x); }
+__device__ __forceinline__ float sin(float x) { return sinf(x); }
+__device__ __forceinline__ double sin(double x) { return ::sin(x); }
+__device__ __forceinline__ float cos(float x) { return cosf(x); }
+__device__ __forceinline__ double cos(double x) { return ::cos(x); }
+__device__ __forceinline__ float tanh(float x) { return tanhf(x); }
+__device__ __forceinline__ double tanh(double x) { return ::tanh(x); }
+
+__device__ __forceinline__ float abs(float x) { return fabsf(x); }
+__device__ __forceinline__ double abs(double x) { return fabs(x); }
+template <class T>
+__device__ __forceinline__ T abs(T x) {
+  return x < T(0) ? T(-x) : x;
+}
+
+__device__ __forceinline__ float pow(float x, float y) { return powf(x, y); }
+__device__ __forceinline__ double pow(double x, double y) { return ::pow(x, y); }
+// Integers wrap around; a negative exponent gives what torch gives: 1, -1 or 0.
+template <class T>
+__device__ __forceinline__ T pow(T x, T y) {
+  if (y < T(0)) return x == T(1) ? T(1) : (x == T(-1) ? T((y & 1) ? -1 : 1) : T(0));
+  T result = T(1);
+#pragma unroll 1
+  for (T left = y; left > T(0); left = T(left >> 1)) {
+    if (left & 1) result = T(result * x);
+    x = T(x * x);
+  }
+  return result;
+}
+
+// The larger and the smaller of two; NaN if either is NaN (fmaxf would drop it).
+__device__ __forceinline__ float max_nan(float x, float y) { return ptx::max_nan(x, y); }
+__device__ __forceinline__ float min_nan(float x, float y) { return ptx::min_nan(x, y); }
+template <class T>
+__device__ __forceinline__ T max_nan(T x, T y) {
+  return x != x || x > y ? x : y;
+}
+template <class T>
+__device__ __forceinline__ T min_nan(T x, T y) {
+  return x != x || x < y ? x : y;
+}
+template <class T>
+__device__ __forceinline__ T relu(T x) {
+  return max_nan(x, T(0));
+}
+
+__device__ __forceinline__ float gelu_none(float x) {
+  return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+}
+__device__ __forceinline__ double gelu_none(double x) {
+  return 0.5 * x * (1.0 + ::erf(x * 0.70710678118654752));
+}
+
+__device__ __forceinline__ float gelu_tanh(float x) {
+  const float u = 0.79788456080286536f * (x + 0.044715f * x * x * x);
+  return x / (1.0f + ptx::ex2(-2.8853900817779268f * u));  // 0.5 (1 + tanh u) = sigmoid(2 u)
+}
+__device__ __forceinline__ double gelu_tanh(double x) {
+  return x / (1.0 + ::exp(-1.5957691216057308 * (x + 0.044715 * x * x * x)));
+}
+
+}  // namespace gtco::math

@@ -1,0 +1,194 @@
+// Kernels that reduce whole rows: a row lives in the registers of LANES x WARPS_PER_ROW threads, in
+// the compute type, and the group's body reduces it any number of times, one line a node.
+//
+// Config: ROWS, COLUMNS, V, LANES (threads of a warp that share a row), WARPS_PER_ROW, ROW_WARPS
+// (how many such sets of warps a block has), ROWS_FIRST (neighbouring lanes hold neighbouring rows
+// instead of neighbouring columns: for rows that are contiguous in memory where columns are not).
+#pragma once
+
+#include "elementwise.cuh"
+
+namespace gtco {
+
+template <class T>
+__device__ __forceinline__ T lowest() {
+  if constexpr (is_same<T, float> || is_same<T, double>) {
+    return -math::infinity();
+  } else if constexpr (T(-1) > T(0)) {  // unsigned or bool
+    return T(0);
+  } else {
+    return static_cast<T>(1ull << (8 * sizeof(T) - 1));
+  }
+}
+
+template <class T>
+__device__ __forceinline__ T shuffle_xor(T x, int offset) {
+  if constexpr (sizeof(T) < 4) {
+    return static_cast<T>(__shfl_xor_sync(~0u, static_cast<int>(x), offset));
+  } else {
+    return __shfl_xor_sync(~0u, x, offset);
+  }
+}
+
+// A thread's N elements of one row of the iteration space (ROWS, COLUMNS).
+template <class C>
+class RowTile {
+ public:
+  static constexpr int V = C::V;
+  static constexpr int PARTS = C::LANES * C::WARPS_PER_ROW;  // threads of a row
+  static constexpr int STEPS = ceil_div(C::COLUMNS, PARTS* V);
+  static constexpr int N = STEPS * V;
+  static constexpr int WARP_ROWS = 32 / C::LANES;
+  static constexpr int BLOCK_ROWS = C::ROW_WARPS * WARP_ROWS;
+  static constexpr int SMEM_BYTES =
+      C::WARPS_PER_ROW == 1 ? 0 : 2 * 8 * C::WARPS_PER_ROW * BLOCK_ROWS;
+  static_assert(C::LANES >= 1 && 32 % C::LANES == 0, "the lanes of a row divide a warp");
+
+  __device__ __forceinline__ explicit RowTile(unsigned char* smem) : smem_(smem) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int warp_row = C::ROWS_FIRST ? lane % WARP_ROWS : lane / C::LANES;
+    const int warp_part = C::ROWS_FIRST ? lane / WARP_ROWS : lane % C::LANES;
+    block_row_ = warp / C::WARPS_PER_ROW * WARP_ROWS + warp_row;
+    row_warp_ = warp % C::WARPS_PER_ROW;
+    part_ = row_warp_ * C::LANES + warp_part;
+  }
+
+  __device__ __forceinline__ int row() const { return blockIdx.x * BLOCK_ROWS + block_row_; }
+  __device__ __forceinline__ bool active() const { return row() < C::ROWS; }
+  // The one thread of a row that stores its row values.
+  __device__ __forceinline__ bool leads() const { return part_ == 0 && active(); }
+
+  // f(row, col, active) for each vector; f gives a Vec<T, V>, zeros where not active.
+  template <class F>
+  __device__ __forceinline__ Vec<loaded_t<F>, N> vectors(F f) const {
+    Vec<loaded_t<F>, N> r;  // (STEPS, V)
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const auto part = f(row(), col(s), active(s));
+#pragma unroll
+      for (int i = 0; i < V; ++i) r[s * V + i] = part[i];
+    }
+    return r;
+  }
+
+  // f(row, col, active, vector) for each vector of `values`.
+  template <class T, class F>
+  __device__ __forceinline__ void store(const Vec<T, N>& values, F f) const {
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s)
+      f(row(), col(s), active(s), map<V>([&](int i) { return values[s * V + i]; }));
+  }
+
+  template <class T>
+  __device__ __forceinline__ T sum(const Vec<T, N>& x) {
+    T r = T(0);
+#pragma unroll
+    for (int i = 0; i < N; ++i) r += inside(i) ? x[i] : T(0);
+    return across(r, [](T a, T b) { return a + b; });
+  }
+
+  template <class T>
+  __device__ __forceinline__ T mean(const Vec<T, N>& x) {
+    return sum(x) / T(C::COLUMNS);
+  }
+
+  template <class T>
+  __device__ __forceinline__ T amax(const Vec<T, N>& x) {
+    T r = lowest<T>();
+#pragma unroll
+    for (int i = 0; i < N; ++i) r = inside(i) ? math::max_nan(r, x[i]) : r;
+    return across(r, [](T a, T b) { return math::max_nan(a, b); });
+  }
+
+  template <class T>
+  __device__ __forceinline__ Vec<T, N> softmax(const Vec<T, N>& x) {
+    const T top = amax(x);
+    const auto powers = map<N>([&](int i) { return math::exp(x[i] - top); });
+    const T scale = T(1) / sum(powers);
+    return map<N>([&](int i) { return powers[i] * scale; });
+  }
+
+  // (x - mean) / sqrt(var + eps): the mean first, then the spread around it.
+  template <class T>
+  __device__ __forceinline__ Vec<T, N> normalize(const Vec<T, N>& x, T eps) {
+    const T centre = mean(x);
+    const auto apart = map<N>([&](int i) { return x[i] - centre; });
+    const T m2 = sum(map<N>([&](int i) { return apart[i] * apart[i]; }));
+    const T rstd = math::rsqrt(m2 / T(C::COLUMNS) + eps);
+    return map<N>([&](int i) { return apart[i] * rstd; });
+  }
+
+  // Statistics per chunk of 64 columns of what is stored as Ts; f32[ROWS, chunks, 2].
+  template <class Stored, class T>
+  __device__ __forceinline__ void store_row_stats(float* stats, const Vec<T, N>& x) const {
+    static_assert(!C::ROWS_FIRST && V >= 2, "neighbouring lanes hold a chunk");
+    static_assert(C::LANES * V >= STATS_CHUNK, "a chunk lies in one warp and one step");
+    constexpr int CHUNK_LANES = STATS_CHUNK / V, CHUNKS = ceil_div(C::COLUMNS, STATS_CHUNK);
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      const int chunk = col(s) / STATS_CHUNK;
+      const int count = min_of(STATS_CHUNK, C::COLUMNS - chunk * STATS_CHUNK);
+      const auto values = map<V>([&](int i) { return float(round_to<Stored>(x[s * V + i])); });
+      float total = 0.0f;
+#pragma unroll
+      for (int i = 0; i < V; ++i) total += inside(s * V + i) ? values[i] : 0.0f;
+      const float mean = lanes_sum<CHUNK_LANES>(total) / count;
+      float m2 = 0.0f;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        const float apart = values[i] - mean;
+        m2 += inside(s * V + i) ? apart * apart : 0.0f;
+      }
+      m2 = lanes_sum<CHUNK_LANES>(m2);
+      if (active(s) && col(s) % STATS_CHUNK == 0)
+        gtco::store<2>(stats + (row() * CHUNKS + chunk) * 2, Vec<float, 2>{{mean, m2}});
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int col(int s) const { return (s * PARTS + part_) * V; }
+  __device__ __forceinline__ bool active(int s) const {
+    return active() && (C::COLUMNS % (PARTS * V) == 0 || col(s) < C::COLUMNS);
+  }
+  // Whether element i of this thread lies within the row.
+  __device__ __forceinline__ bool inside(int i) const {
+    return C::COLUMNS % (PARTS * V) == 0 || col(i / V) + i % V < C::COLUMNS;
+  }
+
+  // Combines `x` of all threads of a row; each gets the same bits.
+  template <class T, class F>
+  __device__ __forceinline__ T across(T x, F combine) {
+    constexpr int STRIDE = C::ROWS_FIRST ? WARP_ROWS : 1;
+#pragma unroll
+    for (int offset = C::LANES / 2; offset > 0; offset /= 2)
+      x = combine(x, shuffle_xor(x, offset * STRIDE));
+    if constexpr (C::WARPS_PER_ROW > 1) {
+      static_assert(sizeof(T) <= 8, "a slot has 8 bytes");
+      // Two sets of slots in turn: a slot is written again only after a later barrier.
+      T* slots =
+          reinterpret_cast<T*>(smem_ + turn_ * (SMEM_BYTES / 2));  // (WARPS_PER_ROW, BLOCK_ROWS)
+      turn_ ^= 1;
+      if (part_ % C::LANES == 0) slots[row_warp_ * BLOCK_ROWS + block_row_] = x;
+      __syncthreads();
+      x = slots[block_row_];
+#pragma unroll
+      for (int w = 1; w < C::WARPS_PER_ROW; ++w) x = combine(x, slots[w * BLOCK_ROWS + block_row_]);
+    }
+    return x;
+  }
+
+  unsigned char* smem_;
+  int turn_ = 0;
+  int block_row_, row_warp_, part_;
+};
+
+template <class C, class Body>
+__device__ __forceinline__ void rowwise(const Body& body) {
+  extern __shared__ __align__(1024) unsigned char smem[];
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  RowTile<C> tile(smem);
+  body(tile);
+}
+
+}  // namespace gtco

@@ -1,0 +1,223 @@
+"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async`: 16-bit types."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.graph import Group
+from gtco.target import Target
+from gtco.views import Layout, NotAView, resolve
+
+MAX_HEAD = 128
+"""Widest head: wider ones leave no registers for the scores."""
+
+
+@dataclass(frozen=True)
+class Heads:
+    """An operand as (head, row, column), heads counted over all batch dimensions."""
+
+    base: str
+    layout: Layout
+
+
+class Attention(Sketch):
+    """Block -> 16 queries a warp -> m16n8k16; keys may be split over warps; a cp.async ring."""
+
+    name: ClassVar[str] = "attention"
+    family: ClassVar[str] = "attention"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        anchors = [node for node in group.nodes if node.op == "attention"]
+        check(len(anchors) == 1, f"an attention kernel has one attention, not {len(anchors)}")
+        (self.anchor,) = anchors
+        specs = [group.graph.specs[name] for name in self.anchor.inputs]
+        self.dtype = specs[0].dtype
+        check(self.dtype in (torch.float16, torch.bfloat16), f"m16n8k16 takes no {self.dtype}")
+        check(len({spec.dtype for spec in specs[:3]}) == 1, "q, k and v have different dtypes")
+        out = self.anchor.outputs[0].sizes
+        check(len(out) >= 2 and math.prod(out) > 0, "attention of vectors or of nothing")
+        self.queries, self.keys = out[-2], specs[1].sizes[-2]
+        self.width, self.value_width = specs[0].sizes[-1], out[-1]
+        self.heads = math.prod(out[:-2])
+        check(self.keys > 0, "attention over no keys")
+        check(self.heads <= 65535, f"{self.heads} heads, a grid has at most 65535")
+        for width in (self.width, self.value_width):
+            check(width % 8 == 0, f"a head of {width} elements is no multiple of 16 bytes")
+            check(width <= MAX_HEAD, f"a head of {width} elements, at most {MAX_HEAD}")
+        lead = out[:-2]
+        self.q = self._operand(0, (*lead, self.queries, self.width))
+        self.k = self._operand(1, (*lead, self.keys, self.width))
+        self.v = self._operand(2, (*lead, self.keys, self.value_width))
+        self.mask: Heads | None = None
+        if len(self.anchor.inputs) > 3:
+            kinds = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
+            check(specs[3].dtype in kinds, f"a mask of {specs[3].dtype}")
+            self.mask = self._operand(3, (*lead, self.queries, self.keys))
+        self._epilogue()
+
+    def _operand(self, slot: int, shape: tuple[int, ...]) -> Heads:
+        graph, value = self.group.graph, self.anchor.inputs[slot]
+        try:
+            base, layout = resolve(graph, value)
+            stored = base in graph.inputs or base in graph.constants
+            check(stored, f"operand %{base} is made in the same kernel")
+            layout = layout.expand(shape).reshape((self.heads, *shape[-2:]))
+        except NotAView as error:
+            raise Illegal(f"%{value} is no strided view over the heads: {error}") from None
+        check(graph.specs[base].numel < 2**31, f"%{base} has too many elements for an index")
+        if slot < 3:
+            check(layout.vector(8) == 8, f"%{value} is not contiguous in runs of 16 bytes")
+        return Heads(base, layout)
+
+    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
+        region = Region(self.group, (self.heads * self.queries, self.value_width))
+        given = {self.anchor.values[0]: "acc"}
+        return region, PointwiseEmitter(region, given, self.group.nodes)
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (
+            Knob("block_q", (16, 32, 64, 128)),
+            Knob("block_k", (32, 64, 128)),
+            Knob("warps_k", (1, 2, 4)),
+            Knob("stages", (1, 2, 3, 4)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Tiles of queries as large as still give most multiprocessors a block; where blocks are
+        few, keys split over warps, and all of K and V in flight at once."""
+        fill = 0.6 * self.target.sm_count
+        sizes = [q for q in (128, 64, 32, 16) if q < 2 * max(16, self.queries)]
+        full = [q for q in sizes if self.heads * -(-self.queries // q) >= fill]
+        best = full[0] if full else min(sizes[-1] * 2, sizes[0])
+        candidates = []
+        for block_q in (best, *sizes):
+            split = 4 if block_q <= 32 else (2 if block_q == 64 else 1)
+            for warps_k in dict.fromkeys((split, 1)):
+                for block_k in (128, 64, 32):
+                    if block_k > 32 and self.keys <= block_k // 2:
+                        continue
+                    tiles = -(-self.keys // block_k)
+                    candidates += [
+                        self._schedule(block_q, block_k, warps_k, min(stages, max(tiles, 1)))
+                        for stages in (2, 3, 1)
+                    ]
+        candidates.append(self._schedule(16, 32, 1, 1))
+        seen: list[Schedule] = []
+        for schedule in candidates:
+            if schedule in seen:
+                continue
+            seen.append(schedule)
+            try:
+                self.emit(schedule)
+            except Illegal:
+                continue
+            yield schedule
+
+    @staticmethod
+    def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
+        return {"block_q": block_q, "block_k": block_k, "warps_k": warps_k, "stages": stages}
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        block_q, block_k = schedule["block_q"], schedule["block_k"]
+        warps_k, stages = schedule["warps_k"], schedule["stages"]
+        threads = block_q // 16 * warps_k * 32
+        check(threads <= 1024, f"{threads} threads, a block has at most 1024")
+        check(block_k // warps_k % 16 == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
+        check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
+        part = block_k // warps_k
+        width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
+        registers = width16 * 4 + value16 * 8 + part // 2 + part // 4 + 40
+        limit = min(255, 65536 // threads)
+        check(registers <= limit, f"about {registers} registers a thread, of {limit}")
+
+        region, emitter = self._epilogue()
+        operands = {"Q": self.q, "K": self.k, "V": self.v}
+        texts = [self._operand_text(label, heads, region) for label, heads in operands.items()]
+        texts.append(self._mask_text(region))
+        functor = emitter.functor("Epilogue", "acc")
+        ring = (block_q + stages * block_k) * _pitch(width16) + stages * block_k * _pitch(value16)
+        staged = warps_k * block_q * (value16 * 16 + 8) * 4
+        shares_at = max(ring * 16, staged)
+        row_values_at = shares_at + 2 * warps_k * block_q * 4
+        smem = row_values_at + block_q * 4 * len(emitter.row_fields)
+        most = self.target.smem_per_block
+        check(smem <= most, f"shared memory {smem} B, {self.target.arch} has {most} B a block")
+        declarations = ", ".join(text for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        arguments = ", ".join(
+            f"{label}{{{region.parameter(heads.base, 'in')}}}"
+            for label, heads in {**operands, **({"Mask": self.mask} if self.mask else {})}.items()
+        )
+        mask = "" if self.mask else ", NoMask{}"
+        source = f"""#include "attention.cuh"
+using namespace gtco;
+
+struct Config {{
+  using Element = {C_TYPES[self.dtype]};
+  static constexpr int LQ = {self.queries}, LK = {self.keys};
+  static constexpr int D = {self.width}, DV = {self.value_width};
+  static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k};
+  static constexpr int WARPS_K = {warps_k}, STAGES = {stages};
+  static constexpr bool CAUSAL = {str(bool(self.anchor.attrs.get("causal"))).lower()};
+  static constexpr float SCALE = {literal(float(self.anchor.attrs["scale"]))};
+  static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
+}};
+
+{"".join(texts)}
+{functor}
+extern "C" __global__ void __launch_bounds__({threads})
+ENTRY_POINT({declarations}) {{
+  attention<Config>({arguments}{mask}, Epilogue{{{names}}});
+}}
+"""
+        return KernelProgram(
+            self.family,
+            self.name,
+            schedule,
+            source,
+            self.target.arch,
+            (-(-self.queries // block_q), self.heads, 1),
+            threads,
+            smem,
+            tuple(argument for _, argument in region.parameters.values()),
+        )
+
+    def _operand_text(self, label: str, heads: Heads, region: Region) -> str:
+        parameter = region.parameter(heads.base, "in")
+        return f"""struct {label} {{  // %{parameter}, {heads.layout}
+  const Config::Element* base;
+  __device__ __forceinline__ const Config::Element* at(int head, int row, int column) const {{
+    return base + {index(heads.layout, ("head", "row", "column"))};
+  }}
+}};
+"""
+
+    def _mask_text(self, region: Region) -> str:
+        if self.mask is None:
+            return ""
+        parameter = region.parameter(self.mask.base, "in")
+        element = C_TYPES[self.group.graph.specs[self.mask.base].dtype]
+        return f"""struct Mask {{  // %{parameter}, {self.mask.layout}
+  static constexpr bool PRESENT = true;
+  const {element}* base;
+  __device__ __forceinline__ const {element}* at(int head, int query, int key) const {{
+    return base + {index(self.mask.layout, ("head", "query", "key"))};
+  }}
+}};
+"""
+
+
+def _pitch(sixteens: int) -> int:
+    """16-byte chunks from row to row of a tile `16 * sixteens` elements wide (`ChunkedRows`)."""
+    chunks = 2 * sixteens
+    return chunks if chunks & (chunks - 1) == 0 else chunks + 1

@@ -1,0 +1,92 @@
+"""Pointwise nodes and concats of one iteration shape: each thread turns loads into stores."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import ClassVar
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.tiles import Space, TileEmitter
+from gtco.graph import Group
+from gtco.target import Target
+
+
+class Elementwise(Sketch):
+    """One vector of columns a thread and step; no shared memory, no loop over the grid."""
+
+    name: ClassVar[str] = "elementwise"
+    family: ClassVar[str] = "elementwise"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        self.space, self.vector = _best_space(group)
+        self._emitter = lru_cache(1)(self._write)
+        self._emitter()
+
+    def _write(self) -> TileEmitter:
+        return TileEmitter(self.group, self.space, self.vector, reduces=False)
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (Knob("threads", (128, 256, 512)), Knob("vectors", (1, 2, 4)))
+
+    def defaults(self) -> Iterable[Schedule]:
+        """As many vectors a thread as still fill the chip twice."""
+        items = self.space.rows * self.space.columns // self.vector
+        for vectors in (4, 2, 1):
+            if vectors == 1 or items >= 2 * vectors * 1024 * self.target.sm_count:
+                yield {"threads": 256, "vectors": vectors}
+        yield {"threads": 128, "vectors": 1}
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        threads, vectors = schedule["threads"], schedule["vectors"]
+        emitter = self._emitter()
+        values = emitter.loads * vectors * self.vector
+        check(values <= 160, f"{values} loaded values a thread leave no registers")
+        config = f"static constexpr int VECTORS = {vectors}, THREADS = {threads};"
+        items = self.space.rows * self.space.columns // self.vector
+        return KernelProgram(
+            self.family,
+            self.name,
+            schedule,
+            emitter.source("elementwise", config, threads),
+            self.target.arch,
+            (-(-items // (threads * vectors)), 1, 1),
+            threads,
+            0,
+            tuple(argument for _, argument in emitter.region.parameters.values()),
+        )
+
+
+def _best_space(group: Group) -> tuple[Space, int]:
+    """The iteration space with the widest vectors, and their width.
+
+    Columns are the last dimension, or several trailing ones where rows are short or odd; among
+    equals the fewest dimensions, since then the index arithmetic is least.
+
+    Raises:
+        Illegal: the group has no iteration space.
+    """
+    concats = [node for node in group.compute if node.op == "concat"]
+    check(bool(group.compute), "the group computes nothing")
+    shape = (concats or list(group.compute))[0].outputs[0].sizes or (1,)
+    best: tuple[Space, int] | None = None
+    reason: Illegal | None = None
+    for first in reversed(range(len(shape))):
+        space = Space(shape, tuple(range(first, len(shape))))
+        if best and math.prod(shape[first + 1 :]) == space.columns:
+            continue
+        try:
+            width = TileEmitter(group, space, 8, reduces=False).widest
+        except Illegal as error:
+            reason = error
+            continue
+        if best is None or width > best[1]:
+            best = space, width
+    if best is None:
+        assert reason is not None
+        raise reason
+    return best

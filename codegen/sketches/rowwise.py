@@ -1,0 +1,172 @@
+"""Reductions of whole rows (softmax, norms, sums, row statistics) with pointwise nodes around."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Knob, Schedule, Sketch, check
+from gtco.codegen.tiles import Space, TileEmitter
+from gtco.graph import Group, Node
+from gtco.ops import STATS_CHUNK, Pattern
+from gtco.target import Target
+
+MAX_ROW_VALUES = 64
+"""Elements of one row value that a thread keeps in registers."""
+
+
+class Rowwise(Sketch):
+    """A row lives in the registers of its threads, from its load to its last store.
+
+    Reduced dimensions that are not the last are a permuted iteration space; where then rows, not
+    columns, are contiguous in memory, neighbouring lanes take neighbouring rows.
+    """
+
+    name: ClassVar[str] = "rowwise"
+    family: ClassVar[str] = "rowwise"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        reductions = [node for node in group.compute if node.pattern is Pattern.REDUCTION]
+        check(bool(reductions), "nothing in the group reduces rows")
+        self.merges = any(node.op == "merge_stats" for node in reductions)
+        self.stats = any(node.op == "row_stats" for node in reductions)
+        self.space = _merge_space(reductions) if self.merges else _space(group, reductions)
+        draft = TileEmitter(group, self.space, 8, reduces=not self.merges)
+        self.vector = max(2, draft.widest) if self.stats else draft.widest
+        self.emitter = TileEmitter(group, self.space, self.vector, reduces=not self.merges)
+
+    def knobs(self) -> tuple[Knob, ...]:
+        if self.merges:
+            return (Knob("threads", (32, 64, 128)),)
+        return (
+            Knob("lanes", (1, 2, 4, 8, 16, 32)),
+            Knob("warps_per_row", (1, 2, 4, 8, 16)),
+            Knob("row_warps", (1, 2, 4, 8)),
+            Knob("rows_first", (0, 1)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Few values a thread; blocks of one row's warps unless there are many rows."""
+        if self.merges:
+            yield {"threads": 64}
+            return
+        vectors = -(-self.space.columns // self.vector)
+        schedules = []
+        if self.emitter.strided and not self.stats:
+            for warps in (8, 4, 16):
+                schedules.append(self._schedule(1, warps, 1, 1))
+                schedules.append(self._schedule(4, warps, 1, 1))
+        lanes = 1
+        while lanes < 32 and lanes < vectors:
+            lanes *= 2
+        if self.stats:
+            lanes = max(lanes, STATS_CHUNK // self.vector)
+        for values in (16, 32, MAX_ROW_VALUES, 8):
+            warps = 1
+            while warps < 16 and -(-vectors // (lanes * warps)) * self.vector > values:
+                warps *= 2
+            for rows in self._row_warps(lanes, warps):
+                schedules.append(self._schedule(lanes, warps, rows, 0))
+        seen: list[Schedule] = []
+        for schedule in schedules:
+            if schedule not in seen and self._refusal(schedule) is None:
+                seen.append(schedule)
+                yield schedule
+
+    def _row_warps(self, lanes: int, warps: int) -> tuple[int, ...]:
+        blocks = self.space.rows * lanes // 32
+        many = blocks > 8 * self.target.sm_count
+        first = 4 if many and warps == 1 else 1
+        return (first, 2)
+
+    @staticmethod
+    def _schedule(lanes: int, warps_per_row: int, row_warps: int, rows_first: int) -> Schedule:
+        return {
+            "lanes": lanes,
+            "warps_per_row": warps_per_row,
+            "row_warps": row_warps,
+            "rows_first": rows_first,
+        }
+
+    def _refusal(self, schedule: Schedule) -> str | None:
+        lanes, warps = schedule["lanes"], schedule["warps_per_row"]
+        threads = warps * schedule["row_warps"] * 32
+        if threads > 1024:
+            return f"{threads} threads, a block has at most 1024"
+        values = -(-self.space.columns // (lanes * warps * self.vector)) * self.vector
+        if values > MAX_ROW_VALUES:
+            return (
+                f"{values} elements of a row a thread, at most {MAX_ROW_VALUES} stay in registers"
+            )
+        live = values * (1 + self.emitter.loads)
+        limit = min(224, 65536 // threads - 32)
+        if live > limit:
+            return f"about {live} registers hold the row, of {limit}"
+        if self.stats and (schedule["rows_first"] or lanes * self.vector < STATS_CHUNK):
+            return f"{STATS_CHUNK} columns of statistics lie in neighbouring lanes of one warp"
+        if lanes == 32 and schedule["rows_first"]:
+            return "a warp with one row has no order of rows"
+        if lanes * warps * self.vector >= 2 * max(32, self.space.columns) and lanes * warps > 1:
+            return "half of the threads have no element"
+        return None
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        emitter, rows = self.emitter, self.space.rows
+        if self.merges:
+            threads = schedule["threads"]
+            config = f"static constexpr int VECTORS = 1, THREADS = {threads};"
+            source = emitter.source("elementwise", config, threads)
+            blocks, smem = -(-rows // threads), 0
+        else:
+            reason = self._refusal(schedule)
+            check(reason is None, reason or "")
+            warps, lanes = schedule["warps_per_row"], schedule["lanes"]
+            threads = warps * schedule["row_warps"] * 32
+            block_rows = schedule["row_warps"] * 32 // lanes
+            config = (
+                f"static constexpr int LANES = {lanes}, WARPS_PER_ROW = {warps};\n"
+                f"  static constexpr int ROW_WARPS = {schedule['row_warps']};\n"
+                f"  static constexpr bool ROWS_FIRST = {str(bool(schedule['rows_first'])).lower()};"
+            )
+            source = emitter.source("rowwise", config, threads)
+            blocks = -(-rows // block_rows)
+            smem = 0 if warps == 1 else 2 * 8 * warps * block_rows
+        return KernelProgram(
+            self.family,
+            self.name,
+            schedule,
+            source,
+            self.target.arch,
+            (blocks, 1, 1),
+            threads,
+            smem,
+            tuple(argument for _, argument in emitter.region.parameters.values()),
+        )
+
+
+def _merge_space(reductions: list[Node]) -> Space:
+    check(
+        all(node.op == "merge_stats" for node in reductions),
+        "merge_stats and a reduction of whole rows are two kernels",
+    )
+    return Space((reductions[0].outputs[0].numel, 1), (1,))
+
+
+def _space(group: Group, reductions: list[Node]) -> Space:
+    """Rows are the kept dimensions in order, columns the reduced ones."""
+    spaces = set()
+    for node in reductions:
+        full = group.graph.specs[node.inputs[0]].sizes or (1,)
+        dims: tuple[int, ...]
+        if node.op in ("layer_norm", "row_stats"):
+            dims = (len(full) - 1,)
+        elif node.op == "softmax":
+            dims = (node.attrs["dim"] % len(full),)
+        else:
+            dims = tuple(sorted(dim % len(full) for dim in node.attrs["dims"]))
+        spaces.add(Space(full, dims or tuple(range(len(full)))))
+    check(len(spaces) == 1, "the reductions do not reduce the same dimensions of one shape")
+    return spaces.pop()

@@ -1,0 +1,146 @@
+"""The draft price of a group: a roofline with the shape of real kernels.
+
+    price = fixed + max(device memory, L2 to shared memory, arithmetic) + one boundary if library
+
+`fixed` is the chain that every kernel pays from start to start: release of the launch, first
+bytes, epilogue (DESIGN section 8: about 1.9 us on an H100). Weights come from device memory;
+activations were just written, so they come from L2. A contraction is priced at its best tile: its
+blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
+matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+
+from gtco.graph import Graph, Group, Node
+from gtco.passes.dataflow import trace
+from gtco.passes.legality import family
+from gtco.target import Target
+
+FIXED_BOUNDARIES = 1.7
+"""The fixed chain of a kernel in units of `Target.boundary_us`."""
+MATMUL_EFFICIENCY = 0.6
+"""The part of the peak matrix rate that a block's main loop reaches."""
+LIBRARY_EFFICIENCY = 0.5
+"""The part of the peak rate of library convolutions at batch 1."""
+TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16, 257, 8))
+"""Sides of a block's tile; either may be the rows."""
+SPLITS = (1, 2, 4, 8)
+"""Blocks that share the K loop of one tile."""
+TANH_FLOPS = 20
+"""FP32 instructions of an exponential, erf or tanh, as many as of this number of additions."""
+
+_SLOW = frozenset(
+    ("gelu", "erf", "exp", "log", "tanh", "sigmoid", "silu", "sin", "cos", "pow", "softmax")
+)
+
+
+def roofline_us(group: Group, target: Target) -> float:
+    """Predicted microseconds of `group` from its start to the next kernel's."""
+    graph = group.graph
+    weights = sum(tensor.numel() * tensor.dtype.itemsize for tensor in graph.constants.values())
+    moved = weights + _bytes_read(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
+    times = [_per_us(weights, target.dram_gbps), _per_us(moved, target.l2_gbps)]
+    arithmetic_us = 0.0
+    for node in group.compute:
+        if node.op in ("linear", "matmul"):
+            arithmetic_us += _gemm_us(graph, node, target)
+        elif node.op == "attention":
+            arithmetic_us += _attention_us(graph, node, target)
+        elif node.op == "conv2d":
+            rate = _rate(graph.specs[node.inputs[0]].dtype, target) * LIBRARY_EFFICIENCY
+            arithmetic_us += _flops(graph, node) / (rate * 1e6)
+        else:
+            weight = TANH_FLOPS if node.op in _SLOW else 1
+            arithmetic_us += weight * _flops(graph, node) / (target.fp32_tflops * 1e6)
+    fixed_us = FIXED_BOUNDARIES * target.boundary_us
+    if family(group) == "library":
+        fixed_us += target.boundary_us
+    return fixed_us + max(*times, arithmetic_us)
+
+
+def _bytes_read(graph: Graph) -> int:
+    """Bytes of the inputs that the members read: of a slice, only the slice."""
+    read: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.definition.is_view:
+            continue
+        for name in node.inputs:
+            base = trace(graph, name).base
+            if base in graph.inputs:
+                elements = min(graph.specs[name].numel, graph.specs[base].numel)
+                total = read.get(base, 0) + elements * graph.specs[base].dtype.itemsize
+                read[base] = min(total, graph.specs[base].nbytes)
+    return sum(read.values())
+
+
+def _flops(graph: Graph, node: Node) -> int:
+    specs = [graph.specs[name] for name in node.inputs]
+    return node.definition.flops(specs, node.outputs, node.attrs)
+
+
+def _per_us(nbytes: float, gbps: float) -> float:
+    return nbytes / (gbps * 1e3)
+
+
+def _rate(dtype: torch.dtype, target: Target) -> float:
+    """TFLOP/s of a contraction of `dtype`."""
+    half = dtype in (torch.float16, torch.bfloat16)
+    return target.matmul_tflops if half else target.fp32_tflops
+
+
+def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
+    """Fill or multiply time of the contraction at the best tile and split."""
+    operand = graph.specs[node.inputs[0]]
+    out = node.outputs[0]
+    depth = operand.sizes[-1]
+    columns = out.sizes[-1] if out.rank else 1
+    if node.op == "linear" or graph.specs[node.inputs[1]].rank < 3:
+        batch, rows = 1, out.numel // columns
+    else:
+        rows = out.sizes[-2]
+        batch = out.numel // (rows * columns)
+    return _best_tile_us(batch, rows, columns, depth, operand.dtype, target)
+
+
+@functools.lru_cache(maxsize=4096)
+def _best_tile_us(
+    batch: int, rows: int, columns: int, depth: int, dtype: torch.dtype, target: Target
+) -> float:
+    rate = _rate(dtype, target) * MATMUL_EFFICIENCY
+    return min(
+        _waves_us(
+            batch * -(-rows // tall) * -(-columns // wide) * split,
+            2.0 * tall * wide * -(-depth // split),
+            (tall + wide) * -(-depth // split) * dtype.itemsize + (split > 1) * tall * wide * 4,
+            rate,
+            target,
+        )
+        for tile in TILES
+        for tall, wide in (tile, tile[::-1])
+        for split in SPLITS
+    )
+
+
+def _attention_us(graph: Graph, node: Node, target: Target) -> float:
+    """A block has 64 queries of one head and reads all keys and values of it."""
+    q, k, v = (graph.specs[name] for name in node.inputs[:3])
+    queries, keys = q.sizes[-2], k.sizes[-2]
+    width = q.sizes[-1] + v.sizes[-1]
+    heads = math.prod(q.sizes[:-2])
+    blocks = heads * -(-queries // 64)
+    flops = 2.0 * 64 * keys * width + TANH_FLOPS * 64 * keys
+    rate = _rate(q.dtype, target) * MATMUL_EFFICIENCY
+    return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
+
+
+def _waves_us(blocks: int, flops: float, nbytes: float, tflops: float, target: Target) -> float:
+    """`blocks` blocks of `flops` and `nbytes` each, one on a multiprocessor at a time."""
+    waves = -(-blocks // target.sm_count)
+    share = target.sm_count
+    compute_us = flops * share / (tflops * 1e6)
+    return waves * max(compute_us, _per_us(nbytes * share, target.l2_gbps))

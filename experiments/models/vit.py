@@ -1,0 +1,67 @@
+"""ViT-B/16, L/16 and H/14 for `gtco bench experiments.models.vit:vit_b16`.
+
+timm's models with random weights, or gtco's own ViT of the same layout where timm is missing. They
+are on the GPU if there is one. The plain names are fp16 at batch 1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gtco.demo import VisionTransformer, randomize
+
+SIZES = {
+    "vit_base_patch16_224": {"patch": 16, "width": 768, "depth": 12, "heads": 12},
+    "vit_large_patch16_224": {"patch": 16, "width": 1024, "depth": 24, "heads": 16},
+    "vit_huge_patch14_224": {"patch": 14, "width": 1280, "depth": 32, "heads": 16},
+}
+
+Model = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+def build(name: str, dtype: torch.dtype = torch.float16, batch: int = 1) -> Model:
+    """timm's model `name` in eval mode, with seeded random weights, and one random image batch."""
+    try:
+        import timm
+    except ModuleNotFoundError:
+        model: nn.Module = VisionTransformer(**SIZES[name])
+    else:
+        model = timm.create_model(name, pretrained=False)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    randomize(model, seed=0)
+    image = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    return model.eval().to(device, dtype), (image.to(device, dtype),)
+
+
+def vit_b16() -> Model:
+    return build("vit_base_patch16_224")
+
+
+def vit_l16() -> Model:
+    return build("vit_large_patch16_224")
+
+
+def vit_h14() -> Model:
+    return build("vit_huge_patch14_224")
+
+
+def vit_b16_batch8() -> Model:
+    return build("vit_base_patch16_224", batch=8)
+
+
+def vit_l16_batch8() -> Model:
+    return build("vit_large_patch16_224", batch=8)
+
+
+def vit_h14_batch8() -> Model:
+    return build("vit_huge_patch14_224", batch=8)
+
+
+def vit_b16_bf16() -> Model:
+    return build("vit_base_patch16_224", torch.bfloat16)
+
+
+def vit_b16_fp32() -> Model:
+    """Also the model for `--precision tf32`."""
+    return build("vit_base_patch16_224", torch.float32)

@@ -1,0 +1,5 @@
+"""`python -m gtco` is the command `gtco`."""
+
+from gtco.cli import main
+
+main()

@@ -1,0 +1,454 @@
+"""`gtco bench`: gtco beside its peers, answers first, then times in alternating rounds."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+import gtco
+from gtco.check import Precision, Verdict, judge
+from gtco.locate import Located, UsageError
+from gtco.options import Options
+
+Call = Callable[..., Any]
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+Tell = Callable[[str], None]
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+INDUCTOR_MODES = ("reduce-overhead", "max-autotune")
+PEERS: Mapping[str, tuple[str, ...]] = {
+    "eager": ("eager",),
+    "inductor": tuple(f"inductor {mode}" for mode in INDUCTOR_MODES),
+}
+"""What `--against` takes, and the contestants that each name stands for."""
+
+
+class WrongAnswer(RuntimeError):
+    """The compiled module does not compute what the model does."""
+
+
+class NoGpu(RuntimeError):
+    """A GPU is needed and there is none."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times of one contestant, in microseconds.
+
+    Args:
+        single_us: p50, p90 and p99 of single calls, each waited for.
+        host_us: median time until a call returns, before the GPU is waited for.
+        back_to_back_us: per call of a long run without waiting; the median of the rounds.
+        rounds_us: `back_to_back_us` of each round.
+    """
+
+    single_us: Mapping[str, float]
+    host_us: float
+    back_to_back_us: float
+    rounds_us: tuple[float, ...]
+
+
+@dataclass
+class BenchResult:
+    """What one benchmark found.
+
+    Args:
+        verdicts: contestant to its verdict on each kind of input.
+        timings: contestant to its times.
+        best: peer to the contestant that stands for it, such as inductor to its better mode.
+        failures: contestant to why it could not run.
+        ratios: peer to how many times as long as gtco it takes, by kind of time.
+        launches: of the compiled module.
+        generated_share: of GPU time in kernels that gtco generated.
+    """
+
+    verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
+    timings: dict[str, Timing] = field(default_factory=dict)
+    best: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    ratios: dict[str, dict[str, float]] = field(default_factory=dict)
+    launches: int = 0
+    generated_share: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON."""
+        verdicts = {
+            name: {kind: verdict.to_dict() for kind, verdict in kinds.items()}
+            for name, kinds in self.verdicts.items()
+        }
+        return {**asdict(self), "verdicts": verdicts}
+
+
+def parse_peers(against: str) -> tuple[str, ...]:
+    """The peers named in a comma-separated list.
+
+    Raises:
+        UsageError: an unknown name.
+    """
+    names = tuple(name.strip() for name in against.split(",") if name.strip())
+    for name in names:
+        if name not in PEERS:
+            raise UsageError(f"--against takes {', '.join(PEERS)}; it does not know {name!r}")
+    return tuple(dict.fromkeys(names))
+
+
+def bench(
+    model: Located,
+    options: Options,
+    peers: Sequence[str] = ("eager", "inductor"),
+    *,
+    rounds: int = 5,
+    calls: int = 100,
+    tell: Tell = lambda message: None,
+) -> BenchResult:
+    """Compile `model`, check its answers and time it in turn with its peers.
+
+    Args:
+        model: on a CUDA device, with its arguments.
+        options: for `gtco.compile`.
+        peers: keys of `PEERS`.
+        rounds: how often every contestant has its turn.
+        calls: single calls, and calls back to back, of one turn.
+        tell: called with a line of progress.
+
+    Raises:
+        NoGpu: there is none, or the model is not on it.
+        WrongAnswer: gtco's answer is wrong; nothing is timed then.
+    """
+    _require_gpu(model)
+    result = BenchResult()
+    with torch.no_grad(), _float32_products(options.precision):
+        tell("compiling with gtco")
+        compiled = gtco.compile(model.module, model.args, model.kwargs, **asdict(options))
+        result.launches = len(compiled.launches)
+        given = (model.args, model.kwargs)
+        peer_model = in_precision(model.module, options.precision)
+        contestants: dict[str, Call] = {"gtco": compiled}
+        for name in itertools.chain.from_iterable(PEERS[peer] for peer in peers):
+            tell(f"preparing {name}")
+            try:
+                contestants[name] = _prepare(name, peer_model, given)
+            except Exception as error:
+                result.failures[name] = _one_line(error)
+        tell("checking answers")
+        check_answers(result, contestants, model, peer_model, options.precision)
+        tell("measuring the share of generated kernels")
+        inputs = [fresh_inputs(given, "normal", seed) for seed in range(4)]
+        result.generated_share = generated_share(compiled, inputs[0])
+        result.timings = time_rounds(contestants, inputs, CudaClock(), rounds, calls, tell)
+    compare(result, peers)
+    return result
+
+
+def _require_gpu(model: Located) -> None:
+    if not torch.cuda.is_available():
+        raise NoGpu("gtco bench times kernels and finds no CUDA GPU; `gtco compile` needs none")
+    tensors = [*model.module.parameters(), *pytree.tree_leaves((model.args, model.kwargs))]
+    if not all(leaf.is_cuda for leaf in tensors if isinstance(leaf, Tensor)):
+        raise NoGpu(f"{model.name} is not on the GPU: return module.cuda() and CUDA arguments")
+
+
+def _one_line(error: Exception) -> str:
+    text = str(error).strip()
+    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
+
+
+@contextmanager
+def _float32_products(precision: str | None) -> Iterator[None]:
+    """Let torch use tf32 in fp32 models exactly when gtco does, so that peers do equal work."""
+    matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(matmul)
+        torch.backends.cudnn.allow_tf32 = cudnn
+
+
+# -- contestants ---------------------------------------------------------------------------------
+
+
+class InPrecision(nn.Module):
+    """A model that computes in `dtype` between inputs and outputs of other float types."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        first = next((p.dtype for p in model.parameters() if p.is_floating_point()), dtype)
+        self.outside = first
+        self.dtype = dtype
+        self.model = copy.deepcopy(model).to(dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner_args, inner_kwargs = cast_floats((args, kwargs), self.dtype)
+        return cast_floats(self.model(*inner_args, **inner_kwargs), self.outside)
+
+
+def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
+    """`model` as torch would run it in `precision`; itself where that changes no dtype."""
+    dtype = DTYPES.get(precision or "")
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return model if dtype is None or floats <= {dtype} else InPrecision(model, dtype)
+
+
+def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
+    """`tree` with every floating-point tensor in `dtype`."""
+
+    def cast(leaf: Any) -> Any:
+        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if is_float else leaf
+
+    return pytree.tree_map(cast, tree)
+
+
+class GraphedEager:
+    """Torch eager in a CUDA graph captured by hand: copies inputs in, returns static outputs."""
+
+    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self.inputs: Inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
+        args, kwargs = self.inputs
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):  # lets cuBLAS and cuDNN choose and allocate before the capture
+                model(*args, **kwargs)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.outputs = model(*args, **kwargs)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        given = pytree.tree_leaves((args, kwargs))
+        for mine, theirs in zip(pytree.tree_leaves(self.inputs), given, strict=True):
+            if isinstance(mine, Tensor):
+                mine.copy_(theirs)
+        self.graph.replay()
+        return self.outputs
+
+
+def _prepare(name: str, model: nn.Module, inputs: Inputs) -> Call:
+    """The contestant `name`, warmed up: Inductor captures its own graphs in the first calls."""
+    args, kwargs = inputs
+    if name == "eager":
+        call: Call = GraphedEager(model, inputs)
+    else:
+        call = torch.compile(model, mode=name.removeprefix("inductor "))
+    for _ in range(3):
+        call(*args, **kwargs)
+    torch.cuda.synchronize()
+    return call
+
+
+# -- answers -------------------------------------------------------------------------------------
+
+INPUT_KINDS = ("normal", "large mean", "outliers")
+
+
+def fresh_inputs(like: Inputs, kind: str, seed: int) -> Inputs:
+    """Random arguments of the shapes, dtypes and devices of `like`.
+
+    Args:
+        kind: "normal" floats, those around a mean of 8, or those with one in 1000 times 30;
+            integers stay within the range of the given ones.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(leaf: Tensor) -> Tensor:
+        if leaf.dtype == torch.bool:
+            return leaf  # a mask: random ones would mask whole rows
+        if not leaf.is_floating_point():
+            low, high = (int(leaf.min()), int(leaf.max())) if leaf.numel() else (0, 0)
+            drawn = torch.randint(low, high + 1, leaf.shape, generator=generator)
+            return drawn.to(leaf.device, leaf.dtype)
+        values = torch.randn(leaf.shape, generator=generator)
+        if kind == "large mean":
+            values += 8
+        elif kind == "outliers":
+            values[torch.rand(leaf.shape, generator=generator) < 1e-3] *= 30
+        return values.to(leaf.device, leaf.dtype)
+
+    inputs: Inputs = pytree.tree_map_only(Tensor, draw, like)
+    return inputs
+
+
+def compute_precision(model: Located, precision: str | None) -> Precision:
+    """The key of `gtco.check.BOUNDS` for what the compiled module computes in."""
+    if precision is not None:
+        return DTYPES.get(precision, precision)
+    leaves = [*model.module.parameters(), *pytree.tree_leaves((model.args, model.kwargs))]
+    floats = [x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    narrow = [dtype for dtype in floats if dtype in (torch.float16, torch.bfloat16)]
+    return narrow[0] if narrow else torch.float32
+
+
+def check_answers(
+    result: BenchResult,
+    contestants: dict[str, Call],
+    model: Located,
+    peer_model: nn.Module,
+    precision: str | None,
+) -> None:
+    """Judge every contestant on each kind of input; outputs are poisoned after each look."""
+    for seed, kind in enumerate(INPUT_KINDS):
+        args, kwargs = fresh_inputs((model.args, model.kwargs), kind, 100 + seed)
+        reference = exact_answer(model.module, (args, kwargs))
+        eager = peer_model(*args, **kwargs)
+        for name, call in contestants.items():
+            answer = call(*args, **kwargs)
+            verdict = judge(answer, eager, reference, compute_precision(model, precision))
+            result.verdicts.setdefault(name, {})[kind] = verdict
+            poison(answer)
+            if name == "gtco" and not verdict.ok:
+                raise WrongAnswer(f"gtco's answer for {kind} inputs is {verdict}")
+
+
+def exact_answer(module: nn.Module, inputs: Inputs) -> Any:
+    """The module's answer in fp64, or in fp32 where one of its operators has no fp64."""
+
+    def run(dtype: torch.dtype) -> Any:
+        args, kwargs = cast_floats(inputs, dtype)
+        return copy.deepcopy(module).to(dtype)(*args, **kwargs)
+
+    try:
+        return run(torch.float64)
+    except RuntimeError:
+        return run(torch.float32)
+
+
+def poison(tree: Any) -> None:
+    """Overwrite an answer, so that memory which the next call forgets to write is seen."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            leaf.fill_(float("nan") if leaf.is_floating_point() else 1)
+
+
+# -- times ---------------------------------------------------------------------------------------
+
+
+class Clock(Protocol):
+    """How calls are timed."""
+
+    def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
+        """Microseconds until the answer is there, and until the call returned."""
+
+    def back_to_back(self, call: Call, inputs: Sequence[Inputs], calls: int) -> float:
+        """Microseconds per call of `calls` calls in a row."""
+
+
+class CudaClock:
+    """Wall time for single synchronised calls, events around many."""
+
+    def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
+        args, kwargs = inputs
+        torch.cuda.synchronize()
+        begin = time.perf_counter_ns()
+        call(*args, **kwargs)
+        returned = time.perf_counter_ns()
+        torch.cuda.synchronize()
+        return (time.perf_counter_ns() - begin) / 1e3, (returned - begin) / 1e3
+
+    def back_to_back(self, call: Call, inputs: Sequence[Inputs], calls: int) -> float:
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        begin.record()
+        for _, (args, kwargs) in zip(range(calls), itertools.cycle(inputs), strict=False):
+            call(*args, **kwargs)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) * 1e3 / calls
+
+
+def time_rounds(
+    contestants: Mapping[str, Call],
+    inputs: Sequence[Inputs],
+    clock: Clock,
+    rounds: int,
+    calls: int,
+    tell: Tell = lambda message: None,
+) -> dict[str, Timing]:
+    """Time every contestant once a round, starting with another one each round.
+
+    Args:
+        contestants: name to call.
+        inputs: argument sets that the calls take turns with.
+        rounds: at least 1.
+        calls: at least 2.
+    """
+    singles: dict[str, list[float]] = {name: [] for name in contestants}
+    hosts: dict[str, list[float]] = {name: [] for name in contestants}
+    chains: dict[str, list[float]] = {name: [] for name in contestants}
+    names = list(contestants)
+    for turn in range(rounds):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            tell(f"round {turn + 1} of {rounds}: {name}")
+            call = contestants[name]
+            clock.back_to_back(call, inputs, max(3, calls // 10))  # clocks and caches settle
+            for _, given in zip(range(calls), itertools.cycle(inputs), strict=False):
+                total, host = clock.single(call, given)
+                singles[name].append(total)
+                hosts[name].append(host)
+            chains[name].append(clock.back_to_back(call, inputs, calls))
+    return {
+        name: Timing(
+            percentiles(singles[name]),
+            statistics.median(hosts[name]),
+            statistics.median(chains[name]),
+            tuple(chains[name]),
+        )
+        for name in names
+    }
+
+
+def percentiles(samples: Sequence[float]) -> dict[str, float]:
+    """p50, p90 and p99 of at least two samples."""
+    cuts = statistics.quantiles(samples, n=100, method="inclusive")
+    return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
+
+
+def compare(result: BenchResult, peers: Sequence[str]) -> None:
+    """Choose who stands for each peer and fill in the ratios; above 1 gtco is faster."""
+    ours = result.timings["gtco"]
+    for peer in peers:
+        running = [name for name in PEERS[peer] if name in result.timings]
+        if not running:
+            continue
+        best = min(running, key=lambda name: result.timings[name].back_to_back_us)
+        theirs = result.timings[best]
+        paired = [b / a for a, b in zip(ours.rounds_us, theirs.rounds_us, strict=True)]
+        result.best[peer] = best
+        result.ratios[peer] = {
+            "single_p50": theirs.single_us["p50"] / ours.single_us["p50"],
+            "single_p99": theirs.single_us["p99"] / ours.single_us["p99"],
+            "back_to_back": statistics.median(paired),
+            "back_to_back_low": min(paired),
+            "back_to_back_high": max(paired),
+        }
+
+
+def generated_share(compiled: Call, inputs: Inputs, calls: int = 5) -> float:
+    """The share of GPU time that `compiled` spends in kernels gtco generated, 0 to 1."""
+    args, kwargs = inputs
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        for _ in range(calls):
+            compiled(*args, **kwargs)
+        torch.cuda.synchronize()
+    times = {
+        event.key: event.self_device_time_total
+        for event in profile.key_averages()
+        if event.device_type.name == "CUDA"
+    }
+    ours = sum(spent for name, spent in times.items() if name.startswith("gtco_"))
+    return float(ours / (sum(times.values()) or 1.0))

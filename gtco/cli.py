@@ -1,0 +1,227 @@
+"""The command line: results on stdout, progress and errors on stderr, exit codes 0, 1 and 2."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import json
+import logging
+import math
+import os
+import shlex
+import sys
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, get_type_hints
+
+import torch
+import typer
+from rich.console import Console
+
+import gtco
+from gtco import demo as demo_model
+from gtco import show
+from gtco.bench import BenchResult, bench, parse_peers
+from gtco.env import environment
+from gtco.locate import Located, ModelError, UsageError, locate
+from gtco.options import OptionError, Options
+from gtco.target import TargetError
+
+out = Console(width=None if sys.stdout.isatty() else 120)  # tables keep their shape in a file
+err = Console(stderr=True)
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    help="Compile vision models into fused, tuned CUDA kernels.",
+)
+
+Model = Annotated[
+    str, typer.Argument(metavar="MODEL", help="module:function that returns (module, args)")
+]
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
+Rounds = Annotated[int, typer.Option(min=1, help="turns of every contestant")]
+Calls = Annotated[int, typer.Option(min=2, help="calls of one turn")]
+Against = Annotated[str, typer.Option(help="peers, separated by commas: eager, inductor")]
+
+
+def takes_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give `command` one flag for each field of `Options` instead of its parameter `options`."""
+    fields = dataclasses.fields(Options)
+    hints = get_type_hints(Options)
+    descriptions = _field_descriptions()
+
+    @functools.wraps(command)
+    def with_flags(**given: Any) -> None:
+        chosen = {field.name: given.pop(field.name) for field in fields}
+        command(**given, options=Options.of(**chosen))
+
+    own = inspect.signature(command, eval_str=True).parameters.values()
+    flags = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Annotated[hints[field.name], typer.Option(help=descriptions[field.name])],
+        )
+        for field in fields
+    ]
+    parameters = [parameter for parameter in own if parameter.name != "options"]
+    with_flags.__signature__ = inspect.Signature([*parameters, *flags])  # type: ignore[attr-defined]
+    with_flags.__annotations__ = {each.name: each.annotation for each in [*parameters, *flags]}
+    return with_flags
+
+
+def _field_descriptions() -> dict[str, str]:
+    """The `Args:` of the docstring of `Options`, so that a flag's help is written once."""
+    described: dict[str, str] = {}
+    name = ""
+    names = {field.name for field in dataclasses.fields(Options)}
+    for line in inspect.cleandoc(Options.__doc__ or "").splitlines():
+        head, colon, rest = line.strip().partition(":")
+        if colon and head in names:
+            name, line = head, rest
+        if name:
+            described[name] = f"{described.get(name, '')} {line.strip()}".strip()
+    return described
+
+
+@app.command("compile")
+@takes_options
+def compile_command(*, model: Model, as_json: Json = False, options: Options) -> None:
+    """Compile MODEL and say what will run: launches, kernels, what was not fused and why."""
+    with progress() as tell:
+        found = _locate(model, tell)
+        tell(f"compiling {model}")
+        compiled = gtco.compile(
+            found.module, found.args, found.kwargs, **dataclasses.asdict(options)
+        )
+        tell("compiling its kernels")
+        kernels = compiled.kernels
+    if as_json:
+        print_json(
+            model=model,
+            options=dataclasses.asdict(options),
+            **show.compiled_json(compiled, kernels),
+        )
+    else:
+        show.compiled(out, compiled, kernels)
+
+
+@app.command("bench")
+@takes_options
+def bench_command(
+    *,
+    model: Model,
+    against: Against = "eager,inductor",
+    rounds: Rounds = 5,
+    calls: Calls = 100,
+    as_json: Json = False,
+    options: Options,
+) -> None:
+    """Time MODEL beside its peers in alternating rounds, after checking every answer."""
+    peers = parse_peers(against)
+    with progress() as tell:
+        found = _locate(model, tell)
+        result = bench(found, options, peers, rounds=rounds, calls=calls, tell=tell)
+    _print_bench(found, options, result, as_json)
+
+
+@app.command("demo")
+def demo_command(*, as_json: Json = False) -> None:
+    """Take ViT-B/16 the whole way: timed on a GPU, checked on the CPU where there is none."""
+    if torch.cuda.is_available():
+        found = demo_model.vit_b16(device="cuda")
+        with progress() as tell:
+            result = bench(found, Options(), tell=tell)
+        _print_bench(found, Options(), result, as_json)
+        return
+    with progress() as tell:
+        rehearsal = demo_model.rehearse(tell)
+    if as_json:
+        print_json(model=demo_model.NAME, **show.rehearsal_json(rehearsal))
+    else:
+        show.rehearsal(out, rehearsal)
+    if not rehearsal.verdict.ok:
+        raise demo_model.DemoFailed(f"the fused graph is {rehearsal.verdict}")
+
+
+@app.command("env")
+def env_command(*, as_json: Json = False) -> None:
+    """Versions, GPUs, driver, targets and the cache folder."""
+    if as_json:
+        print_json()
+    else:
+        show.environment(out, environment())
+
+
+def _locate(model: str, tell: Callable[[str], None]) -> Located:
+    tell(f"making {model}")
+    return locate(model)
+
+
+def _print_bench(model: Located, options: Options, result: BenchResult, as_json: bool) -> None:
+    if as_json:
+        print_json(model=model.name, options=dataclasses.asdict(options), **result.to_dict())
+    else:
+        show.bench(out, model, result)
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """A function that shows a line of progress on stderr."""
+    if not err.is_terminal:
+        yield lambda message: err.print(message, style=None, markup=False, highlight=False)
+        return
+    with err.status("") as status:
+        yield lambda message: status.update(message)
+
+
+def print_json(**payload: Any) -> None:
+    """One JSON object on stdout: `payload`, the command and where it ran."""
+    payload["command"] = shlex.join(["gtco", *sys.argv[1:]])
+    payload["environment"] = environment()
+    sys.stdout.write(json.dumps(_plain(payload), indent=2) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """`value` with what JSON has no number for (NaN, infinity) as null."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def exit_code(error: Exception) -> int:
+    """2 for what the user asked wrongly, 1 for work that failed."""
+    return 2 if isinstance(error, (UsageError, OptionError, TargetError)) else 1
+
+
+def message(error: Exception) -> str:
+    """One message for `error`; an error of no kind that gtco raises on purpose says so."""
+    module = type(error).__module__
+    ours = module.startswith("gtco") or isinstance(error, (torch.OutOfMemoryError, ModelError))
+    kind = "" if ours else f"unexpected {type(error).__name__}: "
+    hint = "" if ours else " (GTCO_DEBUG=1 shows where)"
+    return f"error: {kind}{error}{hint}"
+
+
+def main() -> None:
+    """Run the command line and exit."""
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module="copyreg"
+    )  # torch.export's own
+    try:
+        app(prog_name="gtco")
+    except Exception as error:
+        if os.environ.get("GTCO_DEBUG"):
+            traceback.print_exc()
+        err.print(message(error), style="red", markup=False, highlight=False, soft_wrap=True)
+        sys.exit(exit_code(error))

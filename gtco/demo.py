@@ -1,0 +1,221 @@
+"""`gtco demo`: a ViT-B/16 in plain torch, taken the whole way that a user's model takes."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gtco
+from gtco.check import Verdict, judge
+from gtco.graph import Graph, Node
+from gtco.locate import Located
+from gtco.passes.dataflow import Flow
+from gtco.runtime.module import CompiledModule, KernelInfo
+
+NAME = "ViT-B/16"
+TARGET = "sm_90a"
+"""What the demo compiles for where no GPU is."""
+
+
+class DemoFailed(RuntimeError):
+    """What the demo computed is wrong."""
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).reshape(batch, tokens, 3, self.heads, width // self.heads)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
+        return self.proj(x.reshape(batch, tokens, width))  # type: ignore[no-any-return]
+
+
+class Mlp(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x)))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, eps=1e-6)
+        self.mlp = Mlp(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return x + self.mlp(self.norm2(x))  # type: ignore[no-any-return]
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, patch: int, width: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, width, patch, patch)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.proj(image).flatten(2).transpose(1, 2)  # type: ignore[no-any-return]
+
+
+class VisionTransformer(nn.Module):
+    """timm's `vit_*_patch*_224`: the same arithmetic and the same names of weights.
+
+    The defaults are ViT-B/16.
+    """
+
+    def __init__(
+        self,
+        patch: int = 16,
+        width: int = 768,
+        depth: int = 12,
+        heads: int = 12,
+        image: int = 224,
+        classes: int = 1000,
+    ) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(patch, width)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, width))
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
+        self.norm = nn.LayerNorm(width, eps=1e-6)
+        self.head = nn.Linear(width, classes)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.patch_embed(image)
+        x = torch.cat([self.cls_token.expand(x.shape[0], -1, -1), x], dim=1) + self.pos_embed
+        x = self.norm(self.blocks(x))
+        return self.head(x[:, 0])  # type: ignore[no-any-return]
+
+
+@torch.no_grad()
+def randomize(model: nn.Module, seed: int) -> None:
+    """Give every parameter a seeded random value of a trained model's size.
+
+    Biases and norms as well: at their initial zeros and ones, a kernel that left them out would
+    be right.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
+        parameter.copy_(center + 0.02 * torch.randn(parameter.shape, generator=generator))
+
+
+def vit_b16(dtype: torch.dtype = torch.float16, device: str = "cpu") -> Located:
+    """The demo's model and one image."""
+    model = VisionTransformer().eval()
+    randomize(model, seed=0)
+    image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    return Located(NAME, model.to(device, dtype), (image.to(device, dtype),), {})
+
+
+# -- without a GPU -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What can be known of a model without a GPU.
+
+    Args:
+        compiled: for `TARGET`, in fp16.
+        kernels: its compiled kernels.
+        operators: of the captured graph, views not counted.
+        bytes_unfused: what one kernel per operator would read and write.
+        bytes_fused: what the launches read and write.
+        verdict: on the fused graph, interpreted in fp32.
+    """
+
+    compiled: CompiledModule
+    kernels: tuple[KernelInfo, ...]
+    operators: int
+    bytes_unfused: int
+    bytes_fused: int
+    verdict: Verdict
+
+
+def rehearse(tell: Callable[[str], None] = lambda message: None) -> Rehearsal:
+    """Compile the demo's model for `TARGET` and check its fused graph on the CPU."""
+    half, single = vit_b16(), vit_b16(torch.float32)
+    with torch.no_grad():
+        tell(f"capturing and fusing {NAME} in fp16 for {TARGET}")
+        compiled = gtco.compile(half.module, half.args, target=TARGET)
+        tell("compiling its kernels")
+        kernels = compiled.kernels
+        tell("running the fused graph in fp32 beside torch eager")
+        verdict = check_fused(single)
+        graph = gtco.capture(half.module, half.args)
+    fused = compiled.graph
+    operators = [(node,) for node in Flow(graph).compute]
+    return Rehearsal(
+        compiled,
+        kernels,
+        len(operators),
+        bytes_moved(graph, operators),
+        bytes_moved(fused.graph, [group.compute for group in fused.groups]),
+        verdict,
+    )
+
+
+def bytes_moved(graph: Graph, parts: Iterable[Iterable[Node]]) -> int:
+    """Bytes that the parts of `graph` read and write if each part is one kernel.
+
+    A value that several members read counts once, and no more of it than they read.
+    """
+    flow = Flow(graph)
+    total = 0
+    for part in parts:
+        nodes = tuple(part)
+        inside = {node.name for node in nodes}
+        reads: dict[str, int] = {}
+        for read in (read for node in nodes for read in flow.reads[node.name]):
+            producer = flow.producer(read)
+            if producer is None or producer.name not in inside:
+                seen = reads.get(read.base, 0) + graph.specs[read.value].nbytes
+                reads[read.base] = min(seen, graph.specs[read.base].nbytes)
+        values = [value for node in nodes for value in node.values]
+        writes = [graph.specs[value].nbytes for value in values if flow.escapes(value, inside)]
+        total += sum(reads.values()) + sum(writes)
+    return total
+
+
+def check_fused(model: Located) -> Verdict:
+    """Judge the fused graph of an fp32 model against eager, with fp64 as the reference."""
+    fused = gtco.fuse(gtco.capture(model.module, model.args), target=TARGET)
+    (ours,) = gtco.interpret(fused, model.args)
+    eager = model.module(*model.args)
+    exact = copy.deepcopy(model.module).double()
+    reference = exact(*(arg.double() for arg in model.args))
+    return judge(ours, eager, reference, torch.float32)
+
+
+def telling_refusals(
+    refusals: Iterable[tuple[str, str, str]], count: int = 3
+) -> tuple[tuple[str, str, str], ...]:
+    """The first `count` refusals of different kinds, then others until there are `count`.
+
+    Reasons that differ in names and numbers alone are of one kind.
+    """
+    distinct: list[tuple[str, str, str]] = []
+    others: list[tuple[str, str, str]] = []
+    kinds: set[str] = set()
+    for edge in refusals:
+        kind = re.sub(r"%\w+|\d[\d.]*", "_", edge[2])
+        (others if kind in kinds else distinct).append(edge)
+        kinds.add(kind)
+    return tuple([*distinct, *others][:count])

@@ -1,0 +1,104 @@
+"""Find the model that a command line names: `module:function`."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+
+class UsageError(ValueError):
+    """The command line does not say what can be done."""
+
+
+class ModelError(RuntimeError):
+    """The user's module or function was found and raised."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """A model and the arguments to call it with."""
+
+    name: str
+    module: torch.nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def locate(name: str) -> Located:
+    """Import the module, call its function and take (module, args) or (module, args, kwargs).
+
+    The current folder is importable.
+
+    Raises:
+        UsageError: no such module or function, or it returns something else.
+        ModelError: the user's code raised.
+    """
+    module_name, colon, function_name = name.partition(":")
+    if not (colon and module_name and function_name):
+        raise UsageError(
+            f"MODEL is module:function, such as experiments.models.vit:vit_b16, not {name!r}"
+        )
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    module = _import(module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [key for key, value in vars(module).items() if callable(value)]
+        raise UsageError(
+            f"{module_name} has no function {function_name!r}{_suggest(function_name, names)}"
+        )
+    try:
+        result = function()
+    except Exception as error:
+        raise ModelError(f"{name} raised {type(error).__name__}: {error}") from error
+    return _unpack(name, result)
+
+
+def _import(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if name != missing and not name.startswith(f"{missing}."):
+            raise ModelError(f"importing {name} failed: {error}") from error
+        parent, _, last = missing.rpartition(".")
+        paths = importlib.import_module(parent).__path__ if parent else [str(Path.cwd())]
+        names = [found.name for found in pkgutil.iter_modules(paths)]
+        raise UsageError(
+            f"there is no module {missing!r} in {parent or 'the current folder'} "
+            f"or installed{_suggest(last, names)}"
+        ) from None
+    except Exception as error:
+        raise ModelError(f"importing {name} raised {type(error).__name__}: {error}") from error
+
+
+def _suggest(wrong: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(wrong, list(known), 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _unpack(name: str, result: Any) -> Located:
+    match result:
+        case (torch.nn.Module() as module, (tuple() | list()) as args):
+            return Located(name, module, tuple(args), {})
+        case (torch.nn.Module() as module, (tuple() | list()) as args, dict() as kwargs):
+            return Located(name, module, tuple(args), kwargs)
+    shown = (
+        f"({', '.join(type(item).__name__ for item in result)})"
+        if isinstance(result, tuple)
+        else type(result).__name__
+    )
+    raise UsageError(
+        f"{name} returns {shown}; it has to return (module, args) or (module, args, kwargs), "
+        "where args is a tuple"
+    )

@@ -1,0 +1,71 @@
+"""What a user may choose: the keywords of `gtco.compile` and the flags of the command line."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass, fields
+from typing import Any
+
+CHOICES = {
+    "precision": (None, "fp16", "bf16", "tf32", "fp32"),
+    "fallback": ("warn", "error"),
+}
+"""What an option with a closed set of values may be."""
+
+
+class OptionError(TypeError):
+    """An option that does not exist, or a value that it does not take."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile.
+
+    Args:
+        precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32"; None leaves
+            the model as it is. Input and output dtypes never change.
+        target: architecture to compile for, such as "sm_90a"; None means the GPU at hand.
+        fallback: "warn" runs what has no kernel with ATen and says so; "error" refuses.
+        cuda_graph: replay one CUDA graph per call; otherwise launch kernel by kernel.
+        static_outputs: return the same output tensors from every call, overwritten by the next.
+    """
+
+    precision: str | None = None
+    target: str | None = None
+    fallback: str = "warn"
+    cuda_graph: bool = True
+    static_outputs: bool = False
+
+    @staticmethod
+    def of(**given: Any) -> Options:
+        """Options from keywords.
+
+        Raises:
+            OptionError: an unknown name (with the closest known one) or a value not on offer.
+        """
+        names = [field.name for field in fields(Options)]
+        for name, value in given.items():
+            if name not in names:
+                raise OptionError(f"unknown option {name!r}{_suggest(name, names)}")
+            if name in CHOICES:
+                _check_choice(name, value)
+            elif name == "target":
+                if value is not None and not isinstance(value, str):
+                    raise OptionError(f"target is an architecture's name, not {value!r}")
+            elif not isinstance(value, bool):
+                raise OptionError(f"{name} is True or False, not {value!r}")
+        return Options(**given)
+
+
+def _check_choice(name: str, value: Any) -> None:
+    choices = CHOICES[name]
+    if value in choices:
+        return
+    words = [choice for choice in choices if choice is not None]
+    hint = _suggest(str(value), words)
+    raise OptionError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
+
+
+def _suggest(word: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(word, known, 1, 0.5)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

@@ -1,0 +1,288 @@
+"""A plan on one device: constants, arena, loaded kernels, captured CUDA graphs."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from gtco.graph import Node
+from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
+from gtco.runtime.compile_pool import CompileJob, compile_many
+from gtco.runtime.driver import BoundLaunch, DriverError, LoadedKernel
+from gtco.runtime.library import bind_library
+from gtco.runtime.nvrtc import CompiledKernel
+from gtco.runtime.plan import Plan
+
+log = logging.getLogger("gtco.runtime")
+
+Step = Callable[[int], None]
+"""Enqueues work on the CUDA stream with this handle, which is torch's current one."""
+
+
+class GpuMemoryError(RuntimeError):
+    """The GPU has not the memory that a compiled model needs."""
+
+
+def compile_programs(plan: Plan) -> dict[str, CompiledKernel]:
+    """The plan's distinct kernels by entry point.
+
+    Raises:
+        CompileError: the first that does not compile.
+    """
+    programs = {launch.program.name: launch.program for launch in plan.launches if launch.program}
+    jobs = [CompileJob(each.code, each.name, each.arch) for each in programs.values()]
+    kernels: dict[str, CompiledKernel] = {}
+    for job, result in zip(jobs, compile_many(jobs), strict=True):
+        if not isinstance(result, CompiledKernel):
+            raise result
+        kernels[job.name] = result
+    return kernels
+
+
+class Executable:
+    """A plan made ready to run.
+
+    Args:
+        plan: what to run.
+        device: the CUDA device.
+        kernels: the plan's compiled kernels by entry point.
+
+    Attributes:
+        uncaptured: launches that no CUDA graph could hold, as "name: error".
+        nbytes: device memory it holds besides constants that were there already.
+
+    Raises:
+        GpuMemoryError: with the bytes needed and free; nothing stays allocated.
+        DriverError: a kernel cannot be loaded or launched.
+    """
+
+    def __init__(
+        self, plan: Plan, device: torch.device, kernels: dict[str, CompiledKernel]
+    ) -> None:
+        self.plan = plan
+        self.device = device
+        self.uncaptured: tuple[str, ...] = ()
+        self._lock = threading.Lock()
+        self._values: dict[str, Tensor] = {}
+        self._inputs: tuple[Tensor, ...] = ()
+        self._outputs: list[Tensor] = []
+        self._steps: list[Step] = []
+        arena = plan_arena(plan.lifetimes())
+        self.nbytes = arena.nbytes + sum(
+            plan.graph.specs[name].nbytes
+            for name in plan.constants
+            if not _usable(plan.graph.constants[name], device)
+        )
+        if not self._try_build(arena, kernels):
+            raise self._memory_error()  # outside the except block: it would keep the frames' memory
+
+    def _try_build(self, arena: Arena, kernels: dict[str, CompiledKernel]) -> bool:
+        """Build, or drop everything again and say no if the memory does not suffice."""
+        with _plain_torch(self.device):
+            try:
+                self._build(arena, kernels)
+            except torch.OutOfMemoryError:
+                pass
+            except DriverError as error:
+                if "OUT_OF_MEMORY" not in str(error):
+                    raise
+            else:
+                return True
+            self._values, self._inputs, self._outputs, self._steps = {}, (), [], []
+            return False
+
+    def _memory_error(self) -> GpuMemoryError:
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return GpuMemoryError(
+            f"{self.device} is out of memory: the compiled model needs {self.nbytes} bytes for "
+            f"constants and arena (besides what ATen calls use), and {free} are free; release "
+            f"tensors or models (torch.cuda.empty_cache() returns torch's cached blocks), then "
+            f"call it again"
+        )
+
+    def _build(self, arena: Arena, kernels: dict[str, CompiledKernel]) -> None:
+        plan, device = self.plan, self.device
+        self._values = _upload(plan, device)
+        memory = torch.zeros(arena.nbytes, dtype=torch.uint8, device=device)
+        for name, offset in arena.offsets.items():
+            spec = plan.graph.specs[name]
+            flat = memory[offset : offset + spec.nbytes]
+            self._values[name] = flat.view(spec.dtype).view(spec.sizes)
+        self._inputs = tuple(self._values[name] for name in plan.graph.inputs)
+        assert device.index is not None
+        loaded = {name: LoadedKernel(each, device.index) for name, each in kernels.items()}
+        for index, launch in enumerate(plan.launches):
+            if launch.program is None:
+                self._steps.append(bind_library(launch.group, self._values, plan.options.precision))
+            else:
+                self._steps.append(
+                    BoundLaunch(
+                        loaded[launch.program.name],
+                        launch.program,
+                        self._values,
+                        dependent=plan.is_dependent(index),
+                    )
+                )
+        self._bind_outputs()
+        self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        self._last_stream: int | None = None
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._segments: list[Step] = list(self._steps)
+        self._stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(self._stream):  # cuBLAS and others allocate at their first call
+            self._enqueue(self._steps)
+        self._stream.synchronize()
+        if plan.options.cuda_graph:
+            self._segments = self._capture()
+
+    def _bind_outputs(self) -> None:
+        """Output tensors as views of stored values; what is no view is copied out by a step."""
+        for name in self.plan.graph.outputs:
+            base, chain = self.plan.outputs[name]
+            stored = self._values[base]
+            view = _follow(stored, chain)
+            if view.untyped_storage().data_ptr() != stored.untyped_storage().data_ptr():
+                self._steps.append(_copy_step(view, stored, chain))
+            self._outputs.append(view)
+
+    # -- capture ----------------------------------------------------------------------------------
+
+    def _capture(self) -> list[Step]:
+        """One CUDA graph of all steps; where that fails, graphs around what cannot be captured."""
+        try:
+            return [self._capture_steps(self._steps)]
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            log.warning("the model does not fit one CUDA graph: %s", error)
+        segments: list[Step] = []
+        run: list[Step] = []
+        refused: list[str] = []
+        names = [launch.group.name for launch in self.plan.launches]
+        names += ["output"] * (len(self._steps) - len(names))
+        for name, step in zip(names, self._steps, strict=True):
+            reason = None if isinstance(step, BoundLaunch) else self._refusal(step)
+            if reason is None:
+                run.append(step)
+                continue
+            refused.append(f"{name}: {reason}")
+            if run:
+                segments.append(self._capture_steps(run))
+                run = []
+            segments.append(step)
+        if run:
+            segments.append(self._capture_steps(run))
+        self.uncaptured = tuple(refused)
+        return segments
+
+    def _refusal(self, step: Step) -> str | None:
+        """Why `step` cannot be captured, or None."""
+        try:
+            self._capture_steps([step])
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            torch.cuda.synchronize(self.device)
+            return str(error).splitlines()[0]
+        return None
+
+    def _capture_steps(self, steps: Sequence[Step]) -> Step:
+        graph = torch.cuda.CUDAGraph()
+        # torch does not restore the stream when the end of a capture raises: the outer context does
+        # so. Each graph has a pool of its own, since a failed capture spoils the one it used.
+        with (
+            torch.cuda.stream(torch.cuda.current_stream(self.device)),
+            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
+        ):
+            self._enqueue(steps)
+
+        def replay(stream: int) -> None:
+            graph.replay()
+
+        return replay
+
+    def _enqueue(self, steps: Sequence[Step]) -> None:
+        stream = torch.cuda.current_stream(self.device).cuda_stream
+        for step in steps:
+            step(stream)
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def __call__(self, inputs: Sequence[Tensor], *, static_outputs: bool) -> list[Tensor]:
+        """Run on the caller's current stream.
+
+        Args:
+            inputs: one per graph input, checked; copied in.
+            static_outputs: give the buffers themselves, which the next call overwrites.
+
+        Returns:
+            One tensor per graph output.
+        """
+        with self._lock, torch.no_grad():
+            if torch.cuda.current_device() != self.device.index:
+                with torch.cuda.device(self.device):
+                    return self._run(inputs, static_outputs)
+            return self._run(inputs, static_outputs)
+
+    def _run(self, inputs: Sequence[Tensor], static_outputs: bool) -> list[Tensor]:
+        stream = torch.cuda.current_stream()
+        handle = stream.cuda_stream
+        if self._last_stream is not None and self._last_stream != handle:
+            stream.wait_event(self._done)
+        self._last_stream = handle
+        try:
+            for buffer, tensor in zip(self._inputs, inputs, strict=True):
+                buffer.copy_(tensor)
+            for segment in self._segments:
+                segment(handle)
+            if static_outputs:
+                return list(self._outputs)
+            return [output.clone() for output in self._outputs]
+        finally:
+            self._done.record(stream)
+
+
+def _usable(tensor: Tensor, device: torch.device) -> bool:
+    """Whether a constant can be read where it is."""
+    return tensor.device == device and tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0
+
+
+def _upload(plan: Plan, device: torch.device) -> dict[str, Tensor]:
+    """The constants on the device, contiguous; shared ones once."""
+    values: dict[str, Tensor] = {}
+    uploaded: dict[int, Tensor] = {}
+    for name in plan.constants:
+        tensor = plan.graph.constants[name].detach()
+        if not _usable(tensor, device):
+            known = uploaded.get(id(plan.graph.constants[name]))
+            if known is None:
+                known = torch.empty(tensor.shape, dtype=tensor.dtype, device=device).copy_(tensor)
+                uploaded[id(plan.graph.constants[name])] = known
+            tensor = known
+        values[name] = tensor
+    return values
+
+
+def _follow(tensor: Tensor, chain: Sequence[Node]) -> Tensor:
+    for node in chain:
+        tensor = node.definition.reference(tensor, **node.attrs)
+    return tensor
+
+
+def _copy_step(out: Tensor, stored: Tensor, chain: Sequence[Node]) -> Step:
+    def copy(stream: int) -> None:
+        out.copy_(_follow(stored, chain))
+
+    return copy
+
+
+@contextmanager
+def _plain_torch(device: torch.device) -> Iterator[None]:
+    """No autograd and no inference mode: the caller's must not leak into what is kept."""
+    with torch.inference_mode(False), torch.no_grad(), torch.cuda.device(device):
+        yield

@@ -1,0 +1,83 @@
+"""Run a group by calling its operators in ATen, storing into given buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from gtco.graph import Group, Node
+
+
+def bind_library(
+    group: Group, tensors: Mapping[str, Tensor], precision: str | None = None
+) -> Callable[[int], None]:
+    """A call that runs `group` from and into `tensors`, on torch's current stream.
+
+    Args:
+        group: what to compute.
+        tensors: its inputs, constants and outputs by name; read now and used by each call.
+        precision: `Options.precision`.
+    """
+    graph = group.graph
+    given = {name: tensors[name] for name in (*graph.inputs, *graph.constants)}
+    outputs = {name: tensors[name] for name in graph.outputs}
+
+    def run(stream: int) -> None:
+        with torch.autocast("cuda", enabled=False), library_precision(precision):
+            run_nodes()
+
+    def run_nodes() -> None:
+        values = dict(given)
+        for node in graph.nodes:
+            out = outputs.get(node.name)
+            if out is not None and _stores_directly(node, values, out):
+                values[node.name] = out
+                continue
+            result = node.definition.reference(
+                *(values[name] for name in node.inputs), **node.attrs
+            )
+            results = result if isinstance(result, (tuple, list)) else (result,)
+            values.update(zip(node.values, results, strict=True))
+        for name, out in outputs.items():
+            if values[name] is not out:
+                out.copy_(values[name])
+
+    return run
+
+
+def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> bool:
+    """Run a matrix product straight into `out`; False if `node` is something else."""
+    inputs = [values[name] for name in node.inputs]
+    if any(tensor.dtype != out.dtype for tensor in inputs):
+        return False
+    if node.op == "linear" and node.attrs.get("out_dtype") is None:
+        x, w, *bias = inputs
+        rows, result = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+        if bias:
+            torch.addmm(bias[0], rows, w.t(), out=result)
+        else:
+            torch.mm(rows, w.t(), out=result)
+        return True
+    if node.op == "matmul":
+        torch.matmul(inputs[0], inputs[1], out=out)
+        return True
+    return False
+
+
+@contextmanager
+def library_precision(precision: str | None) -> Iterator[None]:
+    """Let ATen's fp32 products use tf32 or not, as the option says; None changes nothing."""
+    if precision not in ("tf32", "fp32"):
+        yield
+        return
+    allowed = precision == "tf32"
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if allowed else "highest")
+    try:
+        with torch.backends.cudnn.flags(allow_tf32=allowed):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)

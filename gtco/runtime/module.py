@@ -1,0 +1,324 @@
+"""What `gtco.compile` returns: a module that validates its inputs and replays a CUDA graph."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NoReturn, Self
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gtco.frontend.torch_export import Captured
+from gtco.graph import FusedGraph, TensorSpec
+from gtco.interpreter import ArgumentError
+from gtco.ops import Slot
+from gtco.report import Report, make_report
+from gtco.runtime.executable import Executable, compile_programs
+from gtco.runtime.nvrtc import CompiledKernel
+from gtco.runtime.plan import Launch, Plan, PlanError
+from gtco.target import Target, TargetError
+
+
+class RecompileError(RuntimeError):
+    """A change that a compiled module cannot take: the model has to be compiled again."""
+
+
+@dataclass(frozen=True)
+class LaunchInfo:
+    """One launch of a compiled module.
+
+    Args:
+        name: the group's name.
+        kernel: entry point of the generated kernel, or "aten".
+        family: of the group, such as "gemm".
+        ops: the operators it computes, in order.
+        modules: the user's modules that they come from.
+        schedule: knob values of the generated kernel.
+        source: where the choice comes from: "record", "default" or "fallback".
+        reason: why there is no generated kernel.
+    """
+
+    name: str
+    kernel: str
+    family: str
+    ops: tuple[str, ...]
+    modules: tuple[str, ...]
+    schedule: Mapping[str, int]
+    source: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class KernelInfo:
+    """One distinct kernel of a compiled module.
+
+    Args:
+        name: its entry point.
+        sketch: the structure it was made from.
+        launches: how often a call launches it.
+        registers: of a thread.
+        smem_bytes: shared memory of a block, static and dynamic.
+        spill_bytes: stored to local memory for want of registers, of a thread.
+        cubin_bytes: size of the code.
+    """
+
+    name: str
+    sketch: str
+    launches: int
+    registers: int
+    smem_bytes: int
+    spill_bytes: int
+    cubin_bytes: int
+
+
+class CompiledModule(nn.Module):
+    """A model compiled for one GPU architecture, with the signature of the model itself.
+
+    Calls copy the inputs in, run on the caller's current stream and return fresh tensors;
+    concurrent calls wait for each other. It has no parameters: the weights are baked in, and what
+    would change or move them raises `RecompileError`.
+
+    Args:
+        plan: what to run.
+        captured: the signature; its graph's inputs and outputs stand in the plan's order.
+
+    Raises:
+        CompileError: on a machine with the right GPU, where everything is made ready at once.
+        GpuMemoryError: likewise, if the GPU has too little memory.
+        PlanError: the plan and the signature do not fit.
+    """
+
+    def __init__(self, plan: Plan, captured: Captured) -> None:
+        super().__init__()
+        self.training = False
+        _check_signature(plan, captured)
+        self._plan = plan
+        self._captured = captured
+        self._checks = tuple(InputCheck(name, spec) for name, spec in captured.graph.inputs.items())
+        self._positional = _is_positional(captured)
+        self._single = len(captured.output_template) == 1 and captured.out_spec.is_leaf()
+        self._lock = threading.Lock()
+        self._kernels: dict[str, CompiledKernel] | None = None
+        self._executable: Executable | None = None
+        if _fitting_device(plan.target) is not None:
+            self._prepare()
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model.
+
+        Raises:
+            ArgumentError: an argument differs from what was compiled for, or requires grad.
+            TargetError: the GPU that it was compiled for is not there.
+            GpuMemoryError: the GPU has too little memory; a later call tries again.
+        """
+        if self._positional and not kwargs and len(args) == len(self._checks):
+            inputs = args
+        else:
+            inputs = self._captured.flatten(args, kwargs)
+        executable = self._executable or self._prepare()
+        device = executable.device
+        grad = torch.is_grad_enabled()
+        for check, tensor in zip(self._checks, inputs, strict=True):
+            check(tensor, device, grad)
+        outputs = executable(inputs, static_outputs=self._plan.options.static_outputs)
+        if self._single:
+            leaf = self._captured.output_template[0]
+            return outputs[leaf.index] if isinstance(leaf, Slot) else leaf
+        return self._captured.unflatten(outputs)
+
+    def _prepare(self) -> Executable:
+        """Upload, load and capture, once."""
+        with self._lock:
+            if self._executable is None:
+                device = _fitting_device(self._plan.target)
+                if device is None:
+                    raise TargetError(_missing_gpu(self._plan.target))
+                self._executable = Executable(self._plan, device, self._compile())
+            return self._executable
+
+    def _compile(self) -> dict[str, CompiledKernel]:
+        if self._kernels is None:
+            self._kernels = compile_programs(self._plan)
+        return self._kernels
+
+    # -- what is in it ----------------------------------------------------------------------------
+
+    @property
+    def graph(self) -> FusedGraph:
+        """The rewritten graph and its groups."""
+        return self._plan.fused
+
+    @property
+    def launches(self) -> tuple[LaunchInfo, ...]:
+        """One entry per launch, in order."""
+        return tuple(_launch_info(launch) for launch in self._plan.launches)
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        """The distinct generated kernels, in order of their first launch; compiles if need be.
+
+        Raises:
+            CompileError: a kernel does not compile.
+        """
+        compiled = self._compile()
+        programs = [launch.program for launch in self._plan.launches if launch.program]
+        counts: dict[str, int] = {}
+        for program in programs:
+            counts[program.name] = counts.get(program.name, 0) + 1
+        first = {program.name: program for program in reversed(programs)}
+        return tuple(
+            KernelInfo(
+                name,
+                first[name].sketch,
+                count,
+                compiled[name].registers,
+                compiled[name].smem_bytes + first[name].smem_bytes,
+                compiled[name].spill_bytes,
+                len(compiled[name].cubin),
+            )
+            for name, count in counts.items()
+        )
+
+    def report(self) -> Report:
+        """What was fused, what was not and why, what falls back, and what is predicted."""
+        uncaptured = self._executable.uncaptured if self._executable else ()
+        return make_report(self._plan, uncaptured)
+
+    # -- what a compiled module refuses -----------------------------------------------------------
+
+    def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
+        raise RecompileError(
+            "a compiled module cannot be moved or cast (.to, .cuda, .half, ...): move or cast the "
+            "model itself and compile it again"
+        )
+
+    def train(self, mode: bool = True) -> Self:
+        if mode:
+            raise RecompileError(
+                "a compiled module is for inference: call .train() on the model itself, and "
+                "compile it again after training"
+            )
+        return self
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise RecompileError(
+            "the weights are baked into a compiled module: load them into the model itself and "
+            "compile it again"
+        )
+
+
+class InputCheck:
+    """What one input must be.
+
+    Args:
+        name: of the argument, for messages.
+        spec: its shape and dtype.
+    """
+
+    def __init__(self, name: str, spec: TensorSpec) -> None:
+        self.name = name
+        self.spec = spec
+        self._shape = torch.Size(spec.sizes)
+        self._dtype = spec.dtype
+
+    def __call__(self, tensor: Any, device: torch.device, grad_enabled: bool) -> None:
+        """Accept `tensor` (any strides).
+
+        Raises:
+            ArgumentError: naming the argument, what was expected and what was given.
+        """
+        if (
+            isinstance(tensor, Tensor)
+            and tensor.shape == self._shape
+            and tensor.dtype == self._dtype
+            and tensor.device == device
+            and not (grad_enabled and tensor.requires_grad)
+        ):
+            return
+        if not isinstance(tensor, Tensor):
+            raise ArgumentError(f"argument {self.name}: expected a tensor, got {tensor!r:.80}")
+        if tensor.shape != self._shape or tensor.dtype != self._dtype:
+            raise ArgumentError(
+                f"argument {self.name}: expected {self.spec}, got {_show(tensor)}; a compiled "
+                f"module takes one shape and dtype, so convert the tensor or compile again for it"
+            )
+        if tensor.device != device:
+            raise ArgumentError(
+                f"argument {self.name}: expected a tensor on {device}, got one on {tensor.device}; "
+                f"move it with .to({str(device)!r})"
+            )
+        raise ArgumentError(
+            f"argument {self.name} requires grad, and a compiled module is for inference: call it "
+            f"under torch.no_grad(), or pass {self.name}.detach()"
+        )
+
+
+def _show(tensor: Tensor) -> str:
+    try:
+        return str(TensorSpec.of(tensor))
+    except KeyError:  # a dtype that gtco has no name for
+        return f"{tensor.dtype}{list(tensor.shape)}"
+
+
+def _check_signature(plan: Plan, captured: Captured) -> None:
+    """Refuse a rewritten graph whose inputs or outputs are not the captured ones in order."""
+    for kind in ("inputs", "outputs"):
+        specs = [
+            [graph.specs[name] for name in getattr(graph, kind)]
+            for graph in (plan.graph, captured.graph)
+        ]
+        if specs[0] != specs[1]:
+            raise PlanError(f"the passes changed the model's {kind}: {specs[1]} became {specs[0]}")
+
+
+def _is_positional(captured: Captured) -> bool:
+    """Whether a call is just one tensor per graph input, in order."""
+    count = len(captured.input_positions)
+    plain = pytree.tree_structure((tuple(range(count)), {}))
+    ordered = captured.input_positions == tuple(range(count))
+    return ordered and not captured.input_literals and captured.in_spec == plain
+
+
+def _launch_info(launch: Launch) -> LaunchInfo:
+    program = launch.program
+    return LaunchInfo(
+        launch.group.name,
+        "aten" if program is None else program.name,
+        launch.family,
+        tuple(node.op for node in launch.group.compute),
+        launch.modules,
+        {} if program is None else dict(program.schedule),
+        launch.source,
+        launch.reason,
+    )
+
+
+def runs_on(target: Target, capability: tuple[int, int]) -> bool:
+    """Whether code for `target` runs on a GPU of this compute capability."""
+    if target.arch.endswith("a"):
+        return target.capability == capability
+    return target.capability[0] == capability[0] and target.capability[1] <= capability[1]
+
+
+def _fitting_device(target: Target) -> torch.device | None:
+    """The current CUDA device if it runs code for `target`."""
+    if not torch.cuda.is_available():
+        return None
+    device = torch.device("cuda", torch.cuda.current_device())
+    return device if runs_on(target, torch.cuda.get_device_capability(device)) else None
+
+
+def _missing_gpu(target: Target) -> str:
+    if not torch.cuda.is_available():
+        return (
+            f"this module was compiled for {target.arch}, and no CUDA GPU is here; "
+            f"gtco.interpret(compiled.graph, args) runs it on the CPU"
+        )
+    major, minor = torch.cuda.get_device_capability()
+    return (
+        f"this module was compiled for {target.arch}, and the current GPU is sm_{major}{minor}; "
+        f"compile it again without target= for this one"
+    )

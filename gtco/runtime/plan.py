@@ -1,0 +1,138 @@
+"""What runs, in which order: the compiler's result and the runtime's input."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+from gtco.codegen.program import KernelProgram
+from gtco.graph import FusedGraph, Graph, Group, Node
+from gtco.options import Options
+from gtco.runtime.arena import Lifetime
+from gtco.target import Target
+
+
+class PlanError(ValueError):
+    """A plan in which a launch reads what nothing has stored."""
+
+
+@dataclass(frozen=True, eq=False)
+class Launch:
+    """One step of the plan.
+
+    Args:
+        group: what it computes.
+        family: the group's family, such as "gemm".
+        program: the generated kernel; None calls the group's operators in ATen.
+        source: where the choice comes from: "record", "default" or "fallback".
+        reason: why there is no generated kernel.
+        predicted_us: its time from start to start, if something predicted it.
+    """
+
+    group: Group
+    family: str
+    program: KernelProgram | None
+    source: str
+    reason: str = ""
+    predicted_us: float | None = None
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The user's modules that its operators come from."""
+        return tuple(dict.fromkeys(n.source for n in self.group.compute if n.source))
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """A fused graph and how each of its groups runs.
+
+    Args:
+        fused: the groups, in launch order.
+        launches: one per group, in the same order.
+        target: what the kernels are made for.
+        options: the user's.
+        dependent_launch: let a generated kernel start before the generated one ahead of it ended
+            (sm_90 and newer).
+    """
+
+    fused: FusedGraph
+    launches: tuple[Launch, ...]
+    target: Target
+    options: Options
+    dependent_launch: bool = True
+
+    @property
+    def graph(self) -> Graph:
+        """The whole graph after every rewrite."""
+        return self.fused.graph
+
+    @cached_property
+    def stored(self) -> frozenset[str]:
+        """Values that have a buffer: inputs, constants and the outputs of launches."""
+        made = (name for launch in self.launches for name in launch.group.graph.outputs)
+        return frozenset((*self.graph.inputs, *self.graph.constants, *made))
+
+    @cached_property
+    def constants(self) -> tuple[str, ...]:
+        """Constants that a launch or the caller reads."""
+        read = dict.fromkeys(
+            name for launch in self.launches for name in launch.group.graph.constants
+        )
+        read.update(dict.fromkeys(base for base, _ in self.outputs.values()))
+        return tuple(name for name in read if name in self.graph.constants)
+
+    @cached_property
+    def outputs(self) -> Mapping[str, tuple[str, tuple[Node, ...]]]:
+        """For each output of the graph, the stored value and the views that lead from it.
+
+        Raises:
+            PlanError: it is no view of a stored value.
+        """
+        return {name: self._view_chain(name) for name in self.graph.outputs}
+
+    def _view_chain(self, value: str) -> tuple[str, tuple[Node, ...]]:
+        chain: list[Node] = []
+        while value not in self.stored:
+            node = self.graph.producers.get(value)
+            if node is None or not node.definition.is_view:
+                raise PlanError(f"the plan returns %{value}, which no launch stores")
+            chain.insert(0, node)
+            value = node.inputs[0]
+        return value, tuple(chain)
+
+    def is_dependent(self, index: int) -> bool:
+        """Whether launch `index` starts before the one ahead of it ended.
+
+        Both must be generated: only those wait for their predecessor's end themselves.
+        """
+        if not self.dependent_launch or not self.target.has_dependent_launch or index == 0:
+            return False
+        return all(launch.program is not None for launch in self.launches[index - 1 : index + 1])
+
+    def lifetimes(self) -> list[Lifetime]:
+        """When each value of the arena is alive, in launches.
+
+        Inputs are copied in ahead of launch 0; what the caller gets back lives to the end. A
+        dependent launch changes nothing: a kernel that started early waits for the whole end of
+        the one ahead, and so for all before it, ahead of its first store.
+
+        Raises:
+            PlanError: a launch reads a value before one stored it.
+        """
+        end = len(self.launches)
+        first = dict.fromkeys(self.graph.inputs, -1)
+        last = dict(first)
+        for index, launch in enumerate(self.launches):
+            for name in launch.group.graph.inputs:
+                if name not in first:
+                    raise PlanError(f"{launch.group.name} reads %{name} before a launch stores it")
+                last[name] = index
+            for name in launch.group.graph.outputs:
+                first.setdefault(name, index)
+                last[name] = index
+        for base, _ in self.outputs.values():
+            if base in first:
+                last[base] = end
+        specs = self.graph.specs
+        return [Lifetime(name, specs[name].nbytes, first[name], last[name]) for name in first]

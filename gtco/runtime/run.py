@@ -1,0 +1,160 @@
+"""Run or time one generated kernel on tensors: for tests and for measuring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from gtco.codegen.program import KernelProgram
+from gtco.graph import Group, TensorSpec
+from gtco.runtime.driver import BoundLaunch, LoadedKernel
+from gtco.runtime.library import bind_library
+from gtco.runtime.nvrtc import compile_kernel
+
+REPLAYS = 20
+"""Replays between two events: the host's time to submit the first must not count."""
+
+
+def poisoned(spec: TensorSpec, device: torch.device) -> Tensor:
+    """A tensor of `spec` whose every element a kernel must overwrite: NaN, or the largest int."""
+    if spec.dtype.is_floating_point:
+        return torch.full(spec.sizes, float("nan"), dtype=spec.dtype, device=device)
+    value = True if spec.dtype == torch.bool else torch.iinfo(spec.dtype).max
+    return torch.full(spec.sizes, value, dtype=spec.dtype, device=device)
+
+
+def load_program(program: KernelProgram, device: int) -> LoadedKernel:
+    """Compile `program` (or take it from the cache) and load it.
+
+    Raises:
+        CompileError: NVRTC refuses the source.
+        DriverError: the driver refuses the cubin.
+    """
+    return LoadedKernel(compile_kernel(program.code, program.name, program.arch), device)
+
+
+def run_group(
+    program: KernelProgram, group: Group, values: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Launch `program` once on the current stream and wait for it.
+
+    Args:
+        program: made from `group`.
+        group: its inputs and outputs.
+        values: each input (and constant; missing ones are taken from the group) by name, on
+            one CUDA device and of the group's shapes.
+
+    Returns:
+        Each output of the group by name; what the kernel did not write is NaN.
+    """
+    device = _device(values)
+    tensors = _operands(group, values, device)
+    with torch.cuda.device(device):
+        assert device.index is not None
+        kernel = load_program(program, device.index)
+        launch = BoundLaunch(kernel, program, tensors, dependent=False)
+        launch(torch.cuda.current_stream().cuda_stream)
+        torch.cuda.synchronize()
+    return {name: tensors[name] for name in group.graph.outputs}
+
+
+def time_program(
+    program: KernelProgram,
+    group: Group,
+    values: Mapping[str, Tensor],
+    *,
+    repeat: int = 10,
+    copies: int = 12,
+    dependent: bool = True,
+) -> float:
+    """Microseconds from start to start of `program` in a chain of its own copies.
+
+    Each copy has constants of its own, so that weights come from device memory as they do in a
+    model; all copies share inputs and outputs. The chain is one CUDA graph.
+
+    Args:
+        program: made from `group`.
+        group: its inputs and outputs.
+        values: as for `run_group`.
+        repeat: how many timings; their median counts.
+        copies: launches in the chain.
+        dependent: with dependent launch, as in a plan.
+    """
+    device = _device(values)
+    with torch.cuda.device(device):
+        assert device.index is not None
+        kernel = load_program(program, device.index)
+        chain = [
+            BoundLaunch(kernel, program, tensors, dependent=dependent and index > 0)
+            for index, tensors in enumerate(_copies(group, values, device, copies))
+        ]
+        return _time_chain(chain, repeat)
+
+
+def time_library(
+    group: Group, values: Mapping[str, Tensor], *, repeat: int = 10, copies: int = 12
+) -> float:
+    """Microseconds from start to start of the group's ATen calls, chained as in `time_program`."""
+    device = _device(values)
+    with torch.cuda.device(device), torch.no_grad():
+        tensors = _copies(group, values, device, copies)
+        return _time_chain([bind_library(group, each) for each in tensors], repeat)
+
+
+def _copies(
+    group: Group, values: Mapping[str, Tensor], device: torch.device, copies: int
+) -> list[dict[str, Tensor]]:
+    """Operands for each copy of a chain: constants of its own, everything else shared."""
+    base = _operands(group, values, device)
+    names = tuple(group.graph.constants)
+    return [{**base, **{name: base[name].clone() for name in names}} for _ in range(copies)]
+
+
+def _time_chain(chain: Sequence[Callable[[int], None]], repeat: int) -> float:
+    def enqueue() -> None:
+        stream = torch.cuda.current_stream().cuda_stream
+        for launch in chain:
+            launch(stream)
+
+    enqueue()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        enqueue()
+    times = []
+    for _ in range(repeat + 2):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(REPLAYS):
+            graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end) * 1000)
+    times = sorted(times[2:])  # the first replays upload the graph
+    return float(times[len(times) // 2]) / (len(chain) * REPLAYS)
+
+
+def _device(values: Mapping[str, Tensor]) -> torch.device:
+    for tensor in values.values():
+        if tensor.is_cuda:
+            return tensor.device
+    raise ValueError("run_group needs its values on a CUDA device")
+
+
+def _operands(
+    group: Group, values: Mapping[str, Tensor], device: torch.device
+) -> dict[str, Tensor]:
+    """Every stored value of the group, contiguous; outputs are poisoned."""
+    graph = group.graph
+    tensors: dict[str, Tensor] = {}
+    for name in (*graph.inputs, *graph.constants):
+        tensor = values[name] if name in values else graph.constants[name]
+        spec = graph.specs[name]
+        if tuple(tensor.shape) != spec.sizes or tensor.dtype != spec.dtype:
+            raise ValueError(f"%{name} is {spec}, but {TensorSpec.of(tensor)} was given")
+        tensors[name] = tensor.to(device).contiguous()
+    for name in graph.outputs:
+        tensors[name] = poisoned(graph.specs[name], device)
+    return tensors

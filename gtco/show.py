@@ -1,0 +1,171 @@
+"""What the commands print: tables for people, plain values for `--json`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from gtco.bench import BenchResult
+from gtco.demo import NAME, TARGET, Rehearsal, telling_refusals
+from gtco.locate import Located
+from gtco.runtime.module import CompiledModule, KernelInfo
+from gtco.target import TARGETS
+
+
+def _table(title: str, *columns: str) -> Table:
+    """A table whose first column is text and whose other columns are numbers."""
+    table = Table(title=title, title_justify="left", title_style="bold")
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index else "left")
+    return table
+
+
+# -- env -----------------------------------------------------------------------------------------
+
+
+def environment(console: Console, facts: dict[str, Any]) -> None:
+    table = Table.grid(padding=(0, 2))
+    for name, version in facts["packages"].items():
+        table.add_row(name, version or "not installed")
+    table.add_row("python", facts["python"])
+    table.add_row("platform", facts["platform"])
+    table.add_row("NVRTC", facts["nvrtc"] or "not found")
+    table.add_row("CUDA (torch)", facts["cuda"] or "none: a CPU build")
+    table.add_row("CUDA (driver)", facts["driver"] or "none")
+    for gpu in facts["gpus"]:
+        target = gpu["target"] or "no target for it"
+        size = gpu["memory_bytes"] / 2**30
+        table.add_row("GPU", f"{gpu['name']}, {target}, {size:.0f} GiB")
+    if not facts["gpus"]:
+        table.add_row("GPU", "none")
+    table.add_row("targets", ", ".join(TARGETS))
+    cache = facts["cache"]
+    state = "" if cache["used"] and cache["writable"] else " (not usable)"
+    table.add_row("cache", cache["folder"] + state)
+    console.print(table, highlight=False)
+
+
+# -- bench ---------------------------------------------------------------------------------------
+
+
+def bench(console: Console, model: Located, result: BenchResult) -> None:
+    table = _table(
+        f"{model.name}, microseconds a call",
+        "",
+        "single p50",
+        "p90",
+        "p99",
+        "host",
+        "back to back",
+        "x gtco's",
+        "answer",
+    )
+    ours = result.timings["gtco"].back_to_back_us
+    for name, timing in result.timings.items():
+        verdicts = result.verdicts[name].values()
+        table.add_row(
+            name,
+            *(f"{timing.single_us[key]:.1f}" for key in ("p50", "p90", "p99")),
+            f"{timing.host_us:.1f}",
+            f"{timing.back_to_back_us:.1f}",
+            f"{timing.back_to_back_us / ours:.2f}",
+            "right" if all(verdict.ok for verdict in verdicts) else "WRONG",
+        )
+    console.print(table)
+    for peer, ratio in result.ratios.items():
+        spread = f"{ratio['back_to_back_low']:.2f} to {ratio['back_to_back_high']:.2f}"
+        name = result.best[peer]
+        console.print(
+            f"{name} takes {ratio['back_to_back']:.2f} times as long as gtco back to back "
+            f"({spread} over the rounds), {ratio['single_p50']:.2f} times in single calls",
+            highlight=False,
+        )
+    for name, reason in result.failures.items():
+        console.print(f"{name} failed: {reason}", markup=False, highlight=False)
+    for kind, verdict in result.verdicts["gtco"].items():
+        console.print(f"answer for {kind} inputs is {verdict}", highlight=False)
+    console.print(
+        f"{result.launches} launches; {result.generated_share:.1%} of gtco's GPU time runs in "
+        "generated kernels",
+        highlight=False,
+    )
+
+
+# -- compile and demo ----------------------------------------------------------------------------
+
+
+def compiled(console: Console, module: CompiledModule, kernels: tuple[KernelInfo, ...]) -> None:
+    console.print(module.report(), highlight=False)
+    console.print(_kernel_table("kernels", kernels), highlight=False)
+
+
+def compiled_json(module: CompiledModule, kernels: tuple[KernelInfo, ...]) -> dict[str, Any]:
+    return {
+        "report": module.report().to_dict(),
+        "kernels": [asdict(kernel) for kernel in kernels],
+        "launches": [asdict(launch) for launch in module.launches],
+    }
+
+
+def _kernel_table(title: str, kernels: tuple[KernelInfo, ...]) -> Table:
+    table = _table(title, "kernel", "launches", "registers", "shared memory", "spilled", "cubin")
+    for kernel in kernels:
+        table.add_row(
+            kernel.name,
+            str(kernel.launches),
+            str(kernel.registers),
+            f"{kernel.smem_bytes} B",
+            f"{kernel.spill_bytes} B",
+            f"{kernel.cubin_bytes} B",
+        )
+    return table
+
+
+def rehearsal(console: Console, rehearsed: Rehearsal) -> None:
+    report = rehearsed.compiled.report()
+    console.print(f"{NAME}, fp16, batch 1, for {TARGET}", style="bold", highlight=False)
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("operators in", str(rehearsed.operators))
+    facts.add_row("launches out", f"{report.launches}, {report.generated} of them generated")
+    before, after = rehearsed.bytes_unfused / 1e6, rehearsed.bytes_fused / 1e6
+    facts.add_row(
+        "bytes saved",
+        f"{before - after:.0f} MB: the launches read and write {after:.0f} MB, "
+        f"one kernel per operator {before:.0f} MB",
+    )
+    facts.add_row("legal plans", f"{report.legal_plans:.3g}")
+    if report.predicted_us is not None:
+        facts.add_row("time", f"{report.predicted_us:.0f} us a call (predicted, not measured)")
+    console.print(facts, highlight=False)
+    console.print("\nnot fused, for example", style="bold")
+    for producer, consumer, reason in telling_refusals(rehearsed.compiled.graph.refusals):
+        line = f"  %{producer} -> %{consumer}: {reason}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print()
+    console.print(_kernel_table(f"cubins for {TARGET}", rehearsed.kernels), highlight=False)
+    console.print(
+        f"\nThe fused graph, run in fp32, is {rehearsed.verdict}.\n{LAST_LINE}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+LAST_LINE = (
+    "Checked on the CPU; nothing was timed here. Your own model: "
+    f"gtco compile your_module:your_function --target {TARGET}"
+)
+
+
+def rehearsal_json(rehearsed: Rehearsal) -> dict[str, Any]:
+    return {
+        "operators": rehearsed.operators,
+        "bytes_unfused": rehearsed.bytes_unfused,
+        "bytes_fused": rehearsed.bytes_fused,
+        "timed": False,
+        "verdict": rehearsed.verdict.to_dict(),
+        **compiled_json(rehearsed.compiled, rehearsed.kernels),
+    }

@@ -1,0 +1,175 @@
+"""Attention spelled out becomes one node.
+
+    %t = permute(%k, dims=[0, 1, 3, 2])
+    %a = matmul(%q, %t)
+    %b = mul(%a, other=0.125)                   ->    %y = attention(%q, %k, %v, %mask,
+    %c = add(%b, %mask)                                              scale=0.125, causal=False)
+    %d = softmax(%c, dim=3)
+    %y = matmul(%d, %v)
+
+The scale may stand on q, on k, or on the product before the mask; casts to a wider type around
+the softmax are what `attention` does anyway. A mask that masks nothing goes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gtco.graph import Graph, Node
+from gtco.passes import views
+from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+
+
+@dataclass(frozen=True)
+class _Attention:
+    """What the pattern bound: `k` is [..., keys, d], or with `k_is_transposed` [..., d, keys]."""
+
+    q: str
+    k: str
+    v: str
+    mask: str | None
+    scale: float
+    k_is_transposed: bool
+    softmax: Node
+    inner: tuple[str, ...]
+    """Values inside the pattern, which nobody else may read."""
+    misplaced_scale: bool
+
+
+def _scaled(edit: Editor, value: str) -> tuple[str, float] | None:
+    """(x, c) if `value` is `x * c` or `x / c` with a number c."""
+    node = edit.producer(value, "mul", "div")
+    if node is None or len(node.inputs) != 1:
+        return None
+    other = float(node.attrs["other"])
+    return node.inputs[0], other if node.op == "mul" else 1.0 / other
+
+
+def _unscaled(edit: Editor, value: str) -> tuple[str, float]:
+    return _scaled(edit, value) or (value, 1.0)
+
+
+def _transposed(edit: Editor, value: str) -> str | None:
+    """x if `value` is x with its last two dimensions exchanged."""
+    node = edit.producer(value, "permute")
+    if node is None:
+        return None
+    rank = len(node.attrs["dims"])
+    swapped = (*range(rank - 2), rank - 1, rank - 2)
+    return node.inputs[0] if tuple(node.attrs["dims"]) == swapped else None
+
+
+def _see_through(edit: Editor, value: str, inner: list[str]) -> str:
+    """`value` before casts, and before reshapes that keep its rows and columns."""
+    while node := edit.producer(value, "cast", "reshape"):
+        if edit.shape(value)[-2:] != edit.shape(node.inputs[0])[-2:]:
+            break
+        inner.append(value)
+        value = node.inputs[0]
+    return value
+
+
+def _match(edit: Editor, node: Node) -> _Attention | None:
+    inner: list[str] = []
+    value = _see_through(edit, node.inputs[0], inner)
+    softmax = edit.producer(value, "softmax")
+    if softmax is None:
+        return None
+    inner.append(value)
+    value, mask, misplaced = _see_through(edit, softmax.inputs[0], inner), None, False
+    product = None
+    scale = 1.0
+    for _ in range(3):  # at most a scale, a mask and a scale
+        if product := edit.producer(value, "matmul"):
+            break
+        if pair := _scaled(edit, value):
+            inner.append(value)
+            misplaced |= mask is None and edit.producer(pair[0], "add") is not None
+            value, scale = pair[0], scale * pair[1]
+        elif (added := edit.producer(value, "add")) and len(added.inputs) == 2 and mask is None:
+            inner.append(value)
+            value, mask = _scores_first(edit, added)
+        else:
+            return None
+        value = _see_through(edit, value, inner)
+    if product is None:
+        return None
+    inner.append(value)
+    q, q_scale = _unscaled(edit, product.inputs[0])
+    right, k_scale = _unscaled(edit, product.inputs[1])
+    k = _transposed(edit, right)
+    if k is not None:
+        k, inner_scale = _unscaled(edit, k)
+        k_scale *= inner_scale
+    return _Attention(
+        q, k or right, node.inputs[1], mask, scale * q_scale * k_scale, k is None,
+        softmax, tuple(inner), misplaced,
+    )  # fmt: skip
+
+
+def _scores_first(edit: Editor, added: Node) -> tuple[str, str]:
+    """The operands of `scores + mask`, whichever way round."""
+    a, b = added.inputs
+    scores = _unscaled(edit, b)[0]
+    return (b, a) if edit.producer(scores, "matmul") and a != b else (a, b)
+
+
+def _check(edit: Editor, match: _Attention) -> str | None:
+    rank = edit.specs[match.softmax.name].rank
+    if match.softmax.attrs["dim"] % rank != rank - 1:
+        return "the softmax does not run over the keys"
+    if match.misplaced_scale:
+        return "the scale follows the mask, so it scales the mask too"
+    for value in match.inner:
+        if not edit.read_once(value):
+            return f"%{value} is read elsewhere too, so it must be stored"
+    leading = {edit.shape(x)[:-2] for x in (match.q, match.k, match.v)}
+    if len(leading) != 1:
+        return "q, k and v differ in their batch dimensions"
+    dtypes = {edit.dtype(x) for x in (match.q, match.k, match.v)}
+    if len(dtypes) != 1:
+        return "q, k and v differ in dtype"
+    if match.mask is not None and any(edit.producer(x, "reshape") for x in match.inner):
+        return "the scores are reshaped on the way to or from their mask"
+    if match.mask is not None and edit.dtype(match.mask) != edit.dtype(match.q):
+        return f"the mask is {edit.specs[match.mask]}, not of q's dtype"
+    return None
+
+
+def _replace(edit: Editor, match: _Attention) -> str:
+    k = match.k
+    if match.k_is_transposed:
+        rank = edit.specs[k].rank
+        k = edit.add("permute", k, dims=(*range(rank - 2), rank - 1, rank - 2))
+    inputs = (match.q, k, match.v, *([match.mask] if match.mask is not None else []))
+    return edit.add("attention", *inputs, scale=match.scale, causal=False)
+
+
+def _idle_mask(edit: Editor, node: Node) -> Node | None:
+    """An attention whose constant mask lets every query see every key."""
+    mask = edit.constant(node.inputs[3]) if len(node.inputs) == 4 else None
+    if mask is None:
+        return None
+    idle = mask.all() if mask.dtype == torch.bool else (mask == 0).all()
+    return node if bool(idle) else None
+
+
+def _without_mask(edit: Editor, node: Node) -> str:
+    return edit.add("attention", *node.inputs[:3], **node.attrs)
+
+
+RULES: tuple[Rule[Any], ...] = (
+    *views.RULES,
+    Rule("softmax(q @ k.T * c + mask) @ v -> attention(q, k, v, mask, c)", ("matmul",),
+         _match, _replace, _check),
+    Rule("attention(q, k, v, nothing masked) -> attention(q, k, v)", ("attention",),
+         _idle_mask, _without_mask),
+)  # fmt: skip
+
+
+def fuse_attention(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return rewrite(graph, RULES, log)

@@ -1,0 +1,79 @@
+"""One form for what can be written in several ways.
+
+    %a = permute(%x, dims=[0, 2, 1])
+    %b = permute(%a, dims=[0, 2, 1])            ->   %y = linear(%x, %w')
+    %y = matmul(%b, %w)   (%w a constant)
+
+Views, casts and copies that do nothing go (the rules of `views.py`), a zero-dimensional constant
+operand becomes the attribute `other`, and equal nodes become one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from gtco.graph import Graph, Node, infer_outputs
+from gtco.passes import views
+from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+
+_BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum",
+           "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
+_COMMUTATIVE = ("add", "mul", "maximum", "minimum", "eq", "ne")
+
+# -- scalars -------------------------------------------------------------------------------------
+
+
+def _scalar_operand(edit: Editor, node: Node) -> tuple[Node, str, Any] | None:
+    if len(node.inputs) != 2:
+        return None
+    pairs = [(0, 1), (1, 0)] if node.op in _COMMUTATIVE else [(0, 1)]
+    for x, c in pairs:
+        constant = edit.constant(node.inputs[c])
+        if constant is None or constant.dim() != 0 or constant.dtype == torch.bool:
+            continue
+        value = constant.item()
+        specs = [edit.specs[node.inputs[x]]]
+        if infer_outputs(node.op, specs, {"other": value}) == node.outputs:
+            return node, node.inputs[x], value
+    return None
+
+
+def _with_scalar(edit: Editor, match: tuple[Node, str, Any]) -> str:
+    node, x, value = match
+    return edit.add(node.op, x, other=value)
+
+
+# -- matmul --------------------------------------------------------------------------------------
+
+
+def _constant_matmul(edit: Editor, node: Node) -> tuple[str, str, bool] | None:
+    """(x, weight constant, whether it is already transposed) of `x @ constant`."""
+    x, w = node.inputs
+    if edit.specs[w].rank != 2 or edit.specs[x].rank < 2:
+        return None
+    if w in edit.constants:
+        return x, w, False
+    view = edit.producer(w, "permute")
+    return (x, view.inputs[0], True) if view and view.inputs[0] in edit.constants else None
+
+
+def _linear(edit: Editor, match: tuple[str, str, bool]) -> str:
+    x, w, transposed = match
+    if not transposed:
+        # the transpose of a transposed weight is that weight: no copy then
+        w = edit.add_constant(f"{w}_t", edit.constants[w].t().contiguous())
+    return edit.add("linear", x, w)
+
+
+RULES: tuple[Rule[Any], ...] = (
+    *views.RULES,
+    Rule("op(x, 0-d constant c) -> op(x, other=c)", _BINARY, _scalar_operand, _with_scalar),
+    Rule("x @ constant -> linear(x, constant.T)", ("matmul",), _constant_matmul, _linear),
+)  # fmt: skip
+
+
+def canonicalize(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return merge_duplicates(rewrite(graph, RULES, log), log)

@@ -1,0 +1,171 @@
+"""Constant factors go into convolutions, and convolutions that are matrix products become linears.
+
+%c = conv2d(%x, %w, %b, padding=[1, 1], ...)
+%y = batch_norm(%c, %mean, %var, %g, %h)        ->   %y = conv2d(%x, %w', %b', ...)
+
+%c: f16[1,768,14,14] = conv2d(%x, %w, stride=[16, 16])
+%r: f16[1,768,196] = reshape(%c)                ->   %p = reshape(permute(reshape(%x)))
+%y: f16[1,196,768] = permute(%r)                     %y: f16[1,196,768] = linear(%p, %w')
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtco.graph import Graph, Node
+from gtco.passes import views
+from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+
+# -- batch norm and other factors per channel -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Affine:
+    """A node that is `x * scale + shift` with one f64 number per channel each."""
+
+    node: Node
+    scale: Tensor
+    shift: Tensor
+
+
+def _batch_norm(edit: Editor, node: Node) -> _Affine | None:
+    parameters = [edit.constant(name) for name in node.inputs[1:]]
+    mean, var, *affine = (p.double() for p in parameters if p is not None)
+    if len(affine) + 2 != len(parameters):
+        return None
+    scale = (var + node.attrs["eps"]).rsqrt()
+    if affine:
+        scale = scale * affine[0]
+    shift = -mean * scale
+    return _Affine(node, scale, shift + affine[1] if len(affine) == 2 else shift)
+
+
+def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
+    """(x, the affine map) of `x * c` or `x + c` with a constant c[1, channels, 1, 1]."""
+    for x, c in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
+        constant, spec = edit.constant(node.inputs[c]), node.outputs[0]
+        if constant is None or spec != edit.specs[node.inputs[x]] or spec.rank != 4:
+            continue
+        channels = spec.sizes[1]
+        if tuple(constant.shape) not in ((1, channels, 1, 1), (channels, 1, 1)):
+            continue
+        flat = constant.double().flatten()
+        one, zero = torch.ones_like(flat), torch.zeros_like(flat)
+        scale, shift = (flat, zero) if node.op == "mul" else (one, flat)
+        return node.inputs[x], _Affine(node, scale, shift)
+    return None
+
+
+def _affine_of_conv(edit: Editor, node: Node) -> tuple[Node, _Affine] | None:
+    """(the convolution, what `node` does to its channels)."""
+    if node.op == "batch_norm":
+        norm = _batch_norm(edit, node)
+        found = norm and (node.inputs[0], norm)
+    else:
+        found = _per_channel(edit, node)
+    conv = found and edit.producer(found[0], "conv2d")
+    if not found or not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
+        return None
+    return conv, found[1]
+
+
+def _conv_is_shared(edit: Editor, match: tuple[Node, _Affine]) -> str | None:
+    conv, affine = match
+    if not edit.read_once(conv.name):
+        return f"%{conv.name} is also read by something other than %{affine.node.name}"
+    return None
+
+
+def _folded_conv(edit: Editor, match: tuple[Node, _Affine]) -> str:
+    conv, norm = match
+    w, *bias = (edit.constants[name] for name in conv.inputs[1:])
+    folded = (w.double() * norm.scale.reshape(-1, 1, 1, 1)).to(w.dtype)
+    shift = norm.shift + (bias[0].double() * norm.scale if bias else 0)
+    return edit.add(
+        "conv2d",
+        conv.inputs[0],
+        edit.add_constant(f"{conv.inputs[1]}_folded", folded),
+        edit.add_constant(f"{conv.inputs[1]}_bias", shift.to(w.dtype)),
+        **conv.attrs,
+    )
+
+
+def _affine(edit: Editor, norm: _Affine) -> str:
+    (x, mean, *_), (spec,) = norm.node.inputs, norm.node.outputs
+    wide = torch.promote_types(spec.dtype, torch.float32)
+    shape = (1, -1, *(1,) * (spec.rank - 2))
+    scale = edit.add_constant(f"{mean}_scale", norm.scale.to(wide).reshape(shape))
+    shift = edit.add_constant(f"{mean}_shift", norm.shift.to(wide).reshape(shape))
+    y = edit.add("cast", x, dtype=wide) if wide != spec.dtype else x
+    y = edit.add("add", edit.add("mul", y, scale), shift)
+    return edit.add("cast", y, dtype=spec.dtype) if wide != spec.dtype else y
+
+
+# -- convolutions that are matrix products -------------------------------------------------------
+
+
+def _patches(edit: Editor, node: Node) -> Node | None:
+    """A convolution whose windows do not overlap and that has no groups."""
+    attrs = node.attrs
+    w = edit.constant(node.inputs[1])
+    plain = all(n == 0 for n in attrs["padding"]) and all(n == 1 for n in attrs["dilation"])
+    if w is None or attrs["groups"] != 1 or not plain:
+        return None
+    return node if tuple(w.shape[2:]) == tuple(attrs["stride"]) else None
+
+
+def _patches_fit(edit: Editor, node: Node) -> str | None:
+    kernel, image = edit.shape(node.inputs[1])[2:], edit.shape(node.inputs[0])[2:]
+    if any(size % k for size, k in zip(image, kernel, strict=True)):
+        return f"the image {image} is no multiple of the patch {kernel}"
+    inner = edit.producer(node.inputs[0], "permute")
+    if kernel == (1, 1) and (inner is None or inner.attrs["dims"] != (0, 3, 1, 2)):
+        return "the input of this 1x1 convolution is not stored channels last"
+    return None
+
+
+def _patch_linear(edit: Editor, node: Node) -> str:
+    x, weight, *bias = node.inputs
+    batch, channels, height, width = edit.shape(x)
+    out, _, p, q = edit.shape(weight)
+    rows, columns = height // p, width // q
+    matrix = edit.constants[weight].reshape(out, -1)
+    flat = edit.add_constant(f"{weight}_matrix", matrix)
+    y = edit.add("reshape", x, shape=(batch, channels, rows, p, columns, q))
+    y = edit.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
+    y = edit.add("reshape", y, shape=(batch, rows * columns, channels * p * q))
+    y = edit.add("linear", y, flat, *bias)
+    y = edit.add("permute", y, dims=(0, 2, 1))
+    return edit.add("reshape", y, shape=(batch, out, rows, columns))
+
+
+_AFFINE: tuple[Rule[Any], ...] = (
+    Rule("batch_norm(conv2d(x, w)) -> conv2d(x, w * s, t)", ("batch_norm",),
+         _affine_of_conv, _folded_conv, _conv_is_shared),
+    Rule("conv2d(x, w) * s -> conv2d(x, w * s)", ("mul",),
+         _affine_of_conv, _folded_conv, _conv_is_shared),
+    Rule("conv2d(x, w) + t -> conv2d(x, w, t)", ("add",),
+         _affine_of_conv, _folded_conv, _conv_is_shared),
+)  # fmt: skip
+
+_BATCH_NORMS: tuple[Rule[Any], ...] = (
+    Rule("batch_norm(x) -> x * s + t", ("batch_norm",), _batch_norm, _affine),
+)
+
+_PATCHES: tuple[Rule[Any], ...] = (
+    *views.RULES,
+    Rule("conv2d(x, w) with kernel = stride -> linear(patches(x), w)", ("conv2d",),
+         _patches, _patch_linear, _patches_fit),
+)  # fmt: skip
+
+
+def fold_convolutions(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    # A factor must meet its convolution before either becomes something else.
+    for rules in (_AFFINE, _BATCH_NORMS, _PATCHES):
+        graph = rewrite(graph, rules, log)
+    return merge_duplicates(graph, log)

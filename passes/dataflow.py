@@ -1,0 +1,230 @@
+"""Who reads what: compute nodes, the views between them and the values that are stored.
+
+Views are free, so fusion works on compute nodes alone. `Flow` is a graph seen that way: each
+operand of a compute node is a base value (an input, a constant or a compute node's value) and a
+chain of views, and each base value has one stored form. The stored form of a value whose readers
+all go through one chain of reshapes and permutes is the end of that chain: its producer stores
+through the permuted layout, and the reader finds contiguous memory.
+
+    %a = attention(%q, %k, %v)   %p = permute(%a)   %r = reshape(%p)   %y = linear(%r, %w)
+    the group of %a stores %r
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from types import MappingProxyType
+
+from gtco.graph import Graph, Group, Node, subgraph
+from gtco.views import Layout, NotAView, apply_view, store_layout
+
+
+@dataclass(frozen=True)
+class Read:
+    """One operand of a compute node: `value` is `base` seen through `views`, in that order."""
+
+    value: str
+    base: str
+    views: tuple[Node, ...]
+
+
+def trace(graph: Graph, value: str) -> Read:
+    """Follow `value` through views to the input, constant or compute value behind it."""
+    views: list[Node] = []
+    base = value
+    while (node := graph.producers.get(base)) is not None and node.definition.is_view:
+        views.append(node)
+        base = node.inputs[0]
+    return Read(value, base, tuple(reversed(views)))
+
+
+def stored_form(graph: Graph, value: str) -> str:
+    """The view of compute value `value` that its group stores: usually `value` itself.
+
+    The longest chain of reshapes and permutes that every reader goes through, if it holds a
+    permute and a kernel can store through it. What the graph returns is stored as it was made:
+    the runtime returns views of it.
+    """
+    returned = set(graph.outputs)
+    best = current = value
+    permuted = False
+    while current not in returned and len(graph.users[current]) == 1:
+        (view,) = graph.users[current]
+        if view.op not in ("reshape", "permute") or view.name in returned:
+            break
+        current = view.name
+        permuted = permuted or view.op == "permute"
+        if permuted:
+            try:
+                store_layout(graph, value, current)
+            except NotAView:
+                continue
+            best = current
+    return best
+
+
+class Flow:
+    """A graph as compute nodes and their operands."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.compute = tuple(node for node in graph.nodes if not node.definition.is_view)
+        self.index = {node.name: position for position, node in enumerate(self.compute)}
+        self.reads: Mapping[str, tuple[Read, ...]] = {
+            node.name: tuple(trace(graph, name) for name in node.inputs) for node in self.compute
+        }
+        self.returned = frozenset(trace(graph, name).base for name in graph.outputs)
+        self.stored = {
+            value: stored_form(graph, value) for node in self.compute for value in node.values
+        }
+
+    def producer(self, read: Read) -> Node | None:
+        """The compute node that makes the value behind `read`; inputs and constants have none."""
+        return self.graph.producers.get(read.base)
+
+    @cached_property
+    def readers(self) -> Mapping[str, tuple[Node, ...]]:
+        """Base value to the compute nodes that read it, through views or not."""
+        table: dict[str, dict[str, Node]] = {}
+        for node in self.compute:
+            for read in self.reads[node.name]:
+                table.setdefault(read.base, {})[node.name] = node
+        return MappingProxyType({base: tuple(nodes.values()) for base, nodes in table.items()})
+
+    @cached_property
+    def predecessors(self) -> tuple[int, ...]:
+        """Bit set of the compute nodes that each compute node reads."""
+        masks = []
+        for node in self.compute:
+            mask = 0
+            for read in self.reads[node.name]:
+                if (made_by := self.producer(read)) is not None:
+                    mask |= 1 << self.index[made_by.name]
+            masks.append(mask)
+        return tuple(masks)
+
+    @cached_property
+    def ancestors(self) -> tuple[int, ...]:
+        """Bit set of the compute nodes that each compute node depends on."""
+        masks: list[int] = []
+        for mask in self.predecessors:
+            total = mask
+            for position in bits(mask):
+                total |= masks[position]
+            masks.append(total)
+        return tuple(masks)
+
+    @cached_property
+    def descendants(self) -> tuple[int, ...]:
+        """Bit set of the compute nodes that depend on each compute node."""
+        masks = [0] * len(self.compute)
+        for position, mask in enumerate(self.ancestors):
+            for ancestor in bits(mask):
+                masks[ancestor] |= 1 << position
+        return tuple(masks)
+
+    def layout(self, read: Read) -> Layout:
+        """Where the operand's elements lie in the stored form of its base.
+
+        Raises:
+            NotAView: strides cannot express it.
+        """
+        stored = self.stored.get(read.base, read.base)
+        layout = Layout.contiguous(self.graph.specs[stored].sizes)
+        for view in self.outer_views(read):
+            layout = apply_view(layout, view)
+        return layout
+
+    def outer_views(self, read: Read) -> tuple[Node, ...]:
+        """The views between the stored form of the base and the operand."""
+        stored = self.stored.get(read.base, read.base)
+        names = [view.name for view in read.views]
+        return read.views[names.index(stored) + 1 :] if stored != read.base else read.views
+
+    def escapes(self, value: str, inside: frozenset[str] | set[str]) -> bool:
+        """Whether somebody outside the nodes named `inside` reads the compute value `value`."""
+        return value in self.returned or any(
+            node.name not in inside for node in self.readers.get(value, ())
+        )
+
+
+def bits(mask: int) -> Iterable[int]:
+    """The positions of the set bits, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def make_group(flow: Flow, members: Iterable[Node], name: str = "group") -> Group:
+    """The group of compute nodes `members`, with the views it reads and stores through."""
+    members = tuple(members)
+    inside = {node.name for node in members}
+    chosen: dict[str, Node] = {}
+    outputs: list[str] = []
+    for node in members:
+        chosen[node.name] = node
+        for read in flow.reads[node.name]:
+            made_by = flow.producer(read)
+            internal = made_by is not None and made_by.name in inside
+            for view in read.views if internal else flow.outer_views(read):
+                chosen[view.name] = view
+        for value in node.values:
+            if flow.escapes(value, inside):
+                stored = flow.stored[value]
+                outputs.append(stored)
+                for view in trace(flow.graph, stored).views:
+                    chosen[view.name] = view
+    return Group(name, subgraph(flow.graph, chosen.values(), outputs))
+
+
+def materialize_views(graph: Graph) -> Graph:
+    """Copy what strides cannot express, so that every remaining chain of views has a layout.
+
+    %p = permute(%x)   %r = reshape(%p)   %h = relu(%r)
+    %p = permute(%x)   %c = copy(%p)   %r = reshape(%c)   %h = relu(%r)
+    """
+    stored_through = {
+        view.name
+        for node in graph.nodes
+        if not node.definition.is_view
+        for value in node.values
+        for view in trace(graph, stored_form(graph, value)).views
+    }
+    layouts = {name: Layout.contiguous(spec.sizes) for name, spec in graph.specs.items()}
+    taken = set(graph.specs)
+    copies: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in graph.nodes:
+        if node.definition.is_view and node.name not in stored_through:
+            (source,) = node.inputs
+            try:
+                layouts[node.name] = apply_view(layouts[source], node)
+            except NotAView:
+                spec = graph.specs[source]
+                if source not in copies:
+                    name = f"{source}_copy".replace(".", "_")
+                    while name in taken:
+                        name += "_"
+                    taken.add(name)
+                    copies[source] = name
+                    nodes.append(Node(name, "copy", (source,), MappingProxyType({}), (spec,)))
+                node = replace(node, inputs=(copies[source],))
+                layouts[node.name] = apply_view(Layout.contiguous(spec.sizes), node)
+        nodes.append(node)
+    return replace(graph, nodes=tuple(nodes)) if copies else graph
+
+
+def drop_dead(graph: Graph) -> Graph:
+    """Drop the nodes that no output depends on."""
+    live = set(graph.outputs)
+    kept: list[Node] = []
+    for node in reversed(graph.nodes):
+        if live.intersection(node.values):
+            kept.append(node)
+            live.update(node.inputs)
+    if len(kept) == len(graph.nodes):
+        return graph
+    return replace(graph, nodes=tuple(reversed(kept)))

@@ -1,0 +1,433 @@
+"""Which compute nodes may share one kernel.
+
+Legality is an algebra over patterns. A group is one of a few families, and a kernel of a family
+walks one iteration shape, its frame, in which each member is a full value (one element per point)
+or a row value (one element per row):
+
+    gemm         one linear or matmul; then pointwise nodes of the result; row_stats of a stored
+                 result may end it. merge_stats of stats from outside are row values.
+    attention    one attention; then pointwise nodes of the result.
+    rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
+                 them; or merge_stats and pointwise nodes of its row values.
+    elementwise  pointwise nodes and concats of one shape.
+    library      an OPAQUE node, alone.
+
+Every refusal is a sentence. Rules about two members (`Legality.pair`) hold for every group that
+has both, so a search may drop all supersets of a refused pair; the others judge whole groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from gtco.graph import Dim, Graph, Group, Node, TensorSpec
+from gtco.ops import Pattern
+from gtco.passes.dataflow import Flow, Read, bits
+from gtco.views import Layout, NotAView
+
+MAX_REDUCTIONS = 4
+MAX_COLUMNS = 16384
+"""Most elements of one row that a block keeps in registers and shared memory."""
+
+_GEMM = frozenset(("linear", "matmul"))
+_ANCHORS = _GEMM | {"attention"}
+_TENSOR_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
+_ELEMENT_DTYPES = _TENSOR_DTYPES | {
+    torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+}  # fmt: skip
+
+
+def family(group: Group) -> str:
+    """The sketch family that makes the kernel of `group`."""
+    return _family(group.compute)
+
+
+def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = 16) -> str | None:
+    """Why the compute nodes `nodes` are not one legal group, or None if they are.
+
+    `graph` is one whose views all resolve (see `gtco.passes.dataflow.materialize_views`).
+    """
+    members = [node for node in nodes if not node.definition.is_view]
+    return Legality(Flow(graph), max_group).explain(members)
+
+
+def _family(nodes: Sequence[Node]) -> str:
+    ops = {node.op for node in nodes}
+    if any(node.pattern is Pattern.OPAQUE for node in nodes):
+        return "library"
+    if ops & _GEMM:
+        return "gemm"
+    if "attention" in ops:
+        return "attention"
+    return "rowwise" if any(_is_reduction(node) for node in nodes) else "elementwise"
+
+
+def _is_reduction(node: Node) -> bool:
+    return node.pattern is Pattern.REDUCTION
+
+
+def is_convex(flow: Flow, mask: int) -> bool:
+    """Whether no path between two nodes of the bit set `mask` leaves it."""
+    above = below = 0
+    for position in bits(mask):
+        above |= flow.ancestors[position]
+        below |= flow.descendants[position]
+    return not above & below & ~mask
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a kernel iterates over: `full` points, in rows that `row` has one element for."""
+
+    full: tuple[int, ...]
+    row: tuple[int, ...] | None
+
+    @property
+    def row_map(self) -> Layout | None:
+        """Where each point finds its row's element."""
+        return None if self.row is None else Layout.contiguous(self.row).expand(self.full)
+
+    def is_full(self, spec: TensorSpec) -> bool:
+        return spec.numel == math.prod(self.full)
+
+    def is_row(self, spec: TensorSpec) -> bool:
+        """Whether `spec` is one element per row, in the order of the rows, and broadcasts so."""
+        if self.row is None or spec.numel != math.prod(self.row):
+            return False
+        if self.row[-1:] == (1,):
+            return spec.sizes[-1:] == (1,)
+        return _without_leading_ones(spec.sizes) == _without_leading_ones(self.row)
+
+
+def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+    while shape[:1] == (1,):
+        shape = shape[1:]
+    return shape
+
+
+def reduced_dims(node: Node) -> tuple[int, ...]:
+    """The dimensions of its first input that a reduction other than merge_stats reduces."""
+    if node.op in ("layer_norm", "row_stats"):
+        return (-1,)
+    return (node.attrs["dim"],) if node.op == "softmax" else tuple(node.attrs["dims"])
+
+
+class Legality:
+    """The rules, over one graph."""
+
+    def __init__(self, flow: Flow, max_group: int) -> None:
+        self.flow = flow
+        self.max_group = max_group
+        self._pairs: dict[tuple[str, str], str | None] = {}
+        self._lone: dict[str, str | None] = {}
+        self._frames: dict[str, Frame] = {}
+
+    def explain(self, nodes: Sequence[Node]) -> str | None:
+        """Why `nodes` are not one legal group, or None if they are."""
+        if len(nodes) > self.max_group:
+            return f"{len(nodes)} nodes are more than the {self.max_group} of one group"
+        if len(nodes) == 1:
+            return None
+        if reason := self._first_refusal(nodes):
+            return reason
+        mask = sum(1 << self.flow.index[node.name] for node in nodes)
+        if not self._is_connected(mask):
+            return "the nodes are not connected: no value passes between them"
+        if not is_convex(self.flow, mask):
+            return "a path between two members leads through a node outside the group"
+        return self._members(nodes)
+
+    # -- rules about one node or two ----------------------------------------------------------
+
+    def lone(self, node: Node) -> str | None:
+        """Why `node` joins no group at all, or None."""
+        if node.name not in self._lone:
+            self._lone[node.name] = self._judge_lone(node)
+        return self._lone[node.name]
+
+    def _judge_lone(self, node: Node) -> str | None:
+        if node.pattern is Pattern.OPAQUE:
+            return f"{node.op} is a library call and stays alone"
+        inputs = node.inputs[:3] if node.op == "attention" else node.inputs  # a mask may be bool
+        specs = [self.flow.graph.specs[name] for name in inputs]
+        specs += node.outputs
+        if any(isinstance(dim, Dim) for spec in specs for dim in spec.shape):
+            return f"%{node.name} has a dimension that is not known before it runs"
+        if any(0 in spec.sizes for spec in specs):
+            return f"%{node.name} has an empty operand or result"
+        floats_only = node.op in _ANCHORS or _is_reduction(node)
+        allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
+        for spec in specs:
+            if spec.dtype not in allowed:
+                return f"{node.op} of {spec} has no generated kernel"
+        if node.op in _ANCHORS and len({spec.dtype for spec in specs[:2]}) > 1:
+            return f"{node.op} mixes operands of two dtypes"
+        if node.op in _ANCHORS and node.outputs[0].rank < 2:
+            return f"the result of %{node.name} is no matrix"
+        if _is_reduction(node) and node.op != "merge_stats":
+            frame = self.frame(node)
+            if node.op == "softmax" and reduced_dims(node)[0] not in (-1, len(frame.full) - 1):
+                return "softmax over another dimension than the last is a kernel of its own"
+            columns = math.prod(frame.full) // math.prod(frame.row or ())
+            if columns > MAX_COLUMNS:
+                return (
+                    f"a row of {columns} elements does not fit the registers and shared memory "
+                    f"of one block ({MAX_COLUMNS})"
+                )
+        return None
+
+    def frame(self, node: Node) -> Frame:
+        """The frame that a contraction or reduction gives its group."""
+        if node.name not in self._frames:
+            self._frames[node.name] = self._make_frame(node)
+        return self._frames[node.name]
+
+    def _make_frame(self, node: Node) -> Frame:
+        if node.op in _ANCHORS:
+            columns = node.outputs[0].sizes[-1]
+            rows = node.outputs[0].numel // columns
+            return Frame((rows, columns), (rows, 1))
+        if node.op == "merge_stats":
+            rows = node.outputs[0].numel
+            return Frame((rows, 1), None)
+        full = self.flow.graph.specs[node.inputs[0]].sizes
+        dims = {dim % len(full) for dim in reduced_dims(node)} if full else set()
+        return Frame(full, tuple(1 if dim in dims else size for dim, size in enumerate(full)))
+
+    def pair(self, first: Node, second: Node) -> str | None:
+        """Why no group holds both nodes, or None if one may."""
+        key = (first.name, second.name)
+        if key not in self._pairs:
+            self._pairs[key] = self._pairs[key[::-1]] = (
+                self.lone(first)
+                or self.lone(second)
+                or self._edge(first, second)
+                or self._edge(second, first)
+                or self._kinds(first, second)
+                or self._kinds(second, first)
+            )
+        return self._pairs[key]
+
+    def span(self, first: Node, second: Node) -> str | None:
+        """Why no group holds both nodes, seen with all that lies on paths from `first`.
+
+        A convex group with both has every node between them, so these must get along too.
+        """
+        start, end = self.flow.index[first.name], self.flow.index[second.name]
+        hull = self.flow.descendants[start] & self.flow.ancestors[end]
+        between = [self.flow.compute[position] for position in bits(hull)]
+        if len(between) + 2 > self.max_group:
+            return f"the group would need the {len(between)} nodes on the paths between the two"
+        reason = self._first_refusal([first, *between, second])
+        if reason is None or not between:
+            return reason
+        return f"the group would need all nodes on the paths between the two, but {reason}"
+
+    def _first_refusal(self, nodes: Sequence[Node]) -> str | None:
+        for index, second in enumerate(nodes):
+            for first in nodes[:index]:
+                if reason := self.pair(first, second):
+                    return reason
+        return None
+
+    def _edge(self, made_by: Node, user: Node) -> str | None:
+        """Why `user` cannot read the values of `made_by` inside one kernel."""
+        for slot, read in enumerate(self.flow.reads[user.name]):
+            if read.base not in made_by.values:
+                continue
+            if user.op == "attention" or (user.op in _GEMM and slot < 2):
+                return (
+                    f"the operand of a tensor-core {'GEMM' if user.op in _GEMM else 'attention'} "
+                    f"is copied to shared memory unchanged: %{read.value} must be stored first"
+                )
+            if user.op in _GEMM:
+                return f"the bias %{read.value} must be stored first"
+            if made_by.op == "row_stats":
+                return (
+                    f"%{made_by.name} is complete only after the last tile of a row is stored, "
+                    f"so %{user.name} cannot read it in the same kernel"
+                )
+            if user.op in ("merge_stats", "concat"):
+                return f"{user.op} reads stored values only, and %{read.value} is computed here"
+            if _is_reduction(user) and slot > 0:
+                return f"the scale or shift %{read.value} of {user.op} must be stored first"
+            for view in read.views:
+                if view.op != "reshape":
+                    return (
+                        f"a {view.op} (%{view.name}) lies between %{made_by.name} and "
+                        f"%{user.name}: another thread holds the element"
+                    )
+        return None
+
+    def _kinds(self, anchor: Node, node: Node) -> str | None:
+        """Why `node` cannot be in the kernel that `anchor` shapes."""
+        if anchor.op in _ANCHORS:
+            if node.op in _ANCHORS:
+                return f"{anchor.op} and {node.op} are two contractions"
+            if node.op == "concat":
+                return f"concat has no place in the epilogue of {anchor.op}"
+            if _is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
+                return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
+            if node.op == "row_stats" and anchor.op not in _GEMM:
+                return f"the epilogue of {anchor.op} has no row statistics"
+            if node.op == "row_stats":
+                columns = self.frame(anchor).full[1]
+                stats = self.flow.graph.specs[node.inputs[0]]
+                if stats.numel != anchor.outputs[0].numel or stats.sizes[-1] != columns:
+                    return f"row_stats of {stats} does not run along the {columns} columns"
+                if columns % 2:
+                    return f"row_stats takes pairs of columns, and {columns} is odd"
+                return None
+            return self._in_frame(anchor, node)
+        if not _is_reduction(anchor) or anchor.op == "merge_stats":
+            return None
+        if _is_reduction(node) and node.op != "merge_stats":
+            if self.frame(anchor) != self.frame(node):
+                return f"%{anchor.name} and %{node.name} do not reduce the same rows"
+        elif node.op == "merge_stats":
+            if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
+                return f"merge_stats and {anchor.op} reduce different things"
+        elif node.op not in _ANCHORS:
+            return self._in_frame(anchor, node)
+        return None
+
+    def _in_frame(self, anchor: Node, node: Node) -> str | None:
+        frame = self.frame(anchor)
+        for spec in node.outputs:
+            if not (frame.is_full(spec) or frame.is_row(spec)):
+                rows = f" or {list(frame.row)}" if frame.row else ""
+                return (
+                    f"%{node.name} is {spec}, and the kernel of %{anchor.name} walks "
+                    f"{list(frame.full)}{rows}"
+                )
+        return None
+
+    # -- rules about a whole group ------------------------------------------------------------
+
+    def _is_connected(self, mask: int) -> bool:
+        reached = frontier = mask & -mask
+        while frontier:
+            grown = 0
+            for position in bits(mask & ~reached):
+                if self.flow.predecessors[position] & frontier:
+                    grown |= 1 << position
+            for position in bits(frontier):
+                grown |= self.flow.predecessors[position]
+            frontier = grown & mask & ~reached
+            reached |= frontier
+        return reached == mask
+
+    def _members(self, nodes: Sequence[Node]) -> str | None:
+        kind = _family(nodes)
+        reductions = [node for node in nodes if _is_reduction(node)]
+        if kind in ("gemm", "attention"):
+            anchor = next(node for node in nodes if node.op in _ANCHORS)
+            if sum(node.op == "row_stats" for node in reductions) > 1:
+                return "a GEMM ends in one row_stats at most"
+        elif kind == "rowwise":
+            merges = sum(node.op == "merge_stats" for node in reductions)
+            if merges and merges < len(reductions):
+                return "merge_stats and a reduction of whole rows are two kernels"
+            if len(reductions) > MAX_REDUCTIONS:
+                return f"{len(reductions)} reductions are more than {MAX_REDUCTIONS}"
+            anchor = reductions[0]
+        else:
+            return self._elementwise(nodes)
+        return self._operands(nodes, self.frame(anchor), anchor if kind != "rowwise" else None)
+
+    def _elementwise(self, nodes: Sequence[Node]) -> str | None:
+        sizes = {node.outputs[0].numel for node in nodes}
+        if len(sizes) > 1:
+            return f"the nodes have {min(sizes)} and {max(sizes)} elements: two iteration shapes"
+        return self._operands(nodes, Frame(iteration_shape(nodes), None), None)
+
+    def _operands(self, nodes: Sequence[Node], frame: Frame, anchor: Node | None) -> str | None:
+        """Check each operand of each member of a group with this frame.
+
+        `anchor` is the contraction, if there is one: its operands are the pairs' business.
+        """
+        inside = {node.name for node in nodes}
+        full: dict[str, bool] = {}
+        for node in sorted(nodes, key=lambda node: self.flow.index[node.name]):
+            if node is anchor:
+                full[node.name] = True
+                continue
+            if node.op == "merge_stats":
+                full[node.name] = anchor is None
+                spec = node.outputs[0]
+                if not (frame.is_full(spec) if anchor is None else frame.is_row(spec)):
+                    return f"%{node.name} gives {spec}, not one value for each row"
+                continue
+            if _is_reduction(node):
+                reason = self._reduction(node, anchor, inside, full)
+                full[node.name] = node.op in ("softmax", "layer_norm")
+            else:
+                full[node.name] = frame.is_full(node.outputs[0])
+                if not full[node.name] and not frame.is_row(node.outputs[0]):
+                    return f"%{node.name} is {node.outputs[0]}, neither a full nor a row value"
+                reason = self._pointwise(node, frame, inside, full)
+            if reason:
+                return reason
+        if anchor is None:
+            return None
+        for node in nodes:
+            row_value = not full[node.name] and node.op != "row_stats"
+            if row_value and any(self.flow.escapes(value, inside) for value in node.values):
+                return f"%{node.name} is a row value, and no one block of a GEMM stores it"
+        return None
+
+    def _reduction(
+        self, node: Node, anchor: Node | None, inside: set[str], full: dict[str, bool]
+    ) -> str | None:
+        read = self.flow.reads[node.name][0]
+        made_by = self._inner(read, inside)
+        if made_by is not None and not full[made_by.name]:
+            return f"%{node.name} reduces the row value %{read.value}"
+        if anchor is not None and not self.flow.escapes(read.base, inside):
+            return f"row_stats describes stored values, and nobody stores %{read.base}"
+        return None
+
+    def _pointwise(
+        self, node: Node, frame: Frame, inside: set[str], full: dict[str, bool]
+    ) -> str | None:
+        shape = node.outputs[0].sizes
+        target = frame.full if full[node.name] else frame.row
+        assert target is not None
+        for read in self.flow.reads[node.name]:
+            operand = self.flow.graph.specs[read.value].sizes
+            made_by = self._inner(read, inside)
+            where = f"%{read.value}, an operand of %{node.name},"
+            try:
+                if made_by is None:
+                    layout = self.flow.layout(read)
+                    if node.op == "concat":
+                        if shape != frame.full:
+                            return f"the result of %{node.name} is reshaped in the kernel"
+                    else:
+                        layout.expand(shape).reshape(target)
+                    continue
+                seen = Layout.contiguous(operand).expand(shape).reshape(target)
+            except NotAView as error:
+                return f"{where} has no strides over {list(target)}: {error}"
+            if full[node.name] and not full[made_by.name]:
+                row_map = frame.row_map
+                if row_map is None or seen.dims != row_map.dims:
+                    return f"{where} is no row value of {list(frame.full)}"
+            elif seen.dims != Layout.contiguous(target).dims:
+                return f"{where} is broadcast inside the kernel"
+        return None
+
+    def _inner(self, read: Read, inside: set[str]) -> Node | None:
+        """The member that makes the operand, or None if it comes from outside."""
+        made_by = self.flow.producer(read)
+        return made_by if made_by is not None and made_by.name in inside else None
+
+
+def iteration_shape(nodes: Sequence[Node]) -> tuple[int, ...]:
+    """The shape an elementwise kernel walks: that of its concat, else of its first node."""
+    concats = [node for node in nodes if node.op == "concat"]
+    return (concats or list(nodes))[0].outputs[0].sizes

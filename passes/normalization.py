@@ -1,0 +1,206 @@
+"""Layer norm and GELU spelled out become one node.
+
+%m = mean(%x, dims=[2], keepdim=True)
+%d = sub(%x, %m)
+%q = mean(square(%d), dims=[2], ...)        ->    %y = layer_norm(%x, %g, %b, eps=1e-06)
+%r = rsqrt(add(%q, other=1e-06))
+%y = add(mul(mul(%d, %r), %g), %b)
+
+%e = erf(mul(%x, other=0.7071))
+%y = mul(mul(%x, other=0.5), add(%e, other=1))    ->    %y = gelu(%x)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gtco.graph import Graph, Node
+from gtco.passes import views
+from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+
+# -- layer norm ----------------------------------------------------------------------------------
+
+
+def _with_number(edit: Editor, value: str, op: str) -> tuple[str, float] | None:
+    """(x, c) if `value` is `op(x, other=c)`."""
+    node = edit.producer(value, op)
+    if node is None or len(node.inputs) != 1:
+        return None
+    return node.inputs[0], float(node.attrs["other"])
+
+
+def _row_mean(edit: Editor, value: str) -> str | None:
+    """x if `value` is the mean of x's rows, kept as a column."""
+    node = edit.producer(value, "mean")
+    if node is None or not node.attrs["keepdim"]:
+        return None
+    last = edit.specs[node.inputs[0]].rank - 1
+    return node.inputs[0] if tuple(node.attrs["dims"]) in ((last,), (-1,)) else None
+
+
+def _squared(edit: Editor, value: str) -> str | None:
+    node = edit.producer(value, "square", "pow", "mul")
+    if node is None:
+        return None
+    power = node.op == "pow" and len(node.inputs) == 1 and node.attrs["other"] == 2
+    product = node.op == "mul" and len(node.inputs) == 2 and len(set(node.inputs)) == 1
+    return node.inputs[0] if node.op == "square" or power or product else None
+
+
+def _deviation_scale(edit: Editor, node: Node) -> tuple[str, str] | None:
+    """(x - mean, sqrt or rsqrt argument) of `d / sqrt(v)` or `d * rsqrt(v)`."""
+    if len(node.inputs) != 2:
+        return None
+    wanted = "sqrt" if node.op == "div" else "rsqrt"
+    for d, r in ((0, 1), (1, 0)) if node.op == "mul" else ((0, 1),):
+        root = edit.producer(node.inputs[r], wanted)
+        if root is not None:
+            return node.inputs[d], root.inputs[0]
+    return None
+
+
+def _layer_norm(edit: Editor, node: Node) -> tuple[str, float] | None:
+    """(x, eps)."""
+    pair = _deviation_scale(edit, node)
+    variance = pair and _with_number(edit, pair[1], "add")
+    if not pair or not variance:
+        return None
+    square = _row_mean(edit, variance[0])
+    if square is None or _squared(edit, square) != pair[0]:
+        return None
+    deviation = edit.producer(pair[0], "sub")
+    if deviation is None or len(deviation.inputs) != 2:
+        return None
+    x, mean = deviation.inputs
+    return (x, variance[1]) if _row_mean(edit, mean) == x else None
+
+
+def _one_layer_norm(edit: Editor, match: tuple[str, float]) -> str:
+    return edit.add("layer_norm", match[0], eps=match[1])
+
+
+def _affine_of_norm(edit: Editor, node: Node) -> tuple[Node, Node, str] | None:
+    """(the mul or add, the layer norm, its new parameter)."""
+    for n, p in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
+        norm = edit.producer(node.inputs[n], "layer_norm")
+        parameter = node.inputs[p]
+        if norm is None or parameter not in edit.constants:
+            continue
+        columns = edit.shape(norm.inputs[0])[-1]
+        same_type = edit.dtype(parameter) == norm.outputs[0].dtype
+        rows = math.prod(edit.shape(parameter)) == columns == edit.shape(parameter)[-1]
+        wanted = 1 if node.op == "mul" else 2  # the inputs a norm has before it gets this one
+        if rows and same_type and len(norm.inputs) == wanted and edit.read_once(norm.name):
+            return node, norm, parameter
+    return None
+
+
+def _norm_with_affine(edit: Editor, match: tuple[Node, Node, str]) -> str:
+    _, norm, parameter = match
+    columns = edit.shape(parameter)[-1:]
+    if edit.specs[parameter].rank != 1:
+        parameter = edit.add_constant(parameter, edit.constants[parameter].reshape(columns))
+    return edit.add("layer_norm", *norm.inputs, parameter, **norm.attrs)
+
+
+# -- GELU ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Product:
+    """A tree of multiplications: `scale * factors[0] * factors[1] * ...`."""
+
+    scale: float
+    factors: tuple[str, ...]
+
+
+def _product(edit: Editor, node: Node) -> _Product:
+    scale, factors, pending = 1.0, [], [*node.inputs]
+    if len(node.inputs) == 1:
+        scale = float(node.attrs["other"])
+    while pending:
+        value = pending.pop()
+        inner = edit.producer(value, "mul", "div")
+        if inner is None or not edit.read_once(value):
+            factors.append(value)
+        elif len(inner.inputs) == 1:
+            other = float(inner.attrs["other"])
+            scale *= other if inner.op == "mul" else 1 / other
+            pending.append(inner.inputs[0])
+        elif inner.op == "mul":
+            pending += inner.inputs
+        else:
+            factors.append(value)
+    return _Product(scale, tuple(factors))
+
+
+def _close(a: float, b: float) -> bool:
+    return math.isclose(a, b, rel_tol=1e-4)  # the constants in models have 5 digits or more
+
+
+def _gelu(edit: Editor, node: Node) -> tuple[str, str] | None:
+    """(x, "none" or "tanh") of `0.5 * x * (1 + erf(x / sqrt 2))` in any order of factors."""
+    product = _product(edit, node)
+    if len(product.factors) != 2 or not _close(product.scale, 0.5):
+        return None
+    for x, gate in (product.factors, product.factors[::-1]):
+        one = _with_number(edit, gate, "add")
+        if one is None or one[1] != 1:
+            continue
+        if (erf := edit.producer(one[0], "erf")) and _is_scaled(
+            edit, erf.inputs[0], x, math.sqrt(0.5)
+        ):
+            return x, "none"
+        if (tanh := edit.producer(one[0], "tanh")) and _is_cubic(edit, tanh.inputs[0], x):
+            return x, "tanh"
+    return None
+
+
+def _is_scaled(edit: Editor, value: str, x: str, factor: float) -> bool:
+    """Whether `value` is `factor * x`."""
+    times, over = _with_number(edit, value, "mul"), _with_number(edit, value, "div")
+    if times:
+        return times[0] == x and _close(times[1], factor)
+    return over is not None and over[0] == x and _close(1 / over[1], factor)
+
+
+def _is_cubic(edit: Editor, value: str, x: str) -> bool:
+    """Whether `value` is `sqrt(2 / pi) * (x + 0.044715 * x ** 3)`."""
+    outer = _with_number(edit, value, "mul")
+    if outer is None or not _close(outer[1], math.sqrt(2 / math.pi)):
+        return False
+    total = edit.producer(outer[0], "add")
+    if total is None or len(total.inputs) != 2:
+        return False
+    for a, b in (total.inputs, total.inputs[::-1]):
+        cubic = edit.producer(b, "mul")
+        if a != x or cubic is None:
+            continue
+        product = _product(edit, cubic)
+        power = [_with_number(edit, factor, "pow") for factor in product.factors]
+        cube = product.factors == (x, x, x) or power == [(x, 3.0)]
+        if cube and _close(product.scale, 0.044715):
+            return True
+    return False
+
+
+def _one_gelu(edit: Editor, match: tuple[str, str]) -> str:
+    return edit.add("gelu", match[0], approximate=match[1])
+
+
+RULES: tuple[Rule[Any], ...] = (
+    *views.RULES,
+    Rule("(x - mean(x)) / sqrt(var(x) + eps) -> layer_norm(x)", ("mul", "div"),
+         _layer_norm, _one_layer_norm),
+    Rule("layer_norm(x) * g -> layer_norm(x, g)", ("mul",), _affine_of_norm, _norm_with_affine),
+    Rule("layer_norm(x, g) + b -> layer_norm(x, g, b)", ("add",),
+         _affine_of_norm, _norm_with_affine),
+    Rule("0.5 * x * (1 + erf(x / sqrt(2))) -> gelu(x)", ("mul",), _gelu, _one_gelu),
+)  # fmt: skip
+
+
+def fuse_normalization(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return rewrite(graph, RULES, log)

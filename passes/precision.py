@@ -1,0 +1,50 @@
+"""Lower the precision of an fp32 graph; its inputs and outputs keep their dtype.
+
+    %y: f32[8,64] = linear(%x, %w)
+    ->
+    %x16: f16[8,32] = cast(%x, dtype=f16)
+    %y16: f16[8,64] = linear(%x16, %w16)
+    %y: f32[8,64] = cast(%y16, dtype=f32)
+
+Accumulation, normalisation and exponentials stay in fp32: that is the kernels' doing.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from gtco.graph import Graph, GraphBuilder
+
+
+def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
+    """Compute every f32 value of `graph` in `dtype` (f16 or bf16)."""
+    builder = GraphBuilder()
+    names: dict[str, str] = {}
+    for name, spec in graph.inputs.items():
+        names[name] = builder.input(name, spec)
+    for name, tensor in graph.constants.items():
+        lowered = tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+        names[name] = builder.constant(name, lowered)
+    for name, spec in graph.inputs.items():
+        if spec.dtype == torch.float32:
+            names[name] = builder.add("cast", names[name], dtype=dtype, hint=f"{name}_low")
+    for node in graph.nodes:
+        attrs = {
+            key: dtype if value is torch.float32 else value for key, value in node.attrs.items()
+        }
+        values = builder.node(
+            node.op,
+            [names[name] for name in node.inputs],
+            attrs,
+            hint=node.name,
+            source=node.source,
+        )
+        names.update(zip(node.values, values, strict=True))
+    outputs = []
+    for name in graph.outputs:
+        value = names[name]
+        original = graph.specs[name].dtype
+        if builder.specs[value].dtype != original:
+            value = builder.add("cast", value, dtype=original)
+        outputs.append(value)
+    return builder.build(outputs)

@@ -1,0 +1,124 @@
+"""Slices move backwards, so that rows nobody reads are not computed.
+
+    %h: f16[1,197,3072] = gelu(%x)                 %x0: f16[1,1,3072] = slice(%x, dim=1, end=1)
+    %y: f16[1,197,768] = linear(%h, %w)      ->    %h: f16[1,1,3072] = gelu(%x0)
+    %z: f16[1,1,768] = slice(%y, dim=1, end=1)     %z: f16[1,1,768] = linear(%h, %w)
+
+A slice of an attention's rows is a slice of its queries. Only when every reader of the sliced
+value reads through the same slice.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gtco.graph import Graph, Node
+from gtco.passes import views
+from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+
+_ROWWISE = ("linear", "layer_norm", "row_stats")
+"""Each row of the first input gives one row of the output, whatever the other inputs."""
+
+
+@dataclass(frozen=True)
+class _Sliced:
+    """`node` and the slices of its result that are to move before it."""
+
+    node: Node
+    slices: tuple[Node, ...]
+    inputs: tuple[int | None, ...]
+    """For each input of `node` the dimension to slice, or None to leave it whole."""
+    other_reader: str | None
+
+
+def _match(edit: Editor, node: Node) -> _Sliced | None:
+    source = edit.producer(node.inputs[0])
+    if source is None or len(source.outputs) != 1:
+        return None
+    inputs = _input_dims(edit, source, node.attrs["dim"])
+    if inputs is None:
+        return None
+    readers = edit.users(source.name)
+    same = tuple(user for user in readers if user.op == "slice" and user.attrs == node.attrs)
+    other = next((f"%{user.name}" for user in readers if user not in same), None)
+    if edit.is_output(source.name):
+        other = "the caller"
+    if other and source.definition.is_view:
+        return None  # moving a view before a view saves nothing
+    return _Sliced(source, (node, *(s for s in same if s.name != node.name)), inputs, other)
+
+
+def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | None:
+    """Where a slice of dimension `dim` of `node` goes, or None if it cannot."""
+    rank = node.outputs[0].rank
+    rest = (None,) * (len(node.inputs) - 1)
+    if node.definition.is_pointwise:
+        return tuple(_broadcast_dim(edit.shape(name), dim - rank) for name in node.inputs)
+    if node.op in _ROWWISE:
+        return (dim, *rest) if dim < edit.specs[node.inputs[0]].rank - 1 else None
+    if node.op == "softmax":
+        return (dim,) if dim != node.attrs["dim"] % rank else None
+    if node.op == "matmul":
+        whole = edit.specs[node.inputs[0]].rank == rank > 1
+        return (dim, None) if whole and dim == rank - 2 else None
+    if node.op == "attention":
+        if dim != rank - 2 or node.attrs["causal"]:
+            return None
+        masks = (_broadcast_dim(edit.shape(name), -2) for name in node.inputs[3:])
+        return (dim, None, None, *masks)
+    if node.op == "permute":
+        return (node.attrs["dims"][dim],)
+    if node.op == "reshape":
+        place = _kept_dim(edit.shape(node.inputs[0]), node.outputs[0].sizes, dim)
+        return None if place is None else (place,)
+    return None
+
+
+def _broadcast_dim(shape: tuple[int, ...], from_end: int) -> int | None:
+    """The dimension of an operand, unless it is broadcast there."""
+    dim = len(shape) + from_end
+    return dim if dim >= 0 and shape[dim] != 1 else None
+
+
+def _kept_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
+    """The dimension of `before` that a reshape keeps as dimension `dim` of `after`."""
+    outer = math.prod(after[:dim])
+    for place, size in enumerate(before):
+        if size == after[dim] and math.prod(before[:place]) == outer:
+            return place
+    return None
+
+
+def _check(edit: Editor, match: _Sliced) -> str | None:
+    if match.other_reader:
+        return f"%{match.node.name} is read as a whole by {match.other_reader}"
+    return None
+
+
+def _replace(edit: Editor, match: _Sliced) -> str:
+    node, attrs = match.node, match.slices[0].attrs
+    edit.root(node)
+    inputs = [
+        name if dim is None else edit.add("slice", name, **{**attrs, "dim": dim})
+        for name, dim in zip(node.inputs, match.inputs, strict=True)
+    ]
+    own = dict(node.attrs)
+    if node.op == "reshape":
+        own["shape"] = match.slices[0].outputs[0].sizes
+    result = edit.add(node.op, *inputs, **own)
+    for other in match.slices[1:]:
+        edit.replace(other.name, result)
+    return result
+
+
+RULES: tuple[Rule[Any], ...] = (
+    *views.RULES,
+    Rule("slice(f(x)) -> f(slice(x))", ("slice",), _match, _replace, _check),
+)
+
+
+def push_slices(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return merge_duplicates(rewrite(graph, RULES, log), log)

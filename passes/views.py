@@ -1,0 +1,219 @@
+"""Rules that bring views, casts and copies into one form.
+
+    %a = permute(%x, dims=[0, 2, 1])
+    %b = reshape(%a, shape=[1, 768, 196])      ->      %c = permute(%x, dims=[0, 2, 1])
+    %c = cast(%b, dtype=f16)   (of an f16)
+
+In the normal form a reshape stands before a permute wherever that is possible, and both
+after a unary pointwise op, so that a permute meets the permute that undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gtco.graph import Node
+from gtco.ops import OPS, Pattern
+from gtco.passes.rewrite import Editor, Rule
+
+# -- no-ops --------------------------------------------------------------------------------------
+
+
+def _unchanged(edit: Editor, node: Node) -> str | None:
+    """The input of a node that changes nothing."""
+    x = node.inputs[0]
+    if edit.specs[x] != node.outputs[0]:
+        return None
+    if node.op == "permute":
+        return x if list(node.attrs["dims"]) == sorted(node.attrs["dims"]) else None
+    if node.op == "slice":
+        return x if node.attrs.get("step", 1) == 1 else None
+    if node.op == "concat":
+        return x if len(node.inputs) == 1 else None
+    return x
+
+
+def _neutral(edit: Editor, node: Node) -> str | None:
+    """The input of `x * 1`, `x / 1`, `x + 0` or `x - 0`."""
+    neutral = 1 if node.op in ("mul", "div") else 0
+    other = node.attrs.get("other")
+    if len(node.inputs) != 1 or other is None or other != neutral:
+        return None
+    return node.inputs[0] if edit.specs[node.inputs[0]] == node.outputs[0] else None
+
+
+def _itself(edit: Editor, x: str) -> str:
+    return x
+
+
+# -- merges --------------------------------------------------------------------------------------
+
+
+def _two(edit: Editor, node: Node) -> tuple[Node, Node] | None:
+    inner = edit.producer(node.inputs[0], node.op)
+    return None if inner is None else (node, inner)
+
+
+def _one_reshape(edit: Editor, match: tuple[Node, Node]) -> str:
+    outer, inner = match
+    return edit.add("reshape", inner.inputs[0], shape=outer.outputs[0].sizes)
+
+
+def _one_permute(edit: Editor, match: tuple[Node, Node]) -> str:
+    outer, inner = match
+    dims = tuple(inner.attrs["dims"][dim] for dim in outer.attrs["dims"])
+    return edit.add("permute", inner.inputs[0], dims=dims)
+
+
+def _two_slices(edit: Editor, node: Node) -> tuple[Node, Node] | None:
+    match = _two(edit, node)
+    if match is None or match[0].attrs["dim"] != match[1].attrs["dim"]:
+        return None
+    return match if all(x.attrs.get("step", 1) == 1 for x in match) else None
+
+
+def _one_slice(edit: Editor, match: tuple[Node, Node]) -> str:
+    outer, inner = match
+    base, dim = inner.attrs["start"], inner.attrs["dim"]
+    return edit.add(
+        "slice",
+        inner.inputs[0],
+        dim=dim,
+        start=base + outer.attrs["start"],
+        end=base + outer.attrs["end"],
+    )
+
+
+def _there_and_back(edit: Editor, node: Node) -> str | None:
+    """x of `cast(cast(x, wider), dtype of x)`: widening loses nothing."""
+    inner = edit.producer(node.inputs[0], "cast")
+    if inner is None or edit.dtype(inner.inputs[0]) != node.outputs[0].dtype:
+        return None
+    narrow, wide = node.outputs[0].dtype, inner.outputs[0].dtype
+    exact = narrow.is_floating_point and wide.is_floating_point
+    if exact and (wide.itemsize > narrow.itemsize or wide == narrow):
+        return inner.inputs[0]
+    return None
+
+
+# -- order ---------------------------------------------------------------------------------------
+
+
+def groups(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """The smallest runs of dimensions that a reshape turns into one another.
+
+    `groups((2, 14, 14), (2, 196))` is `[([0], [0]), ([1, 2], [1])]`. No size of `before` may be
+    1; those of `after` that are 1 belong to the run before them, or lead in a run of their own.
+    """
+    leading = [dim for dim in range(len(after)) if all(size == 1 for size in after[: dim + 1])]
+    result: list[tuple[list[int], list[int]]] = [([], leading)] if leading else []
+    i, j = 0, len(leading)
+    while i < len(before) or j < len(after):
+        left: list[int] = []
+        right: list[int] = []
+        a = b = 1
+        while not left or a != b:
+            if i < len(before) and (a <= b or j >= len(after)):
+                left.append(i)
+                a *= before[i]
+                i += 1
+            elif j < len(after):
+                right.append(j)
+                b *= after[j]
+                j += 1
+            else:
+                break
+        while j < len(after) and after[j] == 1:
+            right.append(j)
+            j += 1
+        result.append((left, right))
+    return result
+
+
+def _reshape_first(edit: Editor, node: Node) -> tuple[str, list[int], list[int]] | None:
+    """(x, shape, dims) such that reshape(permute(y)) is permute(reshape(x))."""
+    inner = edit.producer(node.inputs[0], "permute")
+    if inner is None or 0 in node.outputs[0].sizes:
+        return None
+    x, target = inner.inputs[0], node.outputs[0].sizes
+    source = [dim for dim in inner.attrs["dims"] if edit.shape(x)[dim] != 1]
+    if not source:
+        return None
+    kept = sorted(source)  # dimensions of x larger than one, in memory order
+    runs = groups([edit.shape(x)[dim] for dim in source], target)
+    placed: list[tuple[int, list[int]]] = []
+    for left, right in runs:
+        places = [kept.index(source[position]) for position in left]
+        first = places[0] if places else -1
+        if places != list(range(first, first + len(places))):
+            return None
+        placed.append((first, right))
+    placed.sort()
+    order = [dim for _, right in placed for dim in right]
+    shape = [target[dim] for dim in order]
+    return x, shape, [order.index(dim) for dim in range(len(target))]
+
+
+def _reshape_then_permute(edit: Editor, match: tuple[str, list[int], list[int]]) -> str:
+    x, shape, dims = match
+    return edit.add("permute", edit.add("reshape", x, shape=shape), dims=dims)
+
+
+_UNARY = tuple(
+    name for name, op in OPS.items() if op.is_pointwise and op.pattern is Pattern.ELEMENTWISE
+)
+
+
+def _pointwise_of_view(edit: Editor, node: Node) -> tuple[Node, Node] | None:
+    inner = edit.producer(node.inputs[0], "permute", "reshape")
+    if inner is None or len(node.inputs) != 1 or not edit.read_once(node.inputs[0]):
+        return None
+    return node, inner
+
+
+def _view_of_pointwise(edit: Editor, match: tuple[Node, Node]) -> str:
+    node, inner = match
+    y = edit.add(node.op, inner.inputs[0], **node.attrs)
+    return edit.add(inner.op, y, **inner.attrs)
+
+
+def _slice_of_concat(edit: Editor, node: Node) -> tuple[Node, str, int] | None:
+    """The operand that a slice along the dimension of a concat lies in, and where it starts."""
+    inner = edit.producer(node.inputs[0], "concat")
+    if inner is None or inner.attrs["dim"] != node.attrs["dim"] or node.attrs.get("step", 1) != 1:
+        return None
+    start = 0
+    for value in inner.inputs:
+        end = start + edit.shape(value)[inner.attrs["dim"]]
+        if start <= node.attrs["start"] and node.attrs["end"] <= end:
+            return node, value, start
+        start = end
+    return None
+
+
+def _slice_of_operand(edit: Editor, match: tuple[Node, str, int]) -> str:
+    node, value, base = match
+    start, end = node.attrs["start"] - base, node.attrs["end"] - base
+    if (start, end) == (0, edit.shape(value)[node.attrs["dim"]]):
+        return value
+    return edit.add("slice", value, dim=node.attrs["dim"], start=start, end=end)
+
+
+RULES: tuple[Rule[Any], ...] = (
+    Rule("view(x) of x's own shape -> x", ("reshape", "permute", "expand", "slice", "concat"),
+         _unchanged, _itself),
+    Rule("cast(x, dtype of x) -> x", ("cast",), _unchanged, _itself),
+    Rule("copy(x) -> x", ("copy",), _unchanged, _itself),
+    Rule("x * 1, x / 1, x + 0, x - 0 -> x", ("mul", "div", "add", "sub"), _neutral, _itself),
+    Rule("cast(cast(x, wider), dtype of x) -> x", ("cast",), _there_and_back, _itself),
+    Rule("reshape(reshape(x)) -> reshape(x)", ("reshape",), _two, _one_reshape),
+    Rule("permute(permute(x)) -> permute(x)", ("permute",), _two, _one_permute),
+    Rule("slice(slice(x)) -> slice(x)", ("slice",), _two_slices, _one_slice),
+    Rule("slice(concat(a, b)) -> slice(a)", ("slice",), _slice_of_concat, _slice_of_operand),
+    Rule("reshape(permute(x)) -> permute(reshape(x))", ("reshape",),
+         _reshape_first, _reshape_then_permute),
+    Rule("f(permute(x)) -> permute(f(x)), and reshape", _UNARY,
+         _pointwise_of_view, _view_of_pointwise),
+)  # fmt: skip
+"""View rules; they hold whatever the tensors mean."""

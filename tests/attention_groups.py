@@ -1,0 +1,63 @@
+"""Attention groups at the shapes of vision models and at odd ones, for kernel tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gtco.graph import GraphBuilder, Group, TensorSpec
+
+F16, BF16, F32, BOOL = torch.float16, torch.bfloat16, torch.float32, torch.bool
+
+
+def packed(tokens: int, heads: int, width: int, dtype: torch.dtype = F16, *, batch: int = 1,
+           epilogue: bool = False) -> Group:  # fmt: skip
+    """q, k and v are views of one [batch, tokens, 3 heads width] tensor; the result is
+    [batch, tokens, heads width]."""
+    b = GraphBuilder()
+    total = heads * width
+    qkv = b.input("qkv", TensorSpec((batch, tokens, 3 * total), dtype))
+    parts = []
+    for i in range(3):
+        part = b.add("slice", qkv, dim=2, start=i * total, end=(i + 1) * total)
+        part = b.add("reshape", part, shape=(batch, tokens, heads, width))
+        parts.append(b.add("permute", part, dims=(0, 2, 1, 3)))
+    y = b.add("attention", *parts, scale=width**-0.5)
+    if epilogue:
+        y = b.add("add", b.add("gelu", y, approximate="none"), parts[0])
+    y = b.add("permute", y, dims=(0, 2, 1, 3))
+    return Group("packed", b.build([b.add("reshape", y, shape=(batch, tokens, total))]))
+
+
+def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_width: int = 0,
+          dtype: torch.dtype = F16, *, mask: torch.dtype | None = None,
+          mask_lead: tuple[int, ...] = (), causal: bool = False) -> Group:  # fmt: skip
+    b = GraphBuilder()
+    q = b.input("q", TensorSpec((*lead, queries, width), dtype))
+    k = b.input("k", TensorSpec((*lead, keys, width), dtype))
+    v = b.input("v", TensorSpec((*lead, keys, value_width or width), dtype))
+    inputs = [q, k, v]
+    if mask is not None:
+        inputs.append(b.input("mask", TensorSpec((*mask_lead, queries, keys), mask)))
+    y = b.add("attention", *inputs, scale=width**-0.5, causal=causal)
+    return Group("cross", b.build([y]))
+
+
+CASES: dict[str, Callable[[], Group]] = {
+    "vit_b": lambda: packed(197, 12, 64),
+    "vit_h": lambda: packed(257, 16, 80),
+    "vit_384": lambda: packed(577, 12, 64, BF16),
+    "epilogue": lambda: packed(50, 3, 32, BF16, batch=2, epilogue=True),
+    "detr_self": lambda: cross((1, 8), 1050, 1050, 32),
+    "detr_cross": lambda: cross((1, 8), 100, 1050, 32),
+    "cvt": lambda: cross((1, 1), 3136, 784, 64),
+    "window": lambda: cross((16, 3), 49, 49, 32, mask=F16, mask_lead=(1, 3)),
+    "bool_mask": lambda: cross((2, 2), 37, 70, 24, mask=BOOL, mask_lead=(2, 1)),
+    "f32_mask": lambda: cross((2,), 17, 33, 40, 72, BF16, mask=F32),
+    "causal": lambda: cross((1, 2), 70, 130, 64, causal=True),
+    "causal_tall": lambda: cross((1, 2), 130, 33, 16, causal=True),
+    "one_query": lambda: cross((1, 4), 1, 197, 64),
+    "one_key": lambda: cross((3,), 5, 1, 8),
+    "wide": lambda: cross((1, 2), 65, 129, 128, 96),
+}

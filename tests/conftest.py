@@ -1,0 +1,50 @@
+"""Fixtures that every test may use, and the rule for tests that need a GPU."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--update-golden", action="store_true", help="write the golden files instead of comparing"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a CUDA GPU")
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(skip)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
+    """`golden("name.txt", value)` compares `str(value)` with `tests/golden/name.txt`."""
+
+    def compare(name: str, value: object) -> None:
+        path = GOLDEN / name
+        actual = f"{value}\n"
+        if request.config.getoption("--update-golden"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(actual)
+            return
+        if not path.exists():
+            pytest.fail(f"{path} does not exist; run pytest --update-golden and read what it wrote")
+        expected = path.read_text()
+        if actual != expected:
+            lines = difflib.unified_diff(
+                expected.splitlines(), actual.splitlines(), name, "now", lineterm=""
+            )
+            pytest.fail("\n".join([*lines, "if this is meant: pytest --update-golden"]))
+
+    return compare

@@ -1,0 +1,213 @@
+"""Elementwise and rowwise groups at common and odd shapes, for kernel tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gtco.graph import GraphBuilder, Group, TensorSpec
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+I64, I32, I8, U8, BOOL = torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool
+
+
+def _group(b: GraphBuilder, *outputs: str) -> Group:
+    graph = b.build(outputs)
+    graph.verify()
+    return Group("case", graph)
+
+
+def gelu_bias(*shape: int, dtype: torch.dtype = F16, approximate: str = "none") -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    bias = b.input("bias", TensorSpec(shape[-1:], dtype))
+    y = b.add("gelu", b.add("add", x, bias), approximate=approximate)
+    return _group(b, y, b.add("mul", y, other=0.5))
+
+
+def class_token(tokens: int, width: int, dtype: torch.dtype = F16, *, stats: bool = False) -> Group:
+    """The input of a ViT's first layer."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, tokens - 1, width), dtype))
+    token = b.input("token", TensorSpec((1, 1, width), dtype))
+    position = b.input("position", TensorSpec((1, tokens, width), dtype))
+    y = b.add("add", b.add("concat", token, x, dim=1), position)
+    return _group(b, y, b.add("row_stats", y)) if stats else _group(b, y)
+
+
+def concat_columns(rows: int, *widths: int, dtype: torch.dtype = F32) -> Group:
+    b = GraphBuilder()
+    parts = [b.input(f"x{i}", TensorSpec((rows, width), dtype)) for i, width in enumerate(widths)]
+    return _group(b, b.add("relu", b.add("concat", *parts, dim=-1)))
+
+
+def concat_views(dtype: torch.dtype = F16) -> Group:
+    """Pieces that are a slice and a permuted tensor, with other dtypes between."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((5, 12, 6), dtype))
+    y = b.input("y", TensorSpec((6, 5), F32))
+    part = b.add("slice", x, dim=1, start=2, end=9)
+    other = b.add("expand", b.add("reshape", b.add("permute", y, dims=(1, 0)), shape=(5, 1, 6)),
+                  shape=(5, 3, 6))  # fmt: skip
+    return _group(b, b.add("concat", part, other, dim=1))
+
+
+def permuted(dtype: torch.dtype = F16) -> Group:
+    """Reads a permuted tensor, stores a permuted view."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((2, 7, 3, 16), dtype))
+    y = b.add("silu", b.add("permute", x, dims=(0, 2, 1, 3)))
+    return _group(b, b.add("reshape", b.add("permute", y, dims=(0, 2, 1, 3)), shape=(2, 7, 48)))
+
+
+def integers() -> Group:
+    """Wrap-around, promotion, comparisons and conversions."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((3, 35), I64))
+    y = b.input("y", TensorSpec((3, 35), I8))
+    z = b.input("z", TensorSpec((35,), F16))
+    product = b.add("mul", y, y)
+    mixed = b.add("add", x, product)
+    near = b.add("lt", mixed, z)
+    chosen = b.add("where", near, mixed, x)
+    half = b.add("div", chosen, other=2)
+    outputs = [product, near, chosen, half, b.add("cast", half, dtype=I32)]
+    outputs += [b.add("maximum", x, other=3), b.add("pow", x, other=2), b.add("abs", y)]
+    outputs += [b.add("cast", y, dtype=BOOL), b.add("mul", near, b.add("eq", x, other=1))]
+    return _group(b, *outputs)
+
+
+def nans(dtype: torch.dtype) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((4, 9), dtype))
+    y = b.input("y", TensorSpec((4, 9), dtype))
+    outputs = [b.add("relu", x), b.add("maximum", x, y), b.add("minimum", x, y)]
+    return _group(b, *outputs, b.add("maximum", x, other=0.25), b.add("minimum", x, other=0))
+
+
+def functions(dtype: torch.dtype) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((2, 33), dtype))
+    positive = b.add("add", b.add("abs", x), other=0.1)
+    outputs = [b.add(op, x) for op in ("neg", "exp", "erf", "sin", "cos", "tanh", "sigmoid")]
+    outputs += [b.add(op, positive) for op in ("log", "sqrt", "rsqrt", "reciprocal", "copy")]
+    outputs += [b.add("pow", positive, x), b.add("gelu", x, approximate="tanh")]
+    outputs += [b.add("gelu", x, approximate="none"), b.add("silu", x), b.add("square", x)]
+    return _group(b, *outputs)
+
+
+def scalar() -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((), F32))
+    return _group(b, b.add("exp", x))
+
+
+ELEMENTWISE: dict[str, Callable[[], Group]] = {
+    "gelu_197": lambda: gelu_bias(1, 197, 3072),
+    "gelu_tanh": lambda: gelu_bias(3, 7, 40, dtype=BF16, approximate="tanh"),
+    "gelu_odd": lambda: gelu_bias(5, 7),
+    "gelu_f64": lambda: gelu_bias(5, 6, dtype=F64),
+    "class_token_197": lambda: class_token(197, 768),
+    "concat_columns": lambda: concat_columns(9, 5, 8, 3),
+    "concat_even": lambda: concat_columns(9, 8, 24, 16, dtype=F16),
+    "concat_views": concat_views,
+    "permuted": permuted,
+    "integers": integers,
+    "nans_f16": lambda: nans(F16),
+    "nans_f64": lambda: nans(F64),
+    "functions_f32": lambda: functions(F32),
+    "functions_f64": lambda: functions(F64),
+    "scalar": scalar,
+}
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def softmax(*shape: int, dtype: torch.dtype = F16, dim: int = -1) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    y = b.add("softmax", b.add("mul", x, other=0.125), dim=dim)
+    return _group(b, y)
+
+
+def layer_norm(*shape: int, dtype: torch.dtype = F16, residual: bool = False) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    w = b.input("w", TensorSpec(shape[-1:], dtype))
+    bias = b.input("b", TensorSpec(shape[-1:], dtype))
+    outputs = []
+    if residual:
+        x = b.add("add", x, b.input("y", TensorSpec(shape, dtype)))
+        outputs.append(x)
+    return _group(b, *outputs, b.add("layer_norm", x, w, bias, eps=1e-6))
+
+
+def row_stats(*shape: int, dtype: torch.dtype = F16) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    y = b.add("add", x, b.input("y", TensorSpec(shape, dtype)))
+    return _group(b, y, b.add("row_stats", y))
+
+
+def lone_stats(*shape: int) -> Group:
+    b = GraphBuilder()
+    return _group(b, b.add("row_stats", b.input("x", TensorSpec(shape, F16))))
+
+
+def merge_stats(rows: int, columns: int) -> Group:
+    b = GraphBuilder()
+    stats = b.input("stats", TensorSpec((1, rows, -(-columns // 64), 2), F32))
+    mean, rstd = b.node("merge_stats", [stats], {"columns": columns, "eps": 1e-5})
+    return _group(b, mean, b.add("mul", rstd, other=2.0))
+
+
+def pool(op: str, *shape: int, dims: tuple[int, ...], keepdim: bool, dtype: torch.dtype) -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    return _group(b, b.add(op, x, dims=dims, keepdim=keepdim))
+
+
+def standardize(*shape: int, dims: tuple[int, ...], dtype: torch.dtype = F32) -> Group:
+    """Two reductions, row values of them, and both a row and a tile result."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    mean = b.add("mean", x, dims=dims, keepdim=True)
+    apart = b.add("sub", x, mean)
+    var = b.add("mean", b.add("square", apart), dims=dims, keepdim=True)
+    rstd = b.add("rsqrt", b.add("add", var, other=1e-5))
+    top = b.add("amax", apart, dims=dims, keepdim=True)
+    return _group(b, b.add("mul", apart, rstd), rstd, b.add("sub", top, mean))
+
+
+ROWWISE: dict[str, Callable[[], Group]] = {
+    "softmax_197": lambda: softmax(12, 197, 197),
+    "softmax_1": lambda: softmax(5, 1),
+    "softmax_7": lambda: softmax(3, 11, 7, dtype=F32),
+    "softmax_middle": lambda: softmax(3, 13, 40, dim=1),
+    "softmax_f64": lambda: softmax(4, 65, dtype=F64),
+    "softmax_4096": lambda: softmax(3, 4096, dtype=BF16),
+    "softmax_12672": lambda: softmax(2, 12672),
+    "norm_197_768": lambda: layer_norm(1, 197, 768),
+    "norm_residual": lambda: layer_norm(2, 50, 1024, dtype=BF16, residual=True),
+    "norm_1000": lambda: layer_norm(3, 1000, dtype=F32),
+    "norm_odd": lambda: layer_norm(9, 197),
+    "stats_197_768": lambda: row_stats(1, 197, 768),
+    "stats_odd": lambda: row_stats(7, 197),
+    "stats_short": lambda: row_stats(7, 40, dtype=F32),
+    "stats_alone": lambda: lone_stats(2, 9, 200),
+    "stats_class_token": lambda: class_token(197, 768, stats=True),
+    "merge": lambda: merge_stats(197, 768),
+    "merge_odd": lambda: merge_stats(9, 200),
+    "pool_49": lambda: pool("mean", 1, 64, 7, 7, dims=(2, 3), keepdim=False, dtype=F16),
+    "pool_tokens": lambda: pool("mean", 2, 197, 96, dims=(1,), keepdim=False, dtype=F16),
+    "sum_all": lambda: pool("sum", 9, 33, dims=(), keepdim=False, dtype=F32),
+    "sum_bool": lambda: pool("sum", 9, 33, dims=(-1,), keepdim=True, dtype=BOOL),
+    "amax_i8": lambda: pool("amax", 3, 33, dims=(0,), keepdim=False, dtype=I8),
+    "amax_f16": lambda: pool("amax", 5, 3, 35, dims=(0, 2), keepdim=True, dtype=F16),
+    "sum_one": lambda: pool("sum", 5, 1, dims=(1,), keepdim=True, dtype=F32),
+    "standardize": lambda: standardize(6, 197, dims=(-1,)),
+    "standardize_groups": lambda: standardize(2, 5, 36, 3, dims=(1, 3), dtype=F16),
+    "standardize_columns": lambda: standardize(37, 24, dims=(0,), dtype=F16),
+}

@@ -1,0 +1,169 @@
+"""The benchmark's judgement and bookkeeping, without a GPU: who runs when, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import nn
+
+from gtco.bench import (
+    BenchResult,
+    Call,
+    Inputs,
+    NoGpu,
+    Timing,
+    WrongAnswer,
+    bench,
+    check_answers,
+    compare,
+    fresh_inputs,
+    in_precision,
+    parse_peers,
+    percentiles,
+    time_rounds,
+)
+from gtco.locate import Located, UsageError
+from gtco.options import Options
+
+
+class ScriptedClock:
+    """Gives each contestant times of its own and keeps the order of the back-to-back runs."""
+
+    def __init__(self, times: dict[Call, float]) -> None:
+        self.times = times
+        self.order: list[Call] = []
+
+    def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
+        return self.times[call] + 5, 4.0
+
+    def back_to_back(self, call: Call, inputs: Sequence[Inputs], calls: int) -> float:
+        if not self.order or self.order[-1] is not call:
+            self.order.append(call)
+        return self.times[call]
+
+
+def located(module: nn.Module, *args: torch.Tensor) -> Located:
+    return Located("a_module:a_function", module.eval(), args, {})
+
+
+def test_contestants_take_turns_and_each_round_starts_with_another() -> None:
+    def ours(x: object) -> None: ...
+    def theirs(x: object) -> None: ...
+
+    clock = ScriptedClock({ours: 100.0, theirs: 200.0})
+    inputs: list[Inputs] = [((1,), {})]
+    timings = time_rounds({"gtco": ours, "eager": theirs}, inputs, clock, rounds=2, calls=10)
+    assert clock.order == [ours, theirs, ours]  # the second round starts where the first ended
+    assert timings["gtco"].single_us == {"p50": 105.0, "p90": 105.0, "p99": 105.0}
+    assert timings["eager"].rounds_us == (200.0, 200.0)
+    assert timings["eager"].host_us == 4.0
+
+
+def test_percentiles() -> None:
+    assert percentiles(range(101)) == {"p50": 50.0, "p90": 90.0, "p99": 99.0}
+
+
+def timing(*rounds: float) -> Timing:
+    return Timing({"p50": rounds[0], "p90": rounds[0], "p99": rounds[0]}, 1, rounds[0], rounds)
+
+
+def test_the_better_mode_stands_for_inductor_and_a_failed_one_does_not() -> None:
+    slow, fast = "inductor reduce-overhead", "inductor max-autotune"
+    result = BenchResult(
+        timings={"gtco": timing(100, 50), slow: timing(300), fast: timing(200, 50)}
+    )
+    result.timings[slow] = timing(300, 300)
+    compare(result, ["eager", "inductor"])
+    assert result.best == {"inductor": fast}
+    assert result.ratios["inductor"]["back_to_back"] == 1.5  # the median of 200/100 and 50/50
+    assert result.ratios["inductor"]["back_to_back_low"] == 1.0
+    del result.timings[fast]
+    compare(result, ["inductor"])
+    assert result.best == {"inductor": slow}
+
+
+def test_peers_are_parsed() -> None:
+    assert parse_peers("eager, inductor,eager") == ("eager", "inductor")
+    assert parse_peers("") == ()
+    with pytest.raises(UsageError, match="tensorrt"):
+        parse_peers("eager,tensorrt")
+
+
+def test_fresh_inputs_are_new_and_fit() -> None:
+    mask = torch.tensor([True, False])
+    like: Inputs = ((torch.zeros(64, 64).half(), torch.tensor([3, 9]), "mode"), {"mask": mask})
+    (image, labels, mode), kwargs = fresh_inputs(like, "normal", 0)
+    assert image.dtype == torch.float16 and image.std() > 0.9
+    assert labels.dtype == torch.int64 and labels.min() >= 3 and labels.max() <= 9
+    assert mode == "mode"
+    assert torch.equal(kwargs["mask"], mask)
+    other = fresh_inputs(like, "normal", 1)[0][0]
+    assert not torch.equal(image, other)
+    assert fresh_inputs(like, "large mean", 0)[0][0].mean() > 7
+    assert fresh_inputs(like, "outliers", 0)[0][0].abs().max() > 10
+
+
+def test_peers_compute_in_the_precision_that_was_asked_for() -> None:
+    model = nn.Linear(8, 8)
+    assert in_precision(model, None) is model
+    assert in_precision(model, "tf32") is model
+    assert in_precision(model, "fp32") is model
+    low = in_precision(model, "bf16")
+    x = torch.randn(2, 8)
+    answer = low(x)
+    assert answer.dtype == torch.float32
+    assert torch.equal(answer, answer.bfloat16().float())
+    assert model.weight.dtype == torch.float32  # the user's model is left as it is
+
+
+class Forgetful(nn.Module):
+    """Right once; afterwards it gives back the tensor that it gave before."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.answer: torch.Tensor | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.answer is None:
+            self.answer = self.model(x)
+        return self.answer
+
+
+class Cancelling(nn.Module):
+    """Layer norm with the variance as a difference of squares, which a large mean destroys."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean = x.mean(-1, keepdim=True)
+        variance = (x * x).mean(-1, keepdim=True) - mean * mean
+        return (x - mean) / (variance + 1e-6).sqrt()
+
+
+@torch.no_grad()
+def test_answers_are_checked_on_fresh_poisoned_and_hard_inputs() -> None:
+    model = located(nn.LayerNorm(256, eps=1e-6).half(), torch.randn(4, 256).half())
+    result = BenchResult()
+    check_answers(result, {"gtco": model.module}, model, model.module, None)
+    assert len(result.verdicts["gtco"]) == 3
+    for wrong in (Forgetful(model.module), Cancelling(), nn.Identity()):
+        with pytest.raises(WrongAnswer, match="gtco's answer for"):
+            check_answers(BenchResult(), {"gtco": wrong}, model, model.module, None)
+
+
+@torch.no_grad()
+def test_a_peers_wrong_answer_is_on_record_and_stops_nothing() -> None:
+    model = located(nn.Linear(64, 64).half(), torch.randn(4, 64).half())
+    result = BenchResult()
+    contestants = {"gtco": model.module, "eager": nn.Identity()}
+    check_answers(result, contestants, model, model.module, None)
+    assert not result.verdicts["eager"]["normal"].ok
+    assert result.to_dict()["verdicts"]["eager"]["normal"]["ok"] is False
+    assert result.verdicts["gtco"]["normal"].ok
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+def test_without_a_gpu_nothing_is_timed() -> None:
+    with pytest.raises(NoGpu, match="no CUDA GPU"):
+        bench(located(nn.Linear(4, 4), torch.randn(2, 4)), Options())

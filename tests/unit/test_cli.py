@@ -1,0 +1,217 @@
+"""The commands as a new user runs them: what they print, and what they say to bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import pytest
+import torch
+
+from gtco import cli
+from gtco.options import Options
+
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+MODELS = """
+import torch
+
+class Mlp(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(64, 256)
+        self.down = torch.nn.Linear(256, 64)
+
+    def forward(self, x, *, shift=None):
+        x = self.down(torch.nn.functional.gelu(self.up(x)))
+        return x if shift is None else x + shift
+
+def mlp():
+    return Mlp().eval().half(), (torch.randn(24, 64).half(),)
+
+def shifted():
+    return Mlp().eval().half(), (torch.randn(24, 64).half(),), {"shift": torch.ones(64).half()}
+
+def training():
+    model = torch.nn.Sequential(Mlp(), torch.nn.Dropout(0.5))
+    return model.half(), (torch.randn(24, 64).half(),)
+
+def bare():
+    return Mlp()
+
+def broken():
+    raise KeyError("weights.pt")
+
+number = 7
+"""
+
+
+@dataclass
+class Outcome:
+    code: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run the command line in a folder that holds `models_here.py` and `broken_here.py`."""
+    (tmp_path / "models_here.py").write_text(MODELS)
+    (tmp_path / "broken_here.py").write_text("import a_package_that_is_missing")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.delitem(sys.modules, "models_here", raising=False)
+
+    def call(*arguments: str) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["gtco", *arguments])
+        with pytest.raises(SystemExit) as stopped:
+            cli.main()
+        code = stopped.value.code
+        assert code is None or isinstance(code, int)
+        seen = capsys.readouterr()
+        return Outcome(code or 0, seen.out, seen.err)
+
+    return call
+
+
+def test_env_names_versions_targets_and_the_cache(run: Run) -> None:
+    text = run("env")
+    assert text.code == 0
+    for word in ("torch", "NVRTC", "sm_80, sm_86, sm_89, sm_90a", "cache"):
+        assert word in text.stdout
+    data = json.loads(run("env", "--json").stdout)
+    assert data["environment"]["packages"]["torch"] == torch.__version__
+    assert data["command"] == "gtco env --json"
+
+
+@pytest.mark.parametrize("model", ["mlp", "shifted"])
+def test_compile_says_what_will_run(run: Run, model: str) -> None:
+    outcome = run("compile", f"models_here:{model}", "--target", "sm_90a", "--json")
+    assert outcome.code == 0, outcome.stderr
+    data = json.loads(outcome.stdout)
+    assert data["options"]["target"] == "sm_90a"
+    assert data["report"]["launches"] == len(data["launches"]) > 0
+    assert sum(kernel["launches"] for kernel in data["kernels"]) == data["report"]["generated"] > 0
+    assert all(kernel["registers"] > 0 for kernel in data["kernels"])
+    assert "compiling" in outcome.stderr
+
+
+def test_compile_prints_tables(run: Run) -> None:
+    outcome = run("compile", "models_here:mlp", "--target", "sm_80")
+    assert outcome.code == 0, outcome.stderr
+    assert "sm_80" in outcome.stdout
+    assert "gtco_gemm" in outcome.stdout
+
+
+BAD_USAGE = {
+    "no function": (["compile", "models_here"], "module:function"),
+    "no such module": (["compile", "model_here:mlp"], "did you mean 'models_here'"),
+    "no such function": (["compile", "models_here:mpl"], "did you mean 'mlp'"),
+    "no function but a number": (["compile", "models_here:number"], "no function 'number'"),
+    "returns a module alone": (["compile", "models_here:bare"], "returns Mlp"),
+    "unknown precision": (["compile", "models_here:mlp", "--precision", "f16"], "'fp16'"),
+    "unknown target": (["compile", "models_here:mlp", "--target", "sm_90"], "'sm_90a'"),
+    "old target": (["compile", "models_here:mlp", "--target", "sm_75"], "older than sm_80"),
+    "unknown flag": (["compile", "models_here:mlp", "--precison", "fp16"], "--precision"),
+    "unknown command": (["benchmark", "models_here:mlp"], "benchmark"),
+    "unknown peer": (["bench", "models_here:mlp", "--against", "tensorrt"], "eager, inductor"),
+    "no rounds": (["bench", "models_here:mlp", "--rounds", "0"], "--rounds"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_USAGE)
+def test_bad_usage_is_explained_and_exits_with_2(run: Run, case: str) -> None:
+    arguments, expected = BAD_USAGE[case]
+    outcome = run(*arguments)
+    assert outcome.code == 2
+    assert expected in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert not outcome.stdout
+
+
+FAILURES = {
+    "the module does not import": ("broken_here:mlp", "a_package_that_is_missing"),
+    "the function raises": ("models_here:broken", "KeyError: 'weights.pt'"),
+    "training mode": ("models_here:training", "eval()"),
+}
+
+
+@pytest.mark.parametrize("case", FAILURES)
+def test_work_that_fails_is_explained_and_exits_with_1(run: Run, case: str) -> None:
+    model, expected = FAILURES[case]
+    outcome = run("compile", model, "--target", "sm_90a")
+    assert outcome.code == 1
+    assert expected in outcome.stderr
+    assert "Traceback" not in outcome.stderr
+    assert not outcome.stdout
+
+
+def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GTCO_DEBUG", "1")
+    outcome = run("compile", "models_here:broken", "--target", "sm_90a")
+    assert outcome.code == 1
+    assert "Traceback" in outcome.stderr
+    assert "in broken" in outcome.stderr
+
+
+def test_an_error_nobody_expected_names_its_type(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise IndexError("list index out of range")
+
+    monkeypatch.setattr(cli, "locate", fail)
+    outcome = run("compile", "models_here:mlp")
+    assert outcome.code == 1
+    assert "unexpected IndexError: list index out of range" in outcome.stderr
+    assert "GTCO_DEBUG=1" in outcome.stderr
+
+
+@NO_GPU
+def test_a_gpu_that_is_missing_is_named(run: Run) -> None:
+    without_target = run("compile", "models_here:mlp")
+    assert without_target.code == 2
+    assert 'target="sm_90a"' in without_target.stderr
+    bench = run("bench", "models_here:mlp")
+    assert bench.code == 1
+    assert "no CUDA GPU" in bench.stderr
+
+
+def test_every_option_is_a_flag(run: Run) -> None:
+    for command in ("compile", "bench"):
+        shown = run(command, "--help").stdout
+        for field in fields(Options):
+            assert f"--{field.name.replace('_', '-')}" in shown
+        assert "architecture to compile for" in " ".join(shown.replace("│", " ").split())
+
+
+@NO_GPU
+def test_the_demo_needs_no_gpu(tmp_path: Path) -> None:
+    """In a process of its own, from an empty folder, as the README's first command runs it."""
+    paths = os.pathsep.join([str(Path(cli.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    outcome = subprocess.run(
+        [sys.executable, "-m", "gtco", "demo"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    lines = outcome.stdout.splitlines()
+    for fact in ("operators in", "launches out", "bytes saved", "not fused", "cubins for sm_90a"):
+        assert any(fact in line for line in lines), fact
+    edges = [line for line in lines if line.startswith("  %")]
+    assert len(edges) == 3
+    assert all(len(line.split(": ", 1)[1]) > 10 for line in edges)
+    assert "is right: RMSE" in outcome.stdout
+    assert lines[-1].startswith("Checked on the CPU; nothing was timed here.")
+    assert "gtco compile your_module:your_function" in lines[-1]
+    timed = [line for line in lines if " us" in line]
+    assert all("predicted" in line for line in timed)

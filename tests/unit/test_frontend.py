@@ -1,0 +1,272 @@
+"""Capture: the graph means what the module means, and bad input is refused in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+
+from gtco.frontend.torch_export import Captured, CaptureError, capture
+from gtco.graph import TensorSpec
+from gtco.interpreter import ArgumentError, interpret
+from gtco.passes import run_pipeline
+from tests import models
+
+ATEN_LEFT = {
+    models.setr: {"aten.upsample_bilinear2d.vec": 1},
+    models.hf_segformer: {"aten.upsample_bilinear2d.vec": 4},
+    models.hf_detr: {"aten.max_pool2d.default": 1},
+}
+
+
+def run(captured: Captured, *args: Any, **kwargs: Any) -> Any:
+    return captured.unflatten(interpret(captured.graph, captured.flatten(args, kwargs)))
+
+
+def assert_same(actual: Any, expected: Any, tolerance: float) -> None:
+    """Equal up to `tolerance` of each tensor's largest element, in one structure."""
+    a, spec_a = pytree.tree_flatten(actual)
+    b, spec_b = pytree.tree_flatten(expected)
+    assert spec_a == spec_b
+    for x, y in zip(a, b, strict=True):
+        if isinstance(y, Tensor):
+            scale = y.abs().max().item() if y.is_floating_point() and y.numel() else 0.0
+            assert_close(x, y, rtol=0, atol=tolerance * scale)
+        else:
+            assert x == y
+
+
+class Function(nn.Module):
+    """A function as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def check(function: Callable[..., Any], *args: Any) -> Captured:
+    """Capture, verify, compare before and after the pipeline; return what was captured."""
+    captured = capture(Function(function), args)
+    captured.graph.verify()
+    expected = function(*args)
+    assert_same(run(captured, *args), expected, 1e-12)
+    rewritten = run_pipeline(captured.graph)
+    outputs = interpret(rewritten, captured.flatten(args))
+    assert_same(captured.unflatten(outputs), expected, 1e-6)
+    return captured
+
+
+def ops(captured: Captured) -> Counter[str]:
+    return Counter(node.op for node in captured.graph.nodes)
+
+
+@pytest.mark.parametrize("build", models.IMAGE_SIZES, ids=lambda build: build.__name__)
+def test_models(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, side = build(), models.IMAGE_SIZES[build]
+    image = torch.randn(1, 3, side, side)
+    captured = capture(model, (image,))
+    captured.graph.verify()
+    rewritten = run_pipeline(captured.graph)
+    with torch.no_grad():
+        expected = model(image)
+    assert_same(run(captured, image), expected, 1e-5)
+    outputs = interpret(rewritten, captured.flatten((image,)))
+    assert_same(captured.unflatten(outputs), expected, 1e-4)
+    aten = Counter(node.attrs["target"] for node in rewritten.nodes if node.op == "aten")
+    assert aten == ATEN_LEFT.get(build, {})
+
+
+X = torch.randn(2, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+Y = X.flip(0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: x + 2.0 * y - 1,
+        lambda x, y: torch.add(x, y, alpha=3) - torch.sub(x, y, alpha=0.5),
+        lambda x, y: torch.rsub(x, y, alpha=2) + (1 - x),
+        lambda x, y: x.clamp(-0.5, 0.5) + y.clamp_min(0.1).clamp_max(1.0),
+        lambda x, y: torch.where(x > y, x, y * x.sigmoid()),
+        lambda x, y: x.masked_fill(y <= 0, -1.0),
+        lambda x, y: F.silu(x) + F.gelu(y, approximate="tanh") + x.tanh() + y.erf(),
+        lambda x, y: F.hardswish(x) + F.leaky_relu(y) + F.hardtanh(x) + F.relu6(y),
+        lambda x, y: x.abs().sqrt().log() + y.exp().reciprocal() + x.square().rsqrt(),
+        lambda x, y: x[None].squeeze() + y.unsqueeze(-1).squeeze(-1).flatten(1).view(2, 6, 8),
+        lambda x, y: (x.transpose(1, 2).reshape(2, -1), y.permute(2, 0, 1).contiguous()),
+        lambda x, y: x.unflatten(-1, (2, -1)).flatten(1, 2),
+        lambda x, y: x[:, 1:5:2] + y[:, -2:] + x[:, 0:1] + y[0, None, None, 3],
+        lambda x, y: [*x.chunk(3, 1), *y.split([2, 6], -1), *x.split(4, 2), *y.unbind(0)],
+        lambda x, y: (torch.cat([x, y], -1), torch.stack([x, y], 1), x.repeat(1, 2, 3)),
+        lambda x, y: (x.roll((1, -2), (1, 2)), F.pad(y, (1, 2, -1, 3), value=0.5)),
+        lambda x, y: (x.mean(), y.sum(1), x.amax((1, 2)), y.mean(-1, keepdim=True), x.sum()),
+        lambda x, y: (x.var(-1, keepdim=True), y.var(dim=(1, 2), correction=0), x.std(-1)),
+        lambda x, y: (x.softmax(1), F.softmax(y, -1, dtype=torch.float32)),
+        lambda x, y: (x @ y.mT, torch.bmm(x, y.transpose(1, 2)), x @ y[0, 0]),
+        lambda x, y: F.layer_norm(x, (6, 8)) + F.layer_norm(y, (8,), y[0, 0], x[0, 0]),
+        lambda x, y: F.scaled_dot_product_attention(x, y, x, is_causal=True),
+        lambda x, y: F.scaled_dot_product_attention(x, y, x, (x @ y.mT) > 0.0, scale=0.3),
+        lambda x, y: (F.adaptive_avg_pool1d(x, 1), F.adaptive_avg_pool2d(y, 1)),
+        lambda x, y: (x.float() + 1, (y > 0).long() + 1, x.to(torch.float64), y.half().double()),
+        lambda x, y: {"a": (None, 3), "b": [x * 1, "text"], "c": F.dropout(y, 0.5, False)},
+        lambda x, y: torch.baddbmm(x[:, :, :6], x, y.mT),
+        lambda x, y: x + torch.arange(8, dtype=torch.float64) + torch.full((6, 1), 2.0),
+        lambda x, y: ((x > 0) & (y > 0) | ~(x < y), F.normalize(x, dim=-1), y.norm(dim=1)),
+        lambda x, y: (x, x, y + 0),
+    ],
+)  # fmt: skip
+def test_operators(function: Callable[..., Any]) -> None:
+    assert ops(check(function, X, Y))["aten"] == 0
+
+
+@pytest.mark.parametrize(
+    "function, target",
+    [
+        (lambda x, y: x.cumsum(1) + y, "aten.cumsum.default"),
+        (lambda x, y: x.topk(3, 1), "aten.topk.default"),
+        (lambda x, y: x[:, torch.tensor([0, 2, 2])] * y[:, :3], "aten.index.Tensor"),
+    ],
+)
+def test_fallback(function: Callable[..., Any], target: str) -> None:
+    nodes = check(function, X, Y).graph.nodes
+    assert target in {node.attrs["target"] for node in nodes if node.op == "aten"}
+
+
+def test_convolutions() -> None:
+    image = torch.randn(1, 4, 8, 8, dtype=torch.float64)
+    w, w1 = torch.randn(2, 6, 2, 3, 3).double(), torch.randn(6, 4, 3).double()
+
+    def function(x: Tensor) -> Any:
+        a = F.conv2d(x, w[0], None, 1, 1, 1, groups=2)
+        b = F.conv2d(x, w[1], torch.ones(6).double(), stride=(2, 1), groups=2)
+        return (
+            a,
+            b,
+            F.conv1d(x[0, :, 0], w1),
+            F.max_pool2d(x, 3, 2, 1),
+            F.interpolate(x, scale_factor=2),
+        )
+
+    captured = check(function, image)
+    assert ops(captured)["conv2d"] == 2
+    assert ops(captured)["aten"] == 3
+
+
+def test_random_numbers_are_not_frozen() -> None:
+    captured = capture(Function(lambda x: x + torch.rand(3)), (torch.zeros(3),))
+    a, b = (interpret(captured.graph, (torch.zeros(3),))[0] for _ in range(2))
+    assert not torch.equal(a, b)
+    rewritten = run_pipeline(captured.graph)
+    assert [node.op for node in rewritten.nodes] == ["aten", "add"]
+
+
+def test_tied_parameters_are_one_constant_that_shares_memory() -> None:
+    class Tied(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+            self.b.weight = self.a.weight
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.b(self.a(x))
+
+    model = Tied()
+    (constant,) = capture(model, (torch.randn(2, 8),)).graph.constants.values()
+    assert constant.data_ptr() == model.a.weight.data_ptr()
+
+
+def test_source_is_the_module_path() -> None:
+    graph = capture(models.vit(), (torch.randn(1, 3, 32, 32),)).graph
+    sources = {node.source for node in graph.nodes if node.op == "linear"}
+    assert {"encoder.blocks.0.attn.qkv", "encoder.blocks.1.fc2", "head"} <= sources
+
+
+def test_signature_with_keywords_and_literals() -> None:
+    def function(x: Tensor, times: int = 2, *, y: dict[str, Tensor], flag: bool) -> Any:
+        return {"sum": x * times + y["y"], "flag": flag, "none": None}
+
+    captured = capture(Function(function), (X, 3), {"y": {"y": Y}, "flag": True})
+    result = run(captured, X, 3, flag=True, y={"y": Y})
+    assert_same(result, {"sum": X * 3 + Y, "flag": True, "none": None}, 1e-12)
+    assert captured.input_literals == {1: 3, 3: True}
+    assert captured.input_positions == (0, 2)
+    with pytest.raises(ArgumentError, match="baked in"):
+        captured.flatten((X, 4), {"y": {"y": Y}, "flag": True})
+    with pytest.raises(ArgumentError, match="nested as"):
+        captured.flatten((X,), {})
+    with pytest.raises(ArgumentError, match="not a tensor"):
+        captured.flatten((X, 3), {"y": {"y": 1}, "flag": True})
+
+
+def test_exported_programs_and_graph_modules() -> None:
+    function = Function(lambda x, y: x.relu() @ y.mT)
+    program = torch.export.export(function, (X, Y))
+    traced = torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 4), nn.ReLU()).double())
+    assert_same(run(capture(program), X, Y), function(X, Y), 1e-12)
+    assert_same(run(capture(traced, (X,)), X), traced(X), 1e-12)
+
+
+def test_bfloat16_and_integers() -> None:
+    x = torch.randn(2, 8).bfloat16()
+    captured = capture(Function(lambda x, i: (x * 2, i + 1)), (x, torch.arange(3)))
+    assert list(captured.graph.inputs.values())[1] == TensorSpec((3,), torch.int64)
+    assert_same(run(captured, x, torch.arange(3)), (x * 2, torch.arange(3) + 1), 0.0)
+
+
+class Training(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.drop = nn.Dropout(0.1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.drop(x)
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return x + self.calls
+
+
+@pytest.mark.parametrize(
+    "model, args, words",
+    [
+        (Training(), (X,), r"Training: drop \(Dropout\).*model\.eval\(\)"),
+        (nn.BatchNorm1d(6), (X,), r"BatchNorm1d.*training mode.*model\.eval\(\)"),
+        (Function(lambda x: F.dropout(x, 0.5)), (X,), r"dropout.*training mode.*eval"),
+        (Counting(), (X,), r"buffer 'calls' in place.*clone"),
+        (Function(lambda x: x.add_(1)), (X,), r"input '.*' in place.*clone"),
+        (Function(lambda x: x * 2 if x.sum() > 0 else x), (X,), r"data-dependent.*torch\.where"),
+        (Function(lambda x: x[x > 0]), (X,), r"depends on data"),
+        (Function(lambda x: torch.fft.fft(x).abs()), (X,), r"complex.*real arithmetic"),
+        (Function(lambda x: x), (X, X), r"cannot be captured.*Error"),
+        (Function(lambda x: x), X, r"pass a tuple"),
+    ],
+)  # fmt: skip
+def test_refusals(model: nn.Module, args: Any, words: str) -> None:
+    with pytest.raises(CaptureError, match=words):
+        capture(model, args)
+
+
+def test_dynamic_shapes_are_refused() -> None:
+    batch = torch.export.Dim("batch", min=2, max=8)
+    program = torch.export.export(
+        Function(lambda x: x + 1), (X,), dynamic_shapes={"args": ({0: batch},)}
+    )
+    with pytest.raises(CaptureError, match=r"dynamic shape.*fixed shapes"):
+        capture(program)

@@ -1,0 +1,74 @@
+"""The graph's rules and how it prints."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gtco.graph import Dim, Graph, GraphBuilder, GraphError, TensorSpec, subgraph
+from gtco.interpreter import ArgumentError, interpret
+
+
+def small() -> Graph:
+    builder = GraphBuilder()
+    x = builder.input("x", TensorSpec((2, 3), torch.float32))
+    w = builder.constant("w", torch.ones(4, 3))
+    y = builder.add("linear", x, w)
+    return builder.build([builder.add("relu", y)])
+
+
+def test_prints_one_line_a_node() -> None:
+    assert str(small()) == (
+        "graph(%x: f32[2,3]):\n"
+        "  const %w: f32[4,3]\n"
+        "  %linear: f32[2,4] = linear(%x, %w)\n"
+        "  %relu: f32[2,4] = relu(%linear)\n"
+        "  return %relu"
+    )
+
+
+def test_verify_names_the_broken_node() -> None:
+    graph = small()
+    graph.verify()
+    swapped = replace(graph, nodes=graph.nodes[::-1])
+    with pytest.raises(GraphError, match="%relu reads %linear before it is made"):
+        swapped.verify()
+    wrong = replace(graph.nodes[0], outputs=(TensorSpec((2, 5), torch.float32),))
+    with pytest.raises(GraphError, match="%linear: linear gives"):
+        replace(graph, nodes=(wrong, graph.nodes[1])).verify()
+    with pytest.raises(GraphError, match="made twice"):
+        replace(graph, nodes=(graph.nodes[0], graph.nodes[0])).verify()
+
+
+def test_names_are_unique() -> None:
+    builder = GraphBuilder()
+    names = {builder.fresh("a") for _ in range(50)} | {builder.fresh("a_1") for _ in range(5)}
+    assert len(names) == 55
+
+
+def test_subgraph_reads_from_outside() -> None:
+    graph = small()
+    part = subgraph(graph, [graph.nodes[1]], ["relu"])
+    assert list(part.inputs) == ["linear"]
+    assert not part.constants
+    part.verify()
+
+
+def test_interpret_checks_arguments() -> None:
+    graph = small()
+    with pytest.raises(ArgumentError, match="1 inputs, but 0"):
+        interpret(graph, [])
+    with pytest.raises(ArgumentError, match="input %x"):
+        interpret(graph, [torch.ones(2, 4)])
+    (result,) = interpret(graph, [torch.ones(2, 3)], dtype=torch.float64)
+    assert result.dtype == torch.float64
+    assert torch.equal(result, torch.full((2, 4), 3.0, dtype=torch.float64))
+
+
+def test_symbolic_sizes_are_refused_where_a_number_is_needed() -> None:
+    spec = TensorSpec((Dim("batch"), 3), torch.float32)
+    assert str(spec) == "f32[batch,3]"
+    with pytest.raises(GraphError, match="dynamic dimension batch"):
+        _ = spec.sizes
