@@ -12,6 +12,9 @@ from dataclasses import asdict, dataclass, field
 from importlib import resources
 from pathlib import Path
 
+LIBRARY = "library"
+"""The `sketch` of a record that timed the ATen calls of a group."""
+
 
 class DatabaseError(ValueError):
     """A record that cannot be read; the message names file and line."""

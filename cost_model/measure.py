@@ -14,7 +14,7 @@ from torch import Tensor
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Sketch
-from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.graph import Group
 from gtco.interpreter import interpret
 from gtco.ops import OPS
@@ -26,8 +26,6 @@ from gtco.runtime.run import run_group, time_library, time_program
 from gtco.target import Target
 
 log = logging.getLogger("gtco.tune")
-
-LIBRARY = "library"
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,17 @@ from typing import Any
 
 import torch
 
-from gtco.codegen.program import KernelProgram
-from gtco.codegen.rules import derive
-from gtco.codegen.sketch import Illegal
-from gtco.cost_model.database import RecordTable, shipped_records
+from gtco.codegen.rules import Derivation, derive
+from gtco.codegen.sketch import Illegal, Schedule
+from gtco.cost_model.database import LIBRARY, RecordTable, shipped_records
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import capture as capture_model
-from gtco.graph import FusedGraph, Graph, Group
+from gtco.graph import FusedGraph, Graph
 from gtco.options import Options
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision
-from gtco.passes.tasks import workload_key
+from gtco.passes.tasks import Task, tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan
 from gtco.target import Target, TargetError, find_target, target_of_capability
@@ -64,7 +63,7 @@ def compile(
     if chosen.precision in PRECISIONS:
         graph = lower_precision(graph, PRECISIONS[chosen.precision])
     fused = fuse(graph, target=target)
-    launches = tuple(select(group, target) for group in fused.groups)
+    launches = select(fused, target)
     _refuse_fallbacks(launches, chosen.fallback)
     return CompiledModule(Plan(fused, launches, target, chosen), captured)
 
@@ -90,44 +89,60 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
 
 
 @dataclass(frozen=True)
-class _Found:
-    program: KernelProgram | None
+class _Choice:
+    """How a workload runs: a sketch's name and schedule, or ATen (`sketch` is None)."""
+
+    sketch: str | None
+    schedule: Schedule
     source: str
-    reason: str
+    reason: str = ""
 
 
-def select(group: Group, target: Target) -> Launch:
-    """How `group` runs: the fastest schedule on record, else a sketch's first default.
+def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
+    """How each group runs: the fastest schedule on record, else a sketch's first default.
 
-    A group that no sketch takes, or for which the library was measured faster, becomes a call of
-    its operators in ATen.
+    Equal workloads are decided once. A group that no sketch takes, or for which the library was
+    measured faster, becomes a call of its operators in ATen.
     """
-    kind = family(group)
-    found = _choose(group, kind, target)
-    predicted = roofline_us(group, target)
-    return Launch(group, kind, found.program, found.source, found.reason, predicted)
+    records = _records(_device_name(target))
+    launches = []
+    for task in tasks(fused, target):
+        kind = family(task.group)
+        choice = _choose(task, derive(task.group, kind, target), records)
+        for group in task.groups:
+            program = None
+            if choice.sketch is not None:
+                sketches = derive(group, kind, target).sketches
+                sketch = next(each for each in sketches if each.name == choice.sketch)
+                program = sketch.emit(choice.schedule)
+            predicted = roofline_us(group, target)
+            launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
+    order = {group.name: position for position, group in enumerate(fused.groups)}
+    return tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
 
 
-def _choose(group: Group, kind: str, target: Target) -> _Found:
-    derivation = derive(group, kind, target)
-    by_name = {sketch.name: sketch for sketch in derivation.sketches}
-    for record in _records(_device_name(target)).lookup(workload_key(group, target)):
-        if record.sketch == "library":
-            return _Found(None, "record", "the library was measured faster")
-        sketch = by_name.get(record.sketch)
+def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice:
+    sketches = {sketch.name: sketch for sketch in derivation.sketches}
+    for record in records.lookup(task.key):
+        if record.sketch == LIBRARY:
+            return _Choice(None, {}, "record", "the library was measured faster")
+        sketch = sketches.get(record.sketch)
         if sketch is None or sketch.version != record.version:
             continue
         try:
-            return _Found(sketch.emit(record.schedule), "record", "")
+            sketch.emit(record.schedule)
         except Illegal as error:
-            log.warning("a record for %s is no longer legal: %s", group, error)
+            log.warning("a record for %s is no longer legal: %s", task.group, error)
+        else:
+            return _Choice(record.sketch, record.schedule, "record")
     for sketch in derivation.sketches:
         for schedule in sketch.defaults():
             try:
-                return _Found(sketch.emit(schedule), "default", "")
+                sketch.emit(schedule)
             except Illegal:
                 continue
-    return _Found(None, "fallback", derivation.reason)
+            return _Choice(sketch.name, schedule, "default")
+    return _Choice(None, {}, "fallback", derivation.reason)
 
 
 def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:

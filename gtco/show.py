@@ -87,9 +87,10 @@ def bench(console: Console, model: Located, result: BenchResult) -> None:
         console.print(f"{name} failed: {reason}", markup=False, highlight=False)
     for kind, verdict in result.verdicts["gtco"].items():
         console.print(f"answer for {kind} inputs is {verdict}", highlight=False)
+    share = result.generated_share
+    known = "an unknown share" if share is None else f"{share:.1%}"
     console.print(
-        f"{result.launches} launches; {result.generated_share:.1%} of gtco's GPU time runs in "
-        "generated kernels",
+        f"{result.launches} launches; {known} of gtco's GPU time runs in generated kernels",
         highlight=False,
     )
 

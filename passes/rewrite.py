@@ -63,6 +63,7 @@ class Editor:
         self.nodes: dict[str, Node] = {node.name: node for node in graph.nodes}
         self.outputs = list(graph.outputs)
         self.anchor = 0
+        self.source = ""
         self.touched: list[str] = []
         self._rank = {node.name: (i, 0) for i, node in enumerate(graph.nodes)}
         self._producers: dict[str, str] = {v: n.name for n in graph.nodes for v in n.values}
@@ -110,13 +111,11 @@ class Editor:
         (value,) = self.add_node(op, inputs, attrs)
         return value
 
-    def add_node(
-        self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any], source: str | None = None
-    ) -> tuple[str, ...]:
+    def add_node(self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any]) -> tuple[str, ...]:
+        """Append a node; return its values."""
         frozen = MappingProxyType({key: _freeze(item) for key, item in attrs.items()})
         outputs = infer_outputs(op, [self.specs[name] for name in inputs], frozen)
-        origin = self._source if source is None else source
-        node = Node(self._fresh(op), op, tuple(inputs), frozen, outputs, origin)
+        node = Node(self._fresh(op), op, tuple(inputs), frozen, outputs, self.source)
         self._created += 1
         self._rank[node.name] = (self.anchor, self._created)
         self.nodes[node.name] = node
@@ -172,9 +171,7 @@ class Editor:
     def root(self, node: Node) -> None:
         """Build from now on at `node`'s place and in its module's name."""
         self.anchor = self._rank[node.name][0]
-        self._source = node.source
-
-    _source: str = ""
+        self.source = node.source
 
     def _fresh(self, hint: str) -> str:
         name = hint

@@ -127,6 +127,11 @@ def vit(
     return VisionTransformer(encoder, classes).eval()
 
 
+def vit_spelled_out(**changes: Any) -> nn.Module:
+    """A ViT whose attention is written with matmul and softmax."""
+    return vit(fused=False, **changes)
+
+
 def setr(
     image: int = 32, patch: int = 8, width: int = 64, depth: int = 2, heads: int = 4,
     channels: int = 32, classes: int = 16,
@@ -246,6 +251,7 @@ def hf_cvt() -> nn.Module:
 
 IMAGE_SIZES = {
     vit: 32,
+    vit_spelled_out: 32,
     setr: 32,
     hf_vit: 32,
     hf_vit_classifier: 32,

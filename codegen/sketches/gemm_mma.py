@@ -49,7 +49,7 @@ class GemmMma(Sketch):
             m, n, *_ = shape
             tiles = problem.batch * -(-problem.rows // m) * -(-problem.columns // n)
             waves = -(-tiles // self.target.sm_count)
-            return waves * (m * n / min(1.0, (m * n) ** 0.5 / 90) + 1000)
+            return float(waves * (m * n / min(1.0, (m * n) ** 0.5 / 90) + 1000))
 
         for m, n, warps_m, warps_n in sorted(shapes, key=waste):
             block_k = 64 if problem.k >= 64 and m * n <= 64 * 128 else 32

@@ -125,7 +125,7 @@ def _time_chain(chain: Sequence[Callable[[int], None]], repeat: int) -> float:
         enqueue()
     times = []
     for _ in range(repeat + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(REPLAYS):
             graph.replay()

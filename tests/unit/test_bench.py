@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
+from gtco import show
 from gtco.bench import (
     BenchResult,
     Call,
@@ -24,6 +27,7 @@ from gtco.bench import (
     percentiles,
     time_rounds,
 )
+from gtco.check import Verdict
 from gtco.locate import Located, UsageError
 from gtco.options import Options
 
@@ -82,6 +86,23 @@ def test_the_better_mode_stands_for_inductor_and_a_failed_one_does_not() -> None
     del result.timings[fast]
     compare(result, ["inductor"])
     assert result.best == {"inductor": slow}
+
+
+def test_the_table_names_everyone_and_what_failed() -> None:
+    result = BenchResult(
+        verdicts={"gtco": {"normal": Verdict("")}, "eager": {"normal": Verdict("NaN")}},
+        timings={"gtco": timing(100, 100), "eager": timing(150, 170)},
+        failures={"inductor max-autotune": "RuntimeError: no compiler"},
+        launches=63,
+    )
+    compare(result, ["eager", "inductor"])
+    out = io.StringIO()
+    show.bench(Console(file=out, width=120), located(nn.Identity()), result)
+    text = out.getvalue()
+    assert "eager takes 1.60 times as long as gtco back to back (1.50 to 1.70" in text
+    assert "inductor max-autotune failed: RuntimeError: no compiler" in text
+    assert text.count("WRONG") == 1
+    assert "63 launches; an unknown share" in text
 
 
 def test_peers_are_parsed() -> None:

@@ -471,7 +471,8 @@ LAYER = {"linear": 4, "attention": 1, "gelu": 1, "row_stats": 2, "merge_stats": 
 """A layer: 4 GEMMs, their epilogues (mean, rstd, offset, residual, GELU), attention, statistics."""
 
 
-@pytest.mark.parametrize("build", [models.vit, models.hf_vit_classifier, models.setr])
+@pytest.mark.parametrize("build", [models.vit, models.vit_spelled_out, models.hf_vit_classifier,
+                                   models.setr])  # fmt: skip
 def test_a_vit_layer_is_four_gemms_and_attention(build: Callable[..., nn.Module]) -> None:
     torch.manual_seed(0)
     image = random(1, 3, 32, 32, dtype=torch.float16)
@@ -510,6 +511,19 @@ def test_only_the_class_token_leaves_the_last_layer(golden: Golden) -> None:
         image_size=16,
     )  # fmt: skip
     golden("passes/pipeline_hf_vit.txt", run_pipeline(capture(model.half(), (image,)).graph))
+
+
+@pytest.mark.parametrize("build", [models.vit, models.vit_spelled_out, models.hf_dinov2])
+def test_half_precision_is_as_near_to_the_truth_as_eager(build: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, image = build().half(), random(1, 3, 32, 32, dtype=torch.float16)
+    program = capture(model, (image,))
+    actual = interpret(run_pipeline(program.graph), (image,))
+    eager = interpret(program.graph, (image,))
+    exact = interpret(program.graph, (image,), dtype=torch.float64)
+    for a, e, x in zip(actual, eager, exact, strict=True):
+        assert a.dtype == e.dtype
+        assert rmse(a, x) <= 3 * rmse(e, x) + 1e-3
 
 
 def test_detr_decoder_layers_read_the_memory_through_joined_linears() -> None:
