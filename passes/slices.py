@@ -84,6 +84,8 @@ def _broadcast_dim(shape: tuple[int, ...], from_end: int) -> int | None:
 
 def _kept_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:
     """The dimension of `before` that a reshape keeps as dimension `dim` of `after`."""
+    if 0 in after:
+        return None
     outer = math.prod(after[:dim])
     for place, size in enumerate(before):
         if size == after[dim] and math.prod(before[:place]) == outer:

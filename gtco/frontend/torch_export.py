@@ -27,7 +27,8 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE, Context, Value
+from gtco.frontend.context import Context, Value
+from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
 from gtco.graph import DTYPE_NAMES, Graph, GraphBuilder, TensorSpec
 from gtco.interpreter import ArgumentError
 from gtco.ops import Slot

@@ -28,7 +28,7 @@ log = logging.getLogger("gtco.codegen")
 
 DEVICE_HEADERS = Path(__file__).parents[1] / "codegen" / "device"
 
-_OPTIONS = ("std=c++17", "lineinfo", "ptxas-options=-v", "target=cubin")
+_OPTIONS = ("std=c++17", "default-device", "lineinfo", "ptxas-options=-v", "target=cubin")
 _ERROR_LINES = 12
 
 
@@ -119,6 +119,7 @@ def compile_uncached(code: str, name: str, arch: str) -> CompiledKernel:
         name=f"{name}.cu",
         arch=arch,  # left out, cuda-core would ask the driver for a GPU
         std="c++17",
+        device_as_default_execution_space=True,  # NVRTC 13.0 takes a generic lambda for host code
         lineinfo=True,
         ptxas_options=["-v"],
         include_path=str(DEVICE_HEADERS),

@@ -86,9 +86,10 @@ def time_program(
     with torch.cuda.device(device):
         assert device.index is not None
         kernel = load_program(program, device.index)
+        alive = _copies(group, values, device, copies)  # a launch knows only addresses
         chain = [
             BoundLaunch(kernel, program, tensors, dependent=dependent and index > 0)
-            for index, tensors in enumerate(_copies(group, values, device, copies))
+            for index, tensors in enumerate(alive)
         ]
         return _time_chain(chain, repeat)
 

@@ -123,6 +123,7 @@ Y = X.flip(0)
         lambda x, y: torch.baddbmm(x[:, :, :6], x, y.mT),
         lambda x, y: x + torch.arange(8, dtype=torch.float64) + torch.full((6, 1), 2.0),
         lambda x, y: ((x > 0) & (y > 0) | ~(x < y), F.normalize(x, dim=-1), y.norm(dim=1)),
+        lambda x, y: x + torch.ones_like(y) + torch.full_like(x, 2) + y.new_zeros(8),
         lambda x, y: (x, x, y + 0),
     ],
 )  # fmt: skip

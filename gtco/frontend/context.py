@@ -1,0 +1,114 @@
+"""What lowerings are written with: values, the context that builds nodes, and the registry."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from gtco.graph import GraphBuilder, TensorSpec
+
+Scalar = int | float | bool
+
+
+@dataclass(frozen=True)
+class Value:
+    """A tensor in the graph that is being built."""
+
+    name: str
+
+
+@dataclass
+class Context:
+    """What a lowering builds with.
+
+    Args:
+        builder: the graph so far.
+        source: the user's module that the present node came from.
+        device: where the present node's result lives.
+        used_outputs: which results of the present node somebody reads.
+    """
+
+    builder: GraphBuilder
+    source: str = ""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    used_outputs: frozenset[int] = frozenset({0})
+
+    def spec(self, x: Value) -> TensorSpec:
+        return self.builder.specs[x.name]
+
+    def shape(self, x: Value) -> tuple[int, ...]:
+        return self.spec(x).sizes
+
+    def rank(self, x: Value) -> int:
+        return self.spec(x).rank
+
+    def dtype(self, x: Value) -> torch.dtype:
+        return self.spec(x).dtype
+
+    def add(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
+        """Append a node; trailing inputs that are None are left out."""
+        names = [x.name for x in inputs if x is not None]
+        return Value(self.builder.add(op, *names, hint=None, source=self.source, **attrs))
+
+    def reshape(self, x: Value, shape: Iterable[int]) -> Value:
+        new = resolve_shape(tuple(shape), math.prod(self.shape(x)))
+        return x if new == self.shape(x) else self.add("reshape", x, shape=new)
+
+    def permute(self, x: Value, dims: Iterable[int]) -> Value:
+        order = tuple(dim % self.rank(x) for dim in dims)
+        return x if order == tuple(range(len(order))) else self.add("permute", x, dims=order)
+
+    def expand(self, x: Value, shape: Sequence[int]) -> Value:
+        own = (1,) * (len(shape) - self.rank(x)) + self.shape(x)
+        new = tuple(old if size == -1 else size for old, size in zip(own, shape, strict=True))
+        return x if new == self.shape(x) else self.add("expand", x, shape=new)
+
+    def slice(self, x: Value, dim: int, start: int, end: int, step: int = 1) -> Value:
+        dim %= self.rank(x)
+        size = self.shape(x)[dim]
+        if (start, end, step) == (0, size, 1):
+            return x
+        attrs = {} if step == 1 else {"step": step}
+        return self.add("slice", x, dim=dim, start=start, end=end, **attrs)
+
+    def cast(self, x: Value, dtype: torch.dtype | None) -> Value:
+        return x if dtype in (None, self.dtype(x)) else self.add("cast", x, dtype=dtype)
+
+    def constant(self, hint: str, tensor: torch.Tensor) -> Value:
+        return Value(self.builder.constant(hint, tensor))
+
+
+Lowering = Callable[..., Value | tuple[Value | None, ...] | None]
+
+
+def registrar(
+    table: dict[OpOverload, Lowering],
+) -> Callable[..., Callable[[Lowering], Lowering]]:
+    """A decorator that enters a lowering into `table` under the overloads it is given."""
+
+    def lowers(*overloads: OpOverload) -> Callable[[Lowering], Lowering]:
+        def register(function: Lowering) -> Lowering:
+            table.update(dict.fromkeys(overloads, function))
+            return function
+
+        return register
+
+    return lowers
+
+
+def resolve_shape(shape: tuple[int, ...], numel: int) -> tuple[int, ...]:
+    if -1 not in shape:
+        return shape
+    known = -math.prod(shape)
+    return tuple(numel // known if size == -1 else size for size in shape)
+
+
+def all_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    if isinstance(dims, int):
+        dims = (dims,)
+    return tuple(dim % rank for dim in dims) if dims else tuple(range(rank))

@@ -1,0 +1,381 @@
+"""ATen ops that compute to gtco's ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from gtco.frontend.context import Context, Lowering, Scalar, Value, all_dims, registrar
+
+aten = torch.ops.aten
+
+MATH: dict[OpOverload, Lowering] = {}
+_lowers = registrar(MATH)
+
+
+# -- pointwise -----------------------------------------------------------------------------------
+
+
+def _unary(op: str) -> Lowering:
+    def lowering(ctx: Context, x: Value) -> Value | None:
+        # An integer argument is promoted by most of these; the op's reference does the same.
+        return ctx.add(op, x)
+
+    return lowering
+
+
+for _op in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos", "tanh",
+            "sigmoid", "relu", "silu", "square"):  # fmt: skip
+    _lowers(getattr(aten, _op).default)(_unary(_op))
+
+
+@_lowers(aten.gelu.default)
+def _gelu(ctx: Context, x: Value, approximate: str = "none") -> Value:
+    return ctx.add("gelu", x, approximate=approximate)
+
+
+def _apply(ctx: Context, op: str, a: Value | Scalar, b: Value | Scalar) -> Value | None:
+    if isinstance(a, Value) and isinstance(b, Value):
+        return ctx.add(op, a, b)
+    if isinstance(a, Value):
+        return ctx.add(op, a, other=b)
+    if isinstance(b, Value) and op in ("add", "mul", "maximum", "minimum", "eq", "ne"):
+        return ctx.add(op, b, other=a)
+    return None
+
+
+def _binary(op: str) -> Lowering:
+    def lowering(ctx: Context, a: Value | Scalar, b: Value | Scalar) -> Value | None:
+        return _apply(ctx, op, a, b)
+
+    return lowering
+
+
+for _op, _overloads in {
+    "mul": (aten.mul.Tensor, aten.mul.Scalar),
+    "div": (aten.div.Tensor, aten.div.Scalar),
+    "pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar),
+    "maximum": (aten.maximum.default, aten.clamp_min.default, aten.clamp_min.Tensor),
+    "minimum": (aten.minimum.default, aten.clamp_max.default, aten.clamp_max.Tensor),
+    "eq": (aten.eq.Tensor, aten.eq.Scalar),
+    "ne": (aten.ne.Tensor, aten.ne.Scalar),
+    "lt": (aten.lt.Tensor, aten.lt.Scalar),
+    "le": (aten.le.Tensor, aten.le.Scalar),
+    "gt": (aten.gt.Tensor, aten.gt.Scalar),
+    "ge": (aten.ge.Tensor, aten.ge.Scalar),
+}.items():
+    _lowers(*_overloads)(_binary(_op))
+
+
+def _scaled(ctx: Context, b: Value | Scalar, alpha: Scalar) -> Value | Scalar:
+    if alpha == 1:
+        return b
+    return ctx.add("mul", b, other=alpha) if isinstance(b, Value) else b * alpha
+
+
+@_lowers(aten.add.Tensor, aten.add.Scalar)
+def _add(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
+    return _apply(ctx, "add", a, _scaled(ctx, b, alpha))
+
+
+@_lowers(aten.sub.Tensor, aten.sub.Scalar)
+def _sub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
+    return _apply(ctx, "sub", a, _scaled(ctx, b, alpha))
+
+
+@_lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def _rsub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
+    a = ctx.add("mul", a, other=alpha) if alpha != 1 else a
+    if isinstance(b, Value):
+        return ctx.add("sub", b, a)
+    return ctx.add("add", ctx.add("neg", a), other=b)
+
+
+@_lowers(aten.clamp.default, aten.hardtanh.default)
+def _clamp(ctx: Context, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
+    if low is not None:
+        x = ctx.add("maximum", x, other=low)
+    return x if high is None else ctx.add("minimum", x, other=high)
+
+
+@_lowers(aten.where.self)
+def _where(ctx: Context, condition: Value, a: Value, b: Value) -> Value:
+    return ctx.add("where", condition, a, b)
+
+
+@_lowers(aten.leaky_relu.default)
+def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
+    return ctx.add("where", ctx.add("gt", x, other=0), x, ctx.add("mul", x, other=slope))
+
+
+def _on_bools(op: str) -> Lowering:
+    """Of two booleans the smaller is their "and" and the larger their "or"."""
+
+    def lowering(ctx: Context, a: Value | Scalar, b: Value | Scalar) -> Value | None:
+        if any(not isinstance(x, Value) or ctx.dtype(x) != torch.bool for x in (a, b)):
+            return None
+        return _apply(ctx, op, a, b)
+
+    return lowering
+
+
+_lowers(aten.bitwise_and.Tensor, aten.logical_and.default)(_on_bools("minimum"))
+_lowers(aten.bitwise_or.Tensor, aten.logical_or.default)(_on_bools("maximum"))
+
+
+@_lowers(aten.bitwise_not.default, aten.logical_not.default)
+def _not(ctx: Context, x: Value) -> Value | None:
+    return ctx.add("eq", x, other=False) if ctx.dtype(x) == torch.bool else None
+
+
+# -- reductions ----------------------------------------------------------------------------------
+
+
+@_lowers(aten.mean.dim)
+def _mean(
+    ctx: Context,
+    x: Value,
+    dims: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    x = ctx.cast(x, dtype)
+    return ctx.add("mean", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+
+
+@_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
+def _global_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
+    if any(n != 1 for n in size):
+        return None
+    rank = ctx.rank(x)
+    return ctx.add("mean", x, dims=tuple(range(rank - len(size), rank)), keepdim=True)
+
+
+@_lowers(aten.mean.default)
+def _mean_all(ctx: Context, x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    return _mean(ctx, x, None, dtype=dtype)  # type: ignore[return-value]
+
+
+@_lowers(aten.sum.dim_IntList)
+def _sum(
+    ctx: Context,
+    x: Value,
+    dims: Sequence[int] | None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value:
+    x = ctx.cast(x, dtype)
+    return ctx.add("sum", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+
+
+@_lowers(aten.sum.default)
+def _sum_all(ctx: Context, x: Value, *, dtype: torch.dtype | None = None) -> Value:
+    return _sum(ctx, x, None, dtype=dtype)  # type: ignore[return-value]
+
+
+@_lowers(aten.amax.default)
+def _amax(ctx: Context, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
+    return ctx.add("amax", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+
+
+@_lowers(aten.var.correction)
+def _var(
+    ctx: Context,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    *,
+    correction: Scalar | None = None,
+    keepdim: bool = False,
+) -> Value:
+    """Two passes in at least f32, as torch does it."""
+    axes = all_dims(dims, ctx.rank(x))
+    wide = ctx.cast(x, torch.promote_types(ctx.dtype(x), torch.float32))
+    delta = ctx.add("sub", wide, ctx.add("mean", wide, dims=axes, keepdim=True))
+    var = ctx.add("mean", ctx.add("square", delta), dims=axes, keepdim=keepdim)
+    count = math.prod(ctx.shape(x)[axis] for axis in axes)
+    bias = 1 if correction is None else correction
+    if bias:
+        var = ctx.add("mul", var, other=count / (count - bias) if count > bias else math.inf)
+    return ctx.cast(var, ctx.dtype(x))
+
+
+@_lowers(aten.linalg_vector_norm.default)
+def _norm(
+    ctx: Context,
+    x: Value,
+    ord: Scalar = 2,
+    dims: Sequence[int] | None = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
+) -> Value | None:
+    """The Euclidean norm, summed in at least f32, as torch does it."""
+    if ord != 2:
+        return None
+    wide = ctx.cast(x, torch.promote_types(dtype or ctx.dtype(x), torch.float32))
+    total = ctx.add("sum", ctx.add("square", wide), dims=all_dims(dims, ctx.rank(x)),
+                    keepdim=keepdim)  # fmt: skip
+    return ctx.cast(ctx.add("sqrt", total), dtype or ctx.dtype(x))
+
+
+@_lowers(aten.softmax.int)
+def _softmax(ctx: Context, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    return ctx.add("softmax", ctx.cast(x, dtype), dim=dim % ctx.rank(x))
+
+
+@_lowers(aten._softmax.default)
+def _softmax_kernel(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
+    wide = torch.float32 if half_to_float else None
+    return ctx.add("softmax", ctx.cast(x, wide), dim=dim % ctx.rank(x))
+
+
+@_lowers(aten.layer_norm.default)
+def _layer_norm(
+    ctx: Context,
+    x: Value,
+    normalized: Sequence[int],
+    w: Value | None = None,
+    b: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Value | None:
+    if w is None and b is not None:
+        return None
+    shape, columns = ctx.shape(x), math.prod(normalized)
+    rows = shape[: len(shape) - len(normalized)]
+    flat = ctx.reshape(x, (*rows, columns))
+    affine = (None if p is None else ctx.reshape(p, (columns,)) for p in (w, b))
+    return ctx.reshape(ctx.add("layer_norm", flat, *affine, eps=eps), shape)
+
+
+@_lowers(aten.native_layer_norm.default)
+def _native_layer_norm(
+    ctx: Context,
+    x: Value,
+    normalized: Sequence[int],
+    w: Value | None,
+    b: Value | None,
+    eps: float,
+) -> tuple[Value | None, ...] | None:
+    if ctx.used_outputs - {0}:
+        return None
+    y = _layer_norm(ctx, x, normalized, w, b, eps)
+    return None if y is None else (y, None, None)  # type: ignore[return-value]
+
+
+@_lowers(aten._native_batch_norm_legit_no_training.default)
+def _batch_norm(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    b: Value | None,
+    mean: Value,
+    var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value | None, ...] | None:
+    if ctx.used_outputs - {0} or (w is None and b is not None):
+        return None
+    return (ctx.add("batch_norm", x, mean, var, w, b, eps=eps), None, None)
+
+
+def _pair(values: Sequence[int] | int) -> tuple[int, int]:
+    items = (values,) if isinstance(values, int) else tuple(values)
+    return (items[0], items[0]) if len(items) == 1 else (items[0], items[1])
+
+
+# -- contractions --------------------------------------------------------------------------------
+
+
+@_lowers(aten.linear.default)
+def _linear(ctx: Context, x: Value, w: Value, b: Value | None = None) -> Value:
+    return ctx.add("linear", x, w, b)
+
+
+@_lowers(aten.matmul.default, aten.mm.default, aten.bmm.default)
+def _matmul(ctx: Context, a: Value, b: Value) -> Value:
+    return ctx.add("matmul", a, b)
+
+
+@_lowers(aten.addmm.default, aten.baddbmm.default)
+def _addmm(
+    ctx: Context, c: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
+) -> Value | None:
+    if beta != 1 or alpha != 1:
+        return None
+    weight = _untransposed(ctx, b)
+    if weight is not None and ctx.rank(c) == 1 and ctx.shape(c)[0] == ctx.shape(b)[1]:
+        return ctx.add("linear", a, weight, c)
+    return ctx.add("add", ctx.add("matmul", a, b), c)
+
+
+def _untransposed(ctx: Context, x: Value) -> Value | None:
+    """The matrix constant that `x` is the transpose of."""
+    if ctx.rank(x) != 2:
+        return None
+    for node in reversed(ctx.builder.nodes):
+        if node.name == x.name:
+            constant = node.op == "permute" and node.inputs[0] in ctx.builder.constants
+            return Value(node.inputs[0]) if constant else None
+    return None
+
+
+@_lowers(aten.scaled_dot_product_attention.default)
+def _sdpa(
+    ctx: Context,
+    q: Value,
+    k: Value,
+    v: Value,
+    mask: Value | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Value | None:
+    if dropout_p > 0 or enable_gqa:
+        return None
+    factor = ctx.shape(q)[-1] ** -0.5 if scale is None else scale
+    return ctx.add("attention", q, k, v, mask, scale=factor, causal=is_causal)
+
+
+@_lowers(aten.conv2d.default)
+def _conv2d(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    b: Value | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Value | None:
+    if ctx.rank(x) != 4:
+        return None
+    return ctx.add(
+        "conv2d", x, w, b,
+        stride=_pair(stride), padding=_pair(padding), dilation=_pair(dilation), groups=groups,
+    )  # fmt: skip
+
+
+@_lowers(aten.convolution.default)
+def _convolution(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value | None:
+    if transposed or ctx.rank(w) != 4:
+        return None
+    return _conv2d(ctx, x, w, b, stride, padding, dilation, groups)  # type: ignore[return-value]
