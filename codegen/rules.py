@@ -55,6 +55,6 @@ def derive(group: Group, family: str, target: Target) -> Derivation:
         except Illegal as error:
             refusals.append((kind.name, str(error)))
     if not sketches and not refusals:
-        ops = ", ".join(node.op for node in group.compute)
-        refusals.append((family, f"gtco generates no kernel for {ops}"))
+        ops = ", ".join(node.attrs.get("target", node.op) for node in group.compute)
+        refusals.append((family, f"no sketch takes {ops}"))
     return Derivation(tuple(sketches), tuple(refusals))

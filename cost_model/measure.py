@@ -37,10 +37,15 @@ class Candidate:
 
 
 def candidates(group: Group, target: Target, *, best: int, rest: int, seed: int) -> list[Candidate]:
-    """The first `best` default schedules of each sketch and `rest` random legal ones."""
+    """The first `best` default schedules of the preferred sketch and `rest` random legal ones.
+
+    Every other sketch that takes the group gets a sixth of that.
+    """
     chosen = random.Random(seed)
     found: list[Candidate] = []
-    for sketch in derive(group, family(group), target).sketches:
+    for position, sketch in enumerate(derive(group, family(group), target).sketches):
+        if position == 1:
+            best, rest = -(-best // 6), -(-rest // 6)
         programs: dict[str, KernelProgram] = {}
         for schedule in sketch.defaults():
             if len(programs) == best:
@@ -138,7 +143,7 @@ def measure_task(
         if not error:
             error = wrong_outputs(group, run_group(program, group, values), exact, eager)
         if not error:
-            run_us = time_program(program, group, values)
+            run_us = time_program(program, group, values, repeat=5)
         records.append(
             TuningRecord(
                 task.key,
@@ -153,6 +158,9 @@ def measure_task(
         )
         if error:
             log.warning("%s %s: %s", program.sketch, dict(program.schedule), error)
-    library_us = time_library(group, values)
-    records.append(TuningRecord(task.key, name, LIBRARY, 1, {}, library_us, "", versions))
+    try:
+        library_us, error = time_library(group, values, repeat=3), ""
+    except RuntimeError as refusal:  # some ATen calls cannot be captured
+        library_us, error = None, str(refusal).splitlines()[0]
+    records.append(TuningRecord(task.key, name, LIBRARY, 1, {}, library_us, error, versions))
     return records

@@ -56,7 +56,7 @@ def main() -> None:
                 r for r in right[options.keep :] if r.sketch == "library"
             ]
             print(f"{task.group} x{task.weight}: {len(records) - len(right)} failed")
-            for record in right[:6] + shown[-1:]:
+            for record in right[:4] + shown[-1:]:
                 knobs = " ".join(f"{name}={value}" for name, value in record.schedule.items())
                 print(f"    {record.run_us:8.2f} us  {record.sketch} {knobs}")
             lines.writelines(record.to_json() + "\n" for record in shown)

@@ -6,7 +6,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -47,7 +47,8 @@ class Timing:
 
     Args:
         single_us: p50, p90 and p99 of single calls, each waited for.
-        host_us: median time until a call returns, before the GPU is waited for.
+        host_us: median time until a single call returns, the GPU being idle when it starts: the
+            Python and CUDA calls of one call. `experiments/host_cost.py` takes it apart.
         back_to_back_us: per call of a long run without waiting; the median of the rounds.
         rounds_us: `back_to_back_us` of each round.
     """
@@ -56,6 +57,29 @@ class Timing:
     host_us: float
     back_to_back_us: float
     rounds_us: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class KernelTime:
+    """What the profiler saw of one kernel (or copy) in a call.
+
+    Args:
+        name: of the kernel.
+        launches: of one call.
+        mean_us: of a launch, from its start to its end: a dependent launch starts before the one
+            ahead has ended, so that means add up to more than the call takes.
+        share: of all launches' time, 0 to 1.
+    """
+
+    name: str
+    launches: float
+    mean_us: float
+    share: float
+
+    @property
+    def generated(self) -> bool:
+        """Whether gtco generated it."""
+        return self.name.startswith("gtco_")
 
 
 @dataclass
@@ -69,7 +93,7 @@ class BenchResult:
         failures: contestant to why it could not run.
         ratios: peer to how many times as long as gtco it takes, by kind of time.
         launches: of the compiled module.
-        generated_share: of GPU time in kernels that gtco generated; None if the profiler saw none.
+        kernels: what gtco's call runs on the GPU, the longest first; copies in and out as well.
     """
 
     verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
@@ -78,7 +102,14 @@ class BenchResult:
     failures: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, dict[str, float]] = field(default_factory=dict)
     launches: int = 0
-    generated_share: float | None = None
+    kernels: tuple[KernelTime, ...] = ()
+
+    @property
+    def generated_share(self) -> float | None:
+        """The share of GPU time in kernels that gtco generated; None if the profiler saw none."""
+        if not self.kernels:
+            return None
+        return sum(kernel.share for kernel in self.kernels if kernel.generated)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -86,7 +117,8 @@ class BenchResult:
             name: {kind: verdict.to_dict() for kind, verdict in kinds.items()}
             for name, kinds in self.verdicts.items()
         }
-        return {**asdict(self), "verdicts": verdicts}
+        share = self.generated_share
+        return {**asdict(self), "verdicts": verdicts, "generated_share": share}
 
 
 def parse_peers(against: str) -> tuple[str, ...]:
@@ -145,7 +177,7 @@ def bench(
         inputs = [fresh_inputs(given, "normal", seed) for seed in range(4)]
         result.timings = time_rounds(contestants, inputs, CudaClock(), rounds, calls, tell)
         tell("profiling gtco's kernels")  # last: the profiler slows later launches down
-        result.generated_share = generated_share(compiled, inputs[0])
+        result.kernels = profile_kernels(compiled, inputs[0])
     compare(result, peers)
     return result
 
@@ -212,28 +244,44 @@ def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
 
 
 class GraphedEager:
-    """Torch eager in a CUDA graph captured by hand: copies inputs in, returns static outputs."""
+    """Torch eager in a CUDA graph captured by hand, as careful as gtco is.
+
+    A call copies its inputs in and clones its outputs out, so that each gives fresh tensors: peers
+    are to pay alike. Inductor stands as torch gives it, which hands out its graph's own memory.
+    """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        self.inputs: Inputs = pytree.tree_map_only(Tensor, torch.clone, inputs)
-        args, kwargs = self.inputs
+        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             for _ in range(3):  # lets cuBLAS and cuDNN choose and allocate before the capture
                 model(*args, **kwargs)
         torch.cuda.current_stream().wait_stream(side)
+        self.buffers = tensors_of((args, kwargs))
         self.graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(self.graph):
             self.outputs = model(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = pytree.tree_leaves((args, kwargs))
-        for mine, theirs in zip(pytree.tree_leaves(self.inputs), given, strict=True):
-            if isinstance(mine, Tensor):
-                mine.copy_(theirs)
+        plain = not kwargs and len(args) == len(self.buffers)  # as one would write it by hand
+        self.copy_in(args if plain else tensors_of((args, kwargs)))
         self.graph.replay()
-        return self.outputs
+        return self.clone_out()
+
+    def copy_in(self, given: Sequence[Tensor]) -> None:
+        for mine, theirs in zip(self.buffers, given, strict=True):
+            mine.copy_(theirs)
+
+    def clone_out(self) -> Any:
+        if isinstance(self.outputs, Tensor):
+            return self.outputs.clone()
+        return pytree.tree_map_only(Tensor, torch.clone, self.outputs)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors among the leaves of `tree`, in order."""
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def _prepare(name: str, model: nn.Module, inputs: Inputs) -> Call:
@@ -437,19 +485,32 @@ def compare(result: BenchResult, peers: Sequence[str]) -> None:
         }
 
 
-def generated_share(compiled: Call, inputs: Inputs, calls: int = 5) -> float | None:
-    """The share of GPU time that `compiled` spends in kernels gtco generated, 0 to 1."""
+def profile_kernels(call: Call, inputs: Inputs, calls: int = 5) -> tuple[KernelTime, ...]:
+    """What `call` runs on the GPU; nothing if the profiler sees nothing."""
     args, kwargs = inputs
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(calls):
-            compiled(*args, **kwargs)
+            call(*args, **kwargs)
         torch.cuda.synchronize()
-    times = {
-        event.key: float(event.self_device_time_total)
-        for event in profile.key_averages()
+    spans = [
+        (event.name, float(event.time_range.elapsed_us()))
+        for event in profile.events() or ()
         if event.device_type.name == "CUDA"
-    }
-    total = sum(times.values())
-    ours = sum(spent for name, spent in times.items() if name.startswith("gtco_"))
-    return ours / total if total else None
+    ]
+    return kernel_times(spans, calls)
+
+
+def kernel_times(spans: Iterable[tuple[str, float]], calls: int) -> tuple[KernelTime, ...]:
+    """The table of (kernel, microseconds) seen in `calls` calls, the longest share first."""
+    times: dict[str, list[float]] = {}
+    for name, spent in spans:
+        times.setdefault(name, []).append(spent)
+    total = sum(map(sum, times.values()))
+    if not total:
+        return ()
+    table = [
+        KernelTime(name, len(spent) / calls, statistics.fmean(spent), sum(spent) / total)
+        for name, spent in times.items()
+    ]
+    return tuple(sorted(table, key=lambda kernel: -kernel.share))

@@ -136,7 +136,7 @@ def bench_command(
 def demo_command(*, as_json: Json = False) -> None:
     """Take ViT-B/16 the whole way: timed on a GPU, checked on the CPU where there is none."""
     if torch.cuda.is_available():
-        found = demo_model.vit_b16(device="cuda")
+        found = demo_model.vit_b16()
         with progress() as tell:
             result = bench(found, Options(), tell=tell)
         _print_bench(found, Options(), result, as_json)

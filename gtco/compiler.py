@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -59,10 +59,10 @@ def compile(
     chosen = Options.of(**options)
     target = _resolve_target(chosen.target)
     captured = capture_model(model, tuple(args), dict(kwargs or {}))
-    graph = captured.graph
     if chosen.precision in PRECISIONS:
-        graph = lower_precision(graph, PRECISIONS[chosen.precision])
-    fused = fuse(graph, target=target)
+        lowered = lower_precision(captured.graph, PRECISIONS[chosen.precision])
+        captured = replace(captured, graph=lowered)
+    fused = fuse(captured.graph, target=target)
     launches = select(fused, target)
     _refuse_fallbacks(launches, chosen.fallback)
     return CompiledModule(Plan(fused, launches, target, chosen), captured)
@@ -135,14 +135,18 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
             log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
             return _Choice(record.sketch, record.schedule, "record")
+    reasons = [derivation.reason] if derivation.refusals else []
     for sketch in derivation.sketches:
+        refusal = "it has no schedule for these shapes"
         for schedule in sketch.defaults():
             try:
                 sketch.emit(schedule)
-            except Illegal:
-                continue
-            return _Choice(sketch.name, schedule, "default")
-    return _Choice(None, {}, "fallback", derivation.reason)
+            except Illegal as error:
+                refusal = str(error)
+            else:
+                return _Choice(sketch.name, schedule, "default")
+        reasons.append(f"{sketch.name}: {refusal}")
+    return _Choice(None, {}, "fallback", "; ".join(reasons))
 
 
 def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:
@@ -165,7 +169,8 @@ def _resolve_target(name: str | None) -> Target:
         return find_target(name)
     if not torch.cuda.is_available():
         raise TargetError(
-            'no CUDA GPU is here and no target was named: pass target="sm_90a" to compile for one'
+            "no CUDA GPU is here and no target was named: to compile for one, pass "
+            'target="sm_90a" (--target sm_90a)'
         )
     return target_of_capability(*torch.cuda.get_device_capability())
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +12,7 @@ from torch import Tensor, nn
 
 import gtco
 from gtco.check import Verdict, judge
-from gtco.graph import Graph, Node
 from gtco.locate import Located
-from gtco.passes.dataflow import Flow
 from gtco.runtime.module import CompiledModule, KernelInfo
 
 NAME = "ViT-B/16"
@@ -117,8 +114,9 @@ def randomize(model: nn.Module, seed: int) -> None:
         parameter.copy_(center + 0.02 * torch.randn(parameter.shape, generator=generator))
 
 
-def vit_b16(dtype: torch.dtype = torch.float16, device: str = "cpu") -> Located:
-    """The demo's model and one image."""
+def vit_b16(dtype: torch.dtype = torch.float16) -> Located:
+    """The demo's model and one image, on the GPU if there is one."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
     model = VisionTransformer().eval()
     randomize(model, seed=0)
     image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
@@ -135,17 +133,11 @@ class Rehearsal:
     Args:
         compiled: for `TARGET`, in fp16.
         kernels: its compiled kernels.
-        operators: of the captured graph, views not counted.
-        bytes_unfused: what one kernel per operator would read and write.
-        bytes_fused: what the launches read and write.
         verdict: on the fused graph, interpreted in fp32.
     """
 
     compiled: CompiledModule
     kernels: tuple[KernelInfo, ...]
-    operators: int
-    bytes_unfused: int
-    bytes_fused: int
     verdict: Verdict
 
 
@@ -159,39 +151,7 @@ def rehearse(tell: Callable[[str], None] = lambda message: None) -> Rehearsal:
         kernels = compiled.kernels
         tell("running the fused graph in fp32 beside torch eager")
         verdict = check_fused(single)
-        graph = gtco.capture(half.module, half.args)
-    fused = compiled.graph
-    operators = [(node,) for node in Flow(graph).compute]
-    return Rehearsal(
-        compiled,
-        kernels,
-        len(operators),
-        bytes_moved(graph, operators),
-        bytes_moved(fused.graph, [group.compute for group in fused.groups]),
-        verdict,
-    )
-
-
-def bytes_moved(graph: Graph, parts: Iterable[Iterable[Node]]) -> int:
-    """Bytes that the parts of `graph` read and write if each part is one kernel.
-
-    A value that several members read counts once, and no more of it than they read.
-    """
-    flow = Flow(graph)
-    total = 0
-    for part in parts:
-        nodes = tuple(part)
-        inside = {node.name for node in nodes}
-        reads: dict[str, int] = {}
-        for read in (read for node in nodes for read in flow.reads[node.name]):
-            producer = flow.producer(read)
-            if producer is None or producer.name not in inside:
-                seen = reads.get(read.base, 0) + graph.specs[read.value].nbytes
-                reads[read.base] = min(seen, graph.specs[read.base].nbytes)
-        values = [value for node in nodes for value in node.values]
-        writes = [graph.specs[value].nbytes for value in values if flow.escapes(value, inside)]
-        total += sum(reads.values()) + sum(writes)
-    return total
+    return Rehearsal(compiled, kernels, verdict)
 
 
 def check_fused(model: Located) -> Verdict:
@@ -202,20 +162,3 @@ def check_fused(model: Located) -> Verdict:
     exact = copy.deepcopy(model.module).double()
     reference = exact(*(arg.double() for arg in model.args))
     return judge(ours, eager, reference, torch.float32)
-
-
-def telling_refusals(
-    refusals: Iterable[tuple[str, str, str]], count: int = 3
-) -> tuple[tuple[str, str, str], ...]:
-    """The first `count` refusals of different kinds, then others until there are `count`.
-
-    Reasons that differ in names and numbers alone are of one kind.
-    """
-    distinct: list[tuple[str, str, str]] = []
-    others: list[tuple[str, str, str]] = []
-    kinds: set[str] = set()
-    for edge in refusals:
-        kind = re.sub(r"%\w+|\d[\d.]*", "_", edge[2])
-        (others if kind in kinds else distinct).append(edge)
-        kinds.add(kind)
-    return tuple([*distinct, *others][:count])

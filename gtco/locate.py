@@ -7,7 +7,7 @@ import importlib
 import pkgutil
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -89,6 +89,8 @@ def _suggest(wrong: str, known: Iterable[str]) -> str:
 
 def _unpack(name: str, result: Any) -> Located:
     match result:
+        case Located():
+            return replace(result, name=name)
         case (torch.nn.Module() as module, (tuple() | list()) as args):
             return Located(name, module, tuple(args), {})
         case (torch.nn.Module() as module, (tuple() | list()) as args, dict() as kwargs):

@@ -159,8 +159,8 @@ def _row_stats(x: Tensor) -> Tensor:
 def _merge_stats(stats: Tensor, *, columns: int, eps: float) -> tuple[Tensor, Tensor]:
     """Mean and 1/sqrt(var + eps) of whole rows by Chan's formula, each [..., 1]."""
     chunks = stats.shape[-2]
-    sizes = [min(STATS_CHUNK, columns - STATS_CHUNK * i) for i in range(chunks)]
-    weight = torch.tensor(sizes, dtype=stats.dtype, device=stats.device)
+    weight = torch.full((chunks,), STATS_CHUNK, dtype=stats.dtype, device=stats.device)
+    weight[-1:] = columns - STATS_CHUNK * (chunks - 1)
     mean = (stats[..., 0] * weight).sum(-1, keepdim=True) / columns
     m2 = (stats[..., 1] + weight * (stats[..., 0] - mean).square()).sum(-1, keepdim=True)
     return mean, (m2 / columns + eps).rsqrt()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import io
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from gtco.graph import Graph, Group
+from gtco.graph import Graph, Group, Node
+from gtco.passes.dataflow import Flow
 from gtco.runtime.plan import Plan
 
 _WIDTH = 110
@@ -41,7 +43,7 @@ class Report:
 
     Args:
         target: the architecture.
-        operators: nodes of the rewritten graph that compute something.
+        operators: nodes of the captured graph that compute something.
         launches: kernels and ATen calls of one run.
         generated: how many of them are generated kernels.
         families: launches by family.
@@ -50,7 +52,9 @@ class Report:
         library: launches of ATen because it was measured faster.
         uncaptured: launches that no CUDA graph could hold.
         refusals: edges that were not fused.
-        bytes_saved: of intermediate results that are never stored.
+        bytes_moved: what the launches of one run read and write.
+        bytes_saved: what one kernel per captured operator would read and write, less
+            `bytes_moved`.
         legal_plans: partitions that the search chose from.
         predicted_us: of one run, if every launch has a prediction.
         predicted_generated: share of that time in generated kernels.
@@ -66,6 +70,7 @@ class Report:
     library: tuple[Fallback, ...]
     uncaptured: tuple[str, ...]
     refusals: tuple[Refusal, ...]
+    bytes_moved: int
     bytes_saved: int
     legal_plans: int
     predicted_us: float | None
@@ -74,6 +79,14 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
         return asdict(self)
+
+    def traffic(self) -> str:
+        """What fusion saves of the bytes read and written, in words."""
+        moved, saved = self.bytes_moved / 1e6, self.bytes_saved / 1e6
+        return (
+            f"{saved:.1f} MB: the launches read and write {moved:.1f} MB, "
+            f"one kernel per operator {moved + saved:.1f} MB"
+        )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._summary()
@@ -103,27 +116,50 @@ class Report:
         yield "launches", f"{self.launches}, {self.generated} of them generated"
         yield "families", _counts(self.families)
         yield "schedules", _counts(self.sources)
-        yield "never stored", f"{self.bytes_saved / 1e6:.2f} MB of intermediate results"
+        yield "bytes saved", self.traffic()
         yield "legal plans", f"{self.legal_plans:.3g}" if self.legal_plans else "not counted"
         if self.predicted_us is not None and self.predicted_generated is not None:
             share = f"{self.predicted_generated:.0%} in generated kernels"
             yield "predicted", f"{self.predicted_us:.0f} us, {share}"
 
     def _refusal_table(self) -> Table:
-        reasons = Counter(each.reason for each in self.refusals)
-        example = {each.reason: each for each in reversed(self.refusals)}
         table = Table(title="edges not fused", title_justify="left")
-        for column in ("edges", "reason", "for example"):
+        for column in ("edges", "for example", "reason"):
             table.add_column(column)
-        for reason, count in reasons.most_common():
-            first = example[reason]
-            table.add_row(str(count), reason, f"%{first.producer} -> %{first.consumer}")
+        kinds = refusal_kinds(self.refusals)
+        for edges in sorted(kinds, key=len, reverse=True):
+            first = edges[0]
+            table.add_row(str(len(edges)), f"%{first.producer} -> %{first.consumer}", first.reason)
         return table
 
 
-def make_report(plan: Plan, uncaptured: tuple[str, ...] = ()) -> Report:
-    """The report of `plan`."""
+def refusal_kinds(refusals: Iterable[Refusal]) -> list[list[Refusal]]:
+    """`refusals` by kind, in order: reasons that differ in names and numbers alone are of one."""
+    kinds: dict[str, list[Refusal]] = {}
+    for each in refusals:
+        kinds.setdefault(re.sub(r"%\w+|\d[\d.]*", "_", each.reason), []).append(each)
+    return list(kinds.values())
+
+
+def telling_refusals(refusals: Sequence[Refusal], count: int = 3) -> tuple[Refusal, ...]:
+    """The first `count` refusals of different kinds, then others until there are `count`."""
+    kinds = refusal_kinds(refusals)
+    first = [edges[0] for edges in kinds]
+    others = [each for edges in kinds for each in edges[1:]]
+    return tuple([*first, *others][:count])
+
+
+def make_report(plan: Plan, captured: Graph, uncaptured: tuple[str, ...] = ()) -> Report:
+    """The report of `plan`.
+
+    Args:
+        plan: what runs.
+        captured: the graph that it was made from, before any rewrite.
+        uncaptured: launches that no CUDA graph could hold.
+    """
     launches = plan.launches
+    operators = [(node,) for node in captured.nodes if not node.definition.is_view]
+    moved = bytes_moved(plan.graph, [launch.group.compute for launch in launches])
     without = [launch for launch in launches if launch.program is None]
     named = {
         missing: tuple(
@@ -139,7 +175,7 @@ def make_report(plan: Plan, uncaptured: tuple[str, ...] = ()) -> Report:
     ours = sum(us for generated, us in known if generated)
     return Report(
         target=plan.target.arch,
-        operators=sum(not node.definition.is_view for node in plan.graph.nodes),
+        operators=len(operators),
         launches=len(launches),
         generated=len(launches) - len(without),
         families=dict(Counter(launch.family for launch in launches)),
@@ -148,30 +184,34 @@ def make_report(plan: Plan, uncaptured: tuple[str, ...] = ()) -> Report:
         library=named[False],
         uncaptured=uncaptured,
         refusals=tuple(Refusal(*each) for each in plan.fused.refusals),
-        bytes_saved=bytes_saved(plan),
+        bytes_moved=moved,
+        bytes_saved=bytes_moved(captured, operators) - moved,
         legal_plans=plan.fused.legal_plans,
         predicted_us=total,
         predicted_generated=ours / total if total else None,
     )
 
 
-def bytes_saved(plan: Plan) -> int:
-    """Bytes of computed values that live in a kernel only: unfused, each would be stored."""
-    saved = 0
-    for launch in plan.launches:
-        graph = launch.group.graph
-        stored = {_computed(graph, name) for name in graph.outputs}
-        for node in launch.group.compute:
-            for value, spec in zip(node.values, node.outputs, strict=True):
-                saved += 0 if value in stored else spec.nbytes
-    return saved
+def bytes_moved(graph: Graph, parts: Iterable[Iterable[Node]]) -> int:
+    """Bytes that the parts of `graph` read and write if each part is one kernel.
 
-
-def _computed(graph: Graph, value: str) -> str:
-    """The value that `value` is a view of."""
-    while (node := graph.producers.get(value)) is not None and node.definition.is_view:
-        value = node.inputs[0]
-    return value
+    A value that several members read counts once, and no more of it than they read.
+    """
+    flow = Flow(graph)
+    total = 0
+    for part in parts:
+        nodes = tuple(part)
+        inside = {node.name for node in nodes}
+        reads: dict[str, int] = {}
+        for read in {read.value: read for node in nodes for read in flow.reads[node.name]}.values():
+            producer = flow.producer(read)
+            if producer is None or producer.name not in inside:
+                seen = reads.get(read.base, 0) + graph.specs[read.value].nbytes
+                reads[read.base] = min(seen, graph.specs[read.base].nbytes)
+        values = [value for node in nodes for value in node.values]
+        writes = [graph.specs[value].nbytes for value in values if flow.escapes(value, inside)]
+        total += sum(reads.values()) + sum(writes)
+    return total
 
 
 def _ops(group: Group) -> str:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from gtco.bench import BenchResult
-from gtco.demo import NAME, TARGET, Rehearsal, telling_refusals
+from gtco.bench import BenchResult, KernelTime
+from gtco.demo import NAME, TARGET, Rehearsal
 from gtco.locate import Located
-from gtco.runtime.module import CompiledModule, KernelInfo
+from gtco.report import telling_refusals
+from gtco.runtime.module import CompiledModule, KernelInfo, LaunchInfo
 from gtco.target import TARGETS
 
 
@@ -89,10 +92,19 @@ def bench(console: Console, model: Located, result: BenchResult) -> None:
         console.print(f"answer for {kind} inputs is {verdict}", highlight=False)
     share = result.generated_share
     known = "an unknown share" if share is None else f"{share:.1%}"
+    console.print(_profile_table(result.kernels))
     console.print(
         f"{result.launches} launches; {known} of gtco's GPU time runs in generated kernels",
         highlight=False,
     )
+
+
+def _profile_table(kernels: tuple[KernelTime, ...]) -> Table:
+    table = _table("gtco's call in the profiler", "kernel", "launches", "mean us", "share")
+    for kernel in kernels:
+        launches, share = f"{kernel.launches:g}", f"{kernel.share:.1%}"
+        table.add_row(kernel.name, launches, f"{kernel.mean_us:.2f}", share)
+    return table
 
 
 # -- compile and demo ----------------------------------------------------------------------------
@@ -100,6 +112,7 @@ def bench(console: Console, model: Located, result: BenchResult) -> None:
 
 def compiled(console: Console, module: CompiledModule, kernels: tuple[KernelInfo, ...]) -> None:
     console.print(module.report(), highlight=False)
+    console.print(_launch_table(module.launches), highlight=False)
     console.print(_kernel_table("kernels", kernels), highlight=False)
 
 
@@ -109,6 +122,34 @@ def compiled_json(module: CompiledModule, kernels: tuple[KernelInfo, ...]) -> di
         "kernels": [asdict(kernel) for kernel in kernels],
         "launches": [asdict(launch) for launch in module.launches],
     }
+
+
+def _launch_table(launches: tuple[LaunchInfo, ...]) -> Table:
+    """One row for launches that are alike, in order of the first, and a row of totals."""
+    kinds: dict[tuple[Any, ...], list[LaunchInfo]] = {}
+    for launch in launches:
+        kinds.setdefault((launch.ops, launch.kernel, launch.source), []).append(launch)
+    title = "launches (times are predicted, of one launch; the total of all)"
+    table = _table(title, "operators", "launches", "us", "schedule", "kernel")
+    for alike in kinds.values():
+        first = alike[0]
+        table.add_row(
+            " -> ".join(first.ops),
+            str(len(alike)),
+            _predicted([first]),
+            first.source,
+            first.kernel,
+        )
+    table.add_section()
+    sources = Counter(launch.source for launch in launches)
+    counts = ", ".join(f"{count} {source}" for source, count in sources.items())
+    table.add_row("total", str(len(launches)), _predicted(launches), counts, "")
+    return table
+
+
+def _predicted(launches: Sequence[LaunchInfo]) -> str:
+    times = [launch.predicted_us for launch in launches if launch.predicted_us is not None]
+    return f"{sum(times):.1f}" if len(times) == len(launches) else ""
 
 
 def _kernel_table(title: str, kernels: tuple[KernelInfo, ...]) -> Table:
@@ -129,21 +170,16 @@ def rehearsal(console: Console, rehearsed: Rehearsal) -> None:
     report = rehearsed.compiled.report()
     console.print(f"{NAME}, fp16, batch 1, for {TARGET}", style="bold", highlight=False)
     facts = Table.grid(padding=(0, 2))
-    facts.add_row("operators in", str(rehearsed.operators))
+    facts.add_row("operators in", str(report.operators))
     facts.add_row("launches out", f"{report.launches}, {report.generated} of them generated")
-    before, after = rehearsed.bytes_unfused / 1e6, rehearsed.bytes_fused / 1e6
-    facts.add_row(
-        "bytes saved",
-        f"{before - after:.0f} MB: the launches read and write {after:.0f} MB, "
-        f"one kernel per operator {before:.0f} MB",
-    )
+    facts.add_row("bytes saved", report.traffic())
     facts.add_row("legal plans", f"{report.legal_plans:.3g}")
     if report.predicted_us is not None:
         facts.add_row("time", f"{report.predicted_us:.0f} us a call (predicted, not measured)")
     console.print(facts, highlight=False)
     console.print("\nnot fused, for example", style="bold")
-    for producer, consumer, reason in telling_refusals(rehearsed.compiled.graph.refusals):
-        line = f"  %{producer} -> %{consumer}: {reason}"
+    for edge in telling_refusals(report.refusals):
+        line = f"  %{edge.producer} -> %{edge.consumer}: {edge.reason}"
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print()
     console.print(_kernel_table(f"cubins for {TARGET}", rehearsed.kernels), highlight=False)
@@ -163,9 +199,6 @@ LAST_LINE = (
 
 def rehearsal_json(rehearsed: Rehearsal) -> dict[str, Any]:
     return {
-        "operators": rehearsed.operators,
-        "bytes_unfused": rehearsed.bytes_unfused,
-        "bytes_fused": rehearsed.bytes_fused,
         "timed": False,
         "verdict": rehearsed.verdict.to_dict(),
         **compiled_json(rehearsed.compiled, rehearsed.kernels),

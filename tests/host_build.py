@@ -27,10 +27,13 @@ HOST = Path(__file__).parent / "host"
 COMPILER = shutil.which("g++")
 
 
+_TEMPORARY = tempfile.TemporaryDirectory(prefix="gtco-host-")  # removed when we end
+
+
 @cache
 def _folder() -> Path:
-    """The device headers with the host's ptx.cuh in place, in a folder that lives as we do."""
-    folder = Path(tempfile.mkdtemp(prefix="gtco-host-"))
+    """The device headers with the host's ptx.cuh in place."""
+    folder = Path(_TEMPORARY.name)
     for path in [*DEVICE_HEADERS.glob("*.cuh"), *HOST.iterdir()]:
         shutil.copy(path, folder)
     return folder

@@ -44,14 +44,12 @@ __device__ __forceinline__ void run_epilogue(const Functor& functor,
     const int item = thread + step * THREADS;
     const int r = first_row + item / VECTORS;
     const int c = item % VECTORS * V;
-    const bool active =
-        item < ROWS * VECTORS && row0 + r < row_count && col0 + c < column_count;
+    const bool active = item < ROWS * VECTORS && row0 + r < row_count && col0 + c < column_count;
     typename Functor::Row row{};
     if constexpr (Functor::ROW_VALUES > 0) {
       if (active) row = row_values[r];
     }
-    const Vec<float, V> acc =
-        active ? accumulators(r, c) : map<V>([](int) { return 0.0f; });
+    const Vec<float, V> acc = active ? accumulators(r, c) : map<V>([](int) { return 0.0f; });
     functor.template operator()<V>(row0 + r, col0 + c, row, active, acc);
   }
 }

@@ -1,4 +1,4 @@
-// D[rows, columns] = A[rows, K] B[columns, K]^T on mma.sync with cp.async, for any strided operands.
+// D[rows, columns] = A[rows, K] B[columns, K]^T on mma.sync with cp.async, any strided operands.
 //
 // An operand is a struct with a constexpr VECTOR (elements a copy may take), K_MAJOR (whether the
 // vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`.
@@ -97,9 +97,9 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   constexpr int A_TILE = C::BLOCK_M * C::BLOCK_K, B_TILE = C::BLOCK_N * C::BLOCK_K;
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  Element* a_ring = reinterpret_cast<Element*>(smem);           // (STAGES, BLOCK_M, BLOCK_K)
-  Element* b_ring = a_ring + C::STAGES * A_TILE;                // (STAGES, BLOCK_N, BLOCK_K)
-  float* staged = reinterpret_cast<float*>(smem);               // (BLOCK_M, STAGE_LD), after the loop
+  Element* a_ring = reinterpret_cast<Element*>(smem);  // (STAGES, BLOCK_M, BLOCK_K)
+  Element* b_ring = a_ring + C::STAGES * A_TILE;       // (STAGES, BLOCK_N, BLOCK_K)
+  float* staged = reinterpret_cast<float*>(smem);      // (BLOCK_M, STAGE_LD), after the loop
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -167,7 +167,8 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   for (int i = 0; i < MI; ++i)
 #pragma unroll
     for (int j = 0; j < NI; ++j) {
-      float* at = staged + (warp_m + i * 16 + lane / 4) * C::STAGE_LD + warp_n + j * 8 + lane % 4 * 2;
+      float* at =
+          staged + (warp_m + i * 16 + lane / 4) * C::STAGE_LD + warp_n + j * 8 + lane % 4 * 2;
       at[0] = acc[i][j][0];
       at[1] = acc[i][j][1];
       at[8 * C::STAGE_LD] = acc[i][j][2];

@@ -1,10 +1,11 @@
 // D[rows, columns] = A[rows, K] B[columns, K]^T on wgmma, fed by TMA through a ring of mbarriers
-// (one producer warp, one consumer warpgroup per 64 rows of P).
+// (one consumer warpgroup per 64 rows of P; one more whose first warp produces, while its others
+// gather the row values, and which shares the epilogue).
 //
 // wgmma's M side is called P and its N side Q. With SWAP, P are the columns (output channels) and Q
-// the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things: SPLIT
-// blocks that share a tile's K range and add their partial tiles through distributed shared memory,
-// or MULTICAST blocks that are neighbours along P and bring each other's Q tiles.
+// the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things:
+// SPLIT blocks that share a tile's K range and add their partial tiles through distributed shared
+// memory, or MULTICAST blocks that are neighbours along P and bring each other's Q tiles.
 #pragma once
 
 #include "epilogue.cuh"
@@ -14,7 +15,7 @@ namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
-// Q_CONSTANT, EARLY_TRIGGER, STAGE_LD, ROW_VALUES_AT (bytes), BARRIERS_AT (bytes).
+// Q_CONSTANT, EARLY_TRIGGER, PREFETCH, STAGE_LD, ROW_VALUES_AT (bytes), BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -23,7 +24,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int K_STEP = 32;                      // bytes of K that one wgmma takes
   constexpr int P_BYTES = C::BLOCK_P * 128, Q_BYTES = C::BLOCK_Q * 128;
   constexpr int CONSUMERS = C::BLOCK_P / 64;
-  constexpr int THREADS = CONSUMERS * 128;
+  constexpr int THREADS = CONSUMERS * 128, ALL_THREADS = THREADS + 128;
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
   static_assert(C::SPLIT == 1 || C::MULTICAST == 1, "a cluster splits K or shares Q, not both");
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
@@ -63,8 +64,66 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   }
   if constexpr (C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
 
-  if (warp == CONSUMERS * 4) {
-    if (lane == 0) {  // the producer
+  const auto consume = [&]() {
+    float acc[C::BLOCK_Q / 2];
+#pragma unroll
+    for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] = 0.0f;
+    const int group = warp / 4;
+    const auto release = [&](int s) {  // to every block whose producer fills this slot
+      if constexpr (C::MULTICAST > 1) {
+        if (lane < C::MULTICAST) ptx::mbarrier_arrive_cluster(ptx::mapa(empty + 8 * s, lane));
+      } else {
+        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+      }
+    };
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const int s = step % C::STAGES;
+      ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);
+      const u32 p_tile = ring + s * (P_BYTES + Q_BYTES) + group * 64 * 128;  // (64, BLOCK_K)
+      const u32 q_tile = ring + s * (P_BYTES + Q_BYTES) + P_BYTES;           // (BLOCK_Q, BLOCK_K)
+      ptx::wgmma_fence();
+#pragma unroll
+      for (int k = 0; k < 128; k += K_STEP)
+        ptx::Wgmma<Element, C::BLOCK_Q>::mma(acc, ptx::wgmma_descriptor(p_tile + k),
+                                             ptx::wgmma_descriptor(q_tile + k), 1);
+      ptx::wgmma_commit_group();
+      if (step > 0) {  // one group stays in flight; the one before has read its tiles
+        ptx::wgmma_wait_group<1>(acc);
+        release((step - 1) % C::STAGES);
+      }
+    }
+    ptx::wgmma_wait_group<0>(acc);
+    if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
+    ptx::bar_sync<THREADS>(1);  // the ring becomes the staging buffer
+
+    const int p = group * 64 + warp % 4 * 16 + lane / 4;
+#pragma unroll
+    for (int j = 0; j < C::BLOCK_Q / 8; ++j) {
+      const int q = j * 8 + lane % 4 * 2;
+      if constexpr (C::SWAP) {
+        staged[q * C::STAGE_LD + p] = acc[j * 4];
+        staged[(q + 1) * C::STAGE_LD + p] = acc[j * 4 + 1];
+        staged[q * C::STAGE_LD + p + 8] = acc[j * 4 + 2];
+        staged[(q + 1) * C::STAGE_LD + p + 8] = acc[j * 4 + 3];
+      } else {
+        *reinterpret_cast<float2*>(staged + p * C::STAGE_LD + q) =
+            make_float2(acc[j * 4], acc[j * 4 + 1]);
+        *reinterpret_cast<float2*>(staged + (p + 8) * C::STAGE_LD + q) =
+            make_float2(acc[j * 4 + 2], acc[j * 4 + 3]);
+      }
+    }
+  };
+
+  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that this block finishes
+  if (warp >= CONSUMERS * 4) {
+    const int helper = thread - THREADS - 32;
+    if (warp > CONSUMERS * 4) {
+      prefetch_columns<TILE_COLUMNS>(functor, helper, col0, C::COLUMNS);
+      ptx::griddepcontrol_wait();
+      fill_row_values<TILE_ROWS, 96>(functor, row_values, helper, batch * C::ROWS + row0,
+                                     (batch + 1) * C::ROWS);
+    } else if (lane == 0) {  // the producer
       const auto copy_p = [&](int step) {
         const int s = step % C::STAGES;
         ptx::cp_async_bulk_tensor(ring + s * (P_BYTES + Q_BYTES), p_map, (first + step) * BLOCK_K,
@@ -89,6 +148,13 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         if constexpr (C::P_CONSTANT) copy_p(step);  // weights need not wait for the kernel before
         if constexpr (C::Q_CONSTANT) copy_q(step);
       }
+      if constexpr (C::PREFETCH) {  // the weights that find no room in the ring yet, to L2
+        for (int step = C::STAGES; step < steps; ++step) {
+          const int x = (first + step) * BLOCK_K;
+          if constexpr (C::P_CONSTANT) ptx::cp_async_bulk_prefetch_tensor(p_map, x, p0, batch);
+          if constexpr (C::Q_CONSTANT) ptx::cp_async_bulk_prefetch_tensor(q_map, x, q0, batch);
+        }
+      }
       ptx::griddepcontrol_wait();
       for (int step = 0; step < ahead; ++step) {
         if constexpr (!C::P_CONSTANT) copy_p(step);
@@ -105,72 +171,10 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::griddepcontrol_wait();
     }
     if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
-    if constexpr (C::SPLIT > 1) {
-      __syncwarp();
-      ptx::barrier_cluster_arrive();
-      ptx::barrier_cluster_wait();
-    }
-    if constexpr (CLUSTER) {
-      __syncwarp();
-      ptx::barrier_cluster_arrive_relaxed();
-      ptx::barrier_cluster_wait();
-    }
-    return;
-  }
-
-  prefetch_columns<TILE_COLUMNS>(functor, thread, col0, C::COLUMNS);
-  ptx::griddepcontrol_wait();
-  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that this block finishes
-  fill_row_values<TILE_ROWS, THREADS>(functor, row_values, thread, batch * C::ROWS + row0,
-                                      (batch + 1) * C::ROWS);
-
-  float acc[C::BLOCK_Q / 2];
-#pragma unroll
-  for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] = 0.0f;
-  const int group = warp / 4;
-  const auto release = [&](int s) {  // to every block whose producer fills this slot
-    if constexpr (C::MULTICAST > 1) {
-      if (lane < C::MULTICAST) ptx::mbarrier_arrive_cluster(ptx::mapa(empty + 8 * s, lane));
-    } else {
-      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
-    }
-  };
-#pragma unroll 1
-  for (int step = 0; step < steps; ++step) {
-    const int s = step % C::STAGES;
-    ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);
-    const u32 p_tile = ring + s * (P_BYTES + Q_BYTES) + group * 64 * 128;  // (64, BLOCK_K)
-    const u32 q_tile = ring + s * (P_BYTES + Q_BYTES) + P_BYTES;           // (BLOCK_Q, BLOCK_K)
-    ptx::wgmma_fence();
-#pragma unroll
-    for (int k = 0; k < 128; k += K_STEP)
-      ptx::Wgmma<Element, C::BLOCK_Q>::mma(acc, ptx::wgmma_descriptor(p_tile + k),
-                                           ptx::wgmma_descriptor(q_tile + k), 1);
-    ptx::wgmma_commit_group();
-    if (step > 0) {  // one group stays in flight; the one before has read its tiles
-      ptx::wgmma_wait_group<1>(acc);
-      release((step - 1) % C::STAGES);
-    }
-  }
-  ptx::wgmma_wait_group<0>(acc);
-  if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
-  ptx::bar_sync<THREADS>(1);  // the ring becomes the staging buffer
-
-  const int p = group * 64 + warp % 4 * 16 + lane / 4;
-#pragma unroll
-  for (int j = 0; j < C::BLOCK_Q / 8; ++j) {
-    const int q = j * 8 + lane % 4 * 2;
-    if constexpr (C::SWAP) {
-      staged[q * C::STAGE_LD + p] = acc[j * 4];
-      staged[(q + 1) * C::STAGE_LD + p] = acc[j * 4 + 1];
-      staged[q * C::STAGE_LD + p + 8] = acc[j * 4 + 2];
-      staged[(q + 1) * C::STAGE_LD + p + 8] = acc[j * 4 + 3];
-    } else {
-      *reinterpret_cast<float2*>(staged + p * C::STAGE_LD + q) =
-          make_float2(acc[j * 4], acc[j * 4 + 1]);
-      *reinterpret_cast<float2*>(staged + (p + 8) * C::STAGE_LD + q) =
-          make_float2(acc[j * 4 + 2], acc[j * 4 + 3]);
-    }
+    __syncwarp();
+  } else {
+    ptx::griddepcontrol_wait();
+    consume();
   }
 
   constexpr int V = Functor::VECTOR;
@@ -179,7 +183,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
     const u32 tile = ptx::shared_address(smem);
-    run_epilogue<SLICE, TILE_COLUMNS, THREADS>(
+    run_epilogue<SLICE, TILE_COLUMNS, ALL_THREADS>(
         functor, row_values, thread, rank * SLICE, batch * C::ROWS + row0, col0,
         min_of((batch + 1) * C::ROWS, batch * C::ROWS + row0 + TILE_ROWS), C::COLUMNS,
         [&](int r, int c) {
@@ -196,8 +200,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           return sum;
         });
   } else {
-    ptx::bar_sync<THREADS>(1);
-    run_epilogue<TILE_ROWS, TILE_COLUMNS, THREADS>(
+    __syncthreads();
+    run_epilogue<TILE_ROWS, TILE_COLUMNS, ALL_THREADS>(
         functor, row_values, thread, 0, batch * C::ROWS + row0, col0, (batch + 1) * C::ROWS,
         C::COLUMNS, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
   }

@@ -62,8 +62,16 @@ __device__ __forceinline__ T relu(T x) {
   return max_nan(x, T(0));
 }
 
+// x Phi(x) by Abramowitz and Stegun 7.1.26 (1964): within 1.5e-7 of the error function, in half the
+// instructions of erff, and without its cancellation for negative x.
 __device__ __forceinline__ float gelu_none(float x) {
-  return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  const float z = fabsf(x) * 0.70710678118654752f;
+  const float t = __fdividef(1.0f, 1.0f + 0.3275911f * z);
+  const float series =
+      t * (0.254829592f +
+           t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+  const float tail = 0.5f * series * ptx::ex2(-1.4426950408889634f * z * z);  // Phi(-|x|)
+  return x * (x < 0.0f ? tail : 1.0f - tail);
 }
 __device__ __forceinline__ double gelu_none(double x) {
   return 0.5 * x * (1.0 + ::erf(x * 0.70710678118654752));

@@ -101,12 +101,12 @@ __device__ __forceinline__ void cp_async(u32 to_shared, const void* from_global,
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
   const int size = valid ? BYTES : 0;
   if constexpr (BYTES == 16) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared),
-                 "l"(from_global), "r"(size)
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from_global),
+                 "r"(size)
                  : "memory");
   } else {
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to_shared),
-                 "l"(from_global), "r"(size), "n"(BYTES)
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to_shared), "l"(from_global),
+                 "r"(size), "n"(BYTES)
                  : "memory");
   }
 }
@@ -217,7 +217,7 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// -- tensor memory access: 9.7.9.27.1.2 cp.async.bulk.tensor ---------------------------------------
+// -- tensor memory access: 9.7.9.27.1.2 cp.async.bulk.tensor --------------------------------------
 
 struct alignas(64) TensorMap {
   u8 bytes[128];
@@ -236,6 +236,14 @@ __device__ __forceinline__ void cp_async_bulk_tensor(u32 to_shared, const Tensor
       : "memory");
 }
 
+// 9.7.9.27.1.5: brings the tile from device memory to L2 only.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const TensorMap& map, int x, int y,
+                                                              int z) {
+  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
+               "r"(x), "r"(y), "r"(z)
+               : "memory");
+}
+
 // The same, into the same offset of every block of the cluster named in `blocks`; each of those
 // blocks' barrier at `barrier`'s offset counts the bytes.
 __device__ __forceinline__ void cp_async_bulk_tensor_multicast(u32 to_shared, const TensorMap& map,
@@ -248,7 +256,7 @@ __device__ __forceinline__ void cp_async_bulk_tensor_multicast(u32 to_shared, co
       : "memory");
 }
 
-// -- clusters --------------------------------------------------------------------------------------
+// -- clusters -------------------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 cluster_ctarank() {
   u32 rank;

@@ -73,6 +73,8 @@ class GemmMma(Sketch):
         accumulators = m * n // (warps_m * warps_n * 32)
         check(accumulators <= 128, f"{accumulators} accumulators a thread leave no registers")
         check(accumulators >= 8, "a warp has less than one pair of mma tiles")
+        stats = any(node.op == "row_stats" for node in self.group.nodes)
+        check(not stats or n % 64 == 0, f"{n} columns a tile cut the chunks of the row statistics")
         region = problem.region()
         emitter = problem.epilogue(region)
         operands = {

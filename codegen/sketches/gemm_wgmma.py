@@ -26,7 +26,7 @@ class GemmWgmma(Sketch):
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -38,7 +38,9 @@ class GemmWgmma(Sketch):
         self.steps = -(-problem.k // self.block_k)
         for label, operand in (("A", problem.a), ("B", problem.b)):
             _check_map(label, operand, problem.dtype)
-        self.problem.epilogue(self.problem.region())
+        region = problem.region()
+        emitter = problem.epilogue(region)
+        self.row_fields, self.vector = len(emitter.row_fields), region.vector
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -49,6 +51,7 @@ class GemmWgmma(Sketch):
             Knob("split", (1, 2, 4, 8)),
             Knob("multicast", (1, 2, 4)),
             Knob("early_trigger", (0, 1)),
+            Knob("prefetch", (0, 1)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -60,7 +63,7 @@ class GemmWgmma(Sketch):
         budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
         clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (8, 1))
         found: dict[tuple[int, ...], Schedule] = {}
-        for swap, block_p, budget, (split, multicast), early_trigger in itertools.product(
+        for swap, block_p, budget, (split, multicast), prefetch in itertools.product(
             (1, 0), (64, 128), budgets, clusters, (0, 1)
         ):
             for block_q in _block_q(problem.rows, problem.columns):
@@ -73,7 +76,8 @@ class GemmWgmma(Sketch):
                     "stages": max(2, stages),
                     "split": split,
                     "multicast": multicast,
-                    "early_trigger": early_trigger,
+                    "early_trigger": 0,
+                    "prefetch": prefetch,
                 }
                 try:
                     self._check(schedule)
@@ -87,7 +91,7 @@ class GemmWgmma(Sketch):
         """Microseconds, roughly, fitted to an H100: the K loop is bound by filling shared memory.
 
         75 B/ns is what one multiprocessor draws from L2, 6.5 TB/s what all of them draw together,
-        0.9 us the latency that the ring has to hide.
+        1.4 us the latency that the ring has to hide, 20 B/ns what a block reads of its peers.
         """
         problem = self.problem
         p_size, q_size = self._sides(schedule)
@@ -103,17 +107,19 @@ class GemmWgmma(Sketch):
         step_us = max(
             together * filled / 75e3,
             min(blocks, together * self.target.sm_count) * from_l2 / 6.5e6,
-            0.9 / schedule["stages"],
+            1.4 / schedule["stages"],
             together * block_p / 64 * max(block_q, 64) * 64 * 64 * 2 / 6.5e6,
         )
-        epilogue_us = together * (0.6 + block_q * 0.004 * block_p / 64) + 0.8 * (split > 1)
+        epilogue_us = together * (0.6 + block_q * 0.004 * block_p / 64)
+        if split > 1:
+            epilogue_us += 0.6 + block_p * block_q * 4 * (split - 1) / split / 20e3
         return 1.6 + 0.3 * (resident == 1) + waves * (steps * step_us + epilogue_us)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
         return (sides[1], sides[0]) if schedule["swap"] else sides
 
-    def _smem(self, schedule: Schedule, row_fields: int = 2) -> tuple[int, int]:
+    def _smem(self, schedule: Schedule) -> tuple[int, int]:
         """(leading dimension of the staged tile, bytes of shared memory)."""
         block_p, block_q = schedule["block_p"], schedule["block_q"]
         if schedule["swap"]:
@@ -121,14 +127,15 @@ class GemmWgmma(Sketch):
         else:
             ld, tile_rows = block_q + (8 - block_q) % 32, block_p
         ring = schedule["stages"] * (block_p + block_q) * 128
-        row_values = pad_to(tile_rows * 4 * row_fields, 16)
+        row_values = pad_to(tile_rows * 4 * self.row_fields, 16)
         return ld, pad_to(max(ring, tile_rows * ld * 4), 16) + row_values + 16 * schedule["stages"]
 
-    def _check(self, schedule: Schedule, row_fields: int = 2, vector: int = 8) -> None:
+    def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         check(block_p % 64 == 0, f"block_p {block_p} is no multiple of a warpgroup's 64 rows")
         check(block_q % 8 == 0 and block_q <= 256, f"wgmma takes no N of {block_q}")
         columns = block_p if schedule["swap"] else block_q
+        vector = self.vector
         check(columns % vector == 0, f"{columns} columns are no multiple of the vector of {vector}")
         check(
             not self.has_stats or columns % 64 == 0,
@@ -143,12 +150,11 @@ class GemmWgmma(Sketch):
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
         rows = block_q if schedule["swap"] else block_p
         check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
-        registers = block_q // 2 + 60
-        threads = block_p * 2 + 32
-        check(
-            registers * threads <= 65536 and registers <= 240, f"{registers} registers by {threads}"
-        )
-        _, smem = self._smem(schedule, row_fields)
+        registers = block_q // 2 + 72
+        threads = block_p * 2 + 128
+        most = min(240, 65536 // threads)
+        check(registers <= most, f"about {registers} registers a thread, of {most}")
+        _, smem = self._smem(schedule)
         limit = self.target.smem_per_block
         check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
 
@@ -160,15 +166,15 @@ class GemmWgmma(Sketch):
         problem = self.problem
         region = problem.region()
         emitter = problem.epilogue(region)
-        row_fields = len(emitter.row_fields)
-        self._check(schedule, row_fields, region.vector)
+        self._check(schedule)
         swap, split = schedule["swap"], schedule["split"]
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)
         p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
-        ld, smem = self._smem(schedule, row_fields)
+        ld, smem = self._smem(schedule)
         barriers_at = smem - 16 * stages
-        row_values_at = barriers_at - pad_to((block_q if swap else block_p) * 4 * row_fields, 16)
+        tile_rows = block_q if swap else block_p
+        row_values_at = barriers_at - pad_to(tile_rows * 4 * self.row_fields, 16)
         functor = emitter.functor("Epilogue", "acc")
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
@@ -184,12 +190,13 @@ struct Config {{
   static constexpr bool P_CONSTANT = {str(p.constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
   static constexpr bool EARLY_TRIGGER = {str(bool(schedule["early_trigger"])).lower()};
+  static constexpr bool PREFETCH = {str(bool(schedule["prefetch"])).lower()};
   static constexpr int STAGE_LD = {ld};
   static constexpr int ROW_VALUES_AT = {row_values_at}, BARRIERS_AT = {barriers_at};
 }};
 
 {functor}
-extern "C" __global__ void __launch_bounds__({block_p * 2 + 32}, 1)
+extern "C" __global__ void __launch_bounds__({block_p * 2 + 128}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             const __grid_constant__ ptx::TensorMap q_map{declarations}) {{
   gemm_wgmma<Config>(p_map, q_map, Epilogue{{{names}}});
@@ -206,7 +213,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             source,
             self.target.arch,
             (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
-            block_p * 2 + 32,
+            block_p * 2 + 128,
             smem,
             (*maps, *(argument for _, argument in region.parameters.values())),
             (split * schedule["multicast"], 1, 1),

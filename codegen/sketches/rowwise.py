@@ -43,7 +43,7 @@ class Rowwise(Sketch):
             return (Knob("threads", (32, 64, 128)),)
         return (
             Knob("lanes", (1, 2, 4, 8, 16, 32)),
-            Knob("warps_per_row", (1, 2, 4, 8, 16)),
+            Knob("warps_per_row", (1, 2, 4, 8, 16, 32)),
             Knob("row_warps", (1, 2, 4, 8)),
             Knob("rows_first", (0, 1)),
         )
@@ -101,15 +101,17 @@ class Rowwise(Sketch):
             return (
                 f"{values} elements of a row a thread, at most {MAX_ROW_VALUES} stay in registers"
             )
-        live = values * (1 + self.emitter.loads)
-        limit = min(224, 65536 // threads - 32)
+        live = values * (1 + min(2, self.emitter.loads))
+        limit = min(224, 65536 // threads - 24)
         if live > limit:
             return f"about {live} registers hold the row, of {limit}"
         if self.stats and (schedule["rows_first"] or lanes * self.vector < STATS_CHUNK):
             return f"{STATS_CHUNK} columns of statistics lie in neighbouring lanes of one warp"
         if lanes == 32 and schedule["rows_first"]:
             return "a warp with one row has no order of rows"
-        if lanes * warps * self.vector >= 2 * max(32, self.space.columns) and lanes * warps > 1:
+        least = STATS_CHUNK // self.vector if self.stats else 1
+        wide = lanes * warps * self.vector >= 2 * max(32, self.space.columns)
+        if wide and lanes * warps > least:
             return "half of the threads have no element"
         return None
 

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -22,6 +23,9 @@ log = logging.getLogger("gtco.runtime")
 
 Step = Callable[[int], None]
 """Enqueues work on the CUDA stream with this handle, which is torch's current one."""
+
+Enqueue = Callable[[], object]
+"""Enqueues work on torch's current CUDA stream."""
 
 
 class GpuMemoryError(RuntimeError):
@@ -53,6 +57,9 @@ class Executable:
         kernels: the plan's compiled kernels by entry point.
 
     Attributes:
+        inputs: the buffers that calls copy their inputs into.
+        outputs: the tensors that a run leaves its results in.
+        enqueue: one run, from `inputs` to `outputs`.
         uncaptured: launches that no CUDA graph could hold, as "name: error".
         nbytes: device memory it holds besides constants that were there already.
 
@@ -66,11 +73,12 @@ class Executable:
     ) -> None:
         self.plan = plan
         self.device = device
+        self.inputs: tuple[Tensor, ...] = ()
+        self.outputs: list[Tensor] = []
+        self.enqueue: Enqueue
         self.uncaptured: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._values: dict[str, Tensor] = {}
-        self._inputs: tuple[Tensor, ...] = ()
-        self._outputs: list[Tensor] = []
         self._steps: list[Step] = []
         arena = plan_arena(plan.lifetimes())
         self.nbytes = arena.nbytes + sum(
@@ -93,7 +101,7 @@ class Executable:
                     raise
             else:
                 return True
-            self._values, self._inputs, self._outputs, self._steps = {}, (), [], []
+            self._values, self.inputs, self.outputs, self._steps = {}, (), [], []
             return False
 
     def _memory_error(self) -> GpuMemoryError:
@@ -113,7 +121,7 @@ class Executable:
             spec = plan.graph.specs[name]
             flat = memory[offset : offset + spec.nbytes]
             self._values[name] = flat.view(spec.dtype).view(spec.sizes)
-        self._inputs = tuple(self._values[name] for name in plan.graph.inputs)
+        self.inputs = tuple(self._values[name] for name in plan.graph.inputs)
         assert device.index is not None
         loaded = {name: LoadedKernel(each, device.index) for name, each in kernels.items()}
         for index, launch in enumerate(plan.launches):
@@ -130,15 +138,16 @@ class Executable:
                 )
         self._bind_outputs()
         self._done = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._last_stream: int | None = None
+        self._default_stream = torch.cuda.default_stream(device)
+        self._last_stream_id = self._default_stream.stream_id
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        self._segments: list[Step] = list(self._steps)
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):  # cuBLAS and others allocate at their first call
             self._enqueue(self._steps)
         self._stream.synchronize()
-        if plan.options.cuda_graph:
-            self._segments = self._capture()
+        self.enqueue = (
+            self._capture() if plan.options.cuda_graph else partial(self._enqueue, self._steps)
+        )
 
     def _bind_outputs(self) -> None:
         """Output tensors as views of stored values; what is no view is copied out by a step."""
@@ -148,19 +157,19 @@ class Executable:
             view = _follow(stored, chain)
             if view.untyped_storage().data_ptr() != stored.untyped_storage().data_ptr():
                 self._steps.append(_copy_step(view, stored, chain))
-            self._outputs.append(view)
+            self.outputs.append(view)
 
     # -- capture ----------------------------------------------------------------------------------
 
-    def _capture(self) -> list[Step]:
+    def _capture(self) -> Enqueue:
         """One CUDA graph of all steps; where that fails, graphs around what cannot be captured."""
         try:
-            return [self._capture_steps(self._steps)]
+            return self._capture_steps(self._steps)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
             log.warning("the model does not fit one CUDA graph: %s", error)
-        segments: list[Step] = []
+        segments: list[Enqueue] = []
         run: list[Step] = []
         refused: list[str] = []
         names = [launch.group.name for launch in self.plan.launches]
@@ -174,11 +183,11 @@ class Executable:
             if run:
                 segments.append(self._capture_steps(run))
                 run = []
-            segments.append(step)
+            segments.append(partial(self._enqueue, [step]))
         if run:
             segments.append(self._capture_steps(run))
         self.uncaptured = tuple(refused)
-        return segments
+        return partial(_call_each, segments)
 
     def _refusal(self, step: Step) -> str | None:
         """Why `step` cannot be captured, or None."""
@@ -191,7 +200,7 @@ class Executable:
             return str(error).splitlines()[0]
         return None
 
-    def _capture_steps(self, steps: Sequence[Step]) -> Step:
+    def _capture_steps(self, steps: Sequence[Step]) -> Enqueue:
         graph = torch.cuda.CUDAGraph()
         # torch does not restore the stream when the end of a capture raises: the outer context does
         # so. Each graph has a pool of its own, since a failed capture spoils the one it used.
@@ -200,11 +209,7 @@ class Executable:
             torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
         ):
             self._enqueue(steps)
-
-        def replay(stream: int) -> None:
-            graph.replay()
-
-        return replay
+        return graph.replay
 
     def _enqueue(self, steps: Sequence[Step]) -> None:
         stream = torch.cuda.current_stream(self.device).cuda_stream
@@ -223,28 +228,44 @@ class Executable:
         Returns:
             One tensor per graph output.
         """
-        with self._lock, torch.no_grad():
-            if torch.cuda.current_device() != self.device.index:
-                with torch.cuda.device(self.device):
-                    return self._run(inputs, static_outputs)
-            return self._run(inputs, static_outputs)
+        with self._lock:
+            if torch.cuda.current_device() == self.device.index:
+                return self._run(inputs, static_outputs)
+            with torch.cuda.device(self.device):
+                return self._run(inputs, static_outputs)
 
     def _run(self, inputs: Sequence[Tensor], static_outputs: bool) -> list[Tensor]:
-        stream = torch.cuda.current_stream()
-        handle = stream.cuda_stream
-        if self._last_stream is not None and self._last_stream != handle:
-            stream.wait_event(self._done)
-        self._last_stream = handle
+        """A call on the right device. Its cost on the host counts: no call here is there in vain.
+
+        Autograd needs no switching off: an input that requires grad is taken only where grad mode
+        is off, and no buffer requires it.
+        """
+        stream_id = torch.accelerator.current_stream(self.device.index).stream_id
+        if stream_id != self._last_stream_id:
+            self._follow_last_call()
+            self._last_stream_id = stream_id
         try:
-            for buffer, tensor in zip(self._inputs, inputs, strict=True):
+            for buffer, tensor in zip(self.inputs, inputs, strict=True):
                 buffer.copy_(tensor)
-            for segment in self._segments:
-                segment(handle)
+            self.enqueue()
             if static_outputs:
-                return list(self._outputs)
-            return [output.clone() for output in self._outputs]
+                return list(self.outputs)
+            return [output.clone() for output in self.outputs]
         finally:
-            self._done.record(stream)
+            if stream_id != self._default_stream.stream_id:
+                self._done.record(torch.cuda.current_stream())
+
+    def _follow_last_call(self) -> None:
+        """Let the current stream wait for what the last call enqueued on another one.
+
+        The default stream outlives every call, so it is asked only now. Any other may be gone
+        (a user's own `ExternalStream`): a call on one records an event.
+        """
+        stream = torch.cuda.current_stream()
+        if self._last_stream_id == self._default_stream.stream_id:
+            stream.wait_stream(self._default_stream)
+        else:
+            stream.wait_event(self._done)
 
 
 def _usable(tensor: Tensor, device: torch.device) -> bool:
@@ -266,6 +287,11 @@ def _upload(plan: Plan, device: torch.device) -> dict[str, Tensor]:
             tensor = known
         values[name] = tensor
     return values
+
+
+def _call_each(segments: Sequence[Enqueue]) -> None:
+    for segment in segments:
+        segment()
 
 
 def _follow(tensor: Tensor, chain: Sequence[Node]) -> Tensor:

@@ -39,6 +39,7 @@ class LaunchInfo:
         schedule: knob values of the generated kernel.
         source: where the choice comes from: "record", "default" or "fallback".
         reason: why there is no generated kernel.
+        predicted_us: its time from start to start, if something predicted it.
     """
 
     name: str
@@ -49,6 +50,7 @@ class LaunchInfo:
     schedule: Mapping[str, int]
     source: str
     reason: str
+    predicted_us: float | None
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,12 @@ class CompiledModule(nn.Module):
         self._captured = captured
         self._checks = tuple(InputCheck(name, spec) for name, spec in captured.graph.inputs.items())
         self._positional = _is_positional(captured)
-        self._single = len(captured.output_template) == 1 and captured.out_spec.is_leaf()
+        self._single = _single_output(captured)
         self._lock = threading.Lock()
         self._kernels: dict[str, CompiledKernel] | None = None
         self._executable: Executable | None = None
         if _fitting_device(plan.target) is not None:
-            self._prepare()
+            self.prepare()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model.
@@ -118,19 +120,23 @@ class CompiledModule(nn.Module):
             inputs = args
         else:
             inputs = self._captured.flatten(args, kwargs)
-        executable = self._executable or self._prepare()
+        executable = self._executable or self.prepare()
         device = executable.device
         grad = torch.is_grad_enabled()
         for check, tensor in zip(self._checks, inputs, strict=True):
             check(tensor, device, grad)
         outputs = executable(inputs, static_outputs=self._plan.options.static_outputs)
-        if self._single:
-            leaf = self._captured.output_template[0]
-            return outputs[leaf.index] if isinstance(leaf, Slot) else leaf
+        if self._single is not None:
+            return outputs[self._single]
         return self._captured.unflatten(outputs)
 
-    def _prepare(self) -> Executable:
-        """Upload, load and capture, once."""
+    def prepare(self) -> Executable:
+        """Upload, load and capture, once: what the first call needs.
+
+        Raises:
+            TargetError: the GPU that it was compiled for is not there.
+            GpuMemoryError: the GPU has too little memory; a later call tries again.
+        """
         with self._lock:
             if self._executable is None:
                 device = _fitting_device(self._plan.target)
@@ -185,7 +191,7 @@ class CompiledModule(nn.Module):
     def report(self) -> Report:
         """What was fused, what was not and why, what falls back, and what is predicted."""
         uncaptured = self._executable.uncaptured if self._executable else ()
-        return make_report(self._plan, uncaptured)
+        return make_report(self._plan, self._captured.graph, uncaptured)
 
     # -- what a compiled module refuses -----------------------------------------------------------
 
@@ -282,6 +288,14 @@ def _is_positional(captured: Captured) -> bool:
     return ordered and not captured.input_literals and captured.in_spec == plain
 
 
+def _single_output(captured: Captured) -> int | None:
+    """The graph output that the model returns by itself; None if it returns a structure."""
+    if not captured.out_spec.is_leaf():
+        return None
+    (leaf,) = captured.output_template
+    return leaf.index if isinstance(leaf, Slot) else None
+
+
 def _launch_info(launch: Launch) -> LaunchInfo:
     program = launch.program
     return LaunchInfo(
@@ -293,6 +307,7 @@ def _launch_info(launch: Launch) -> LaunchInfo:
         {} if program is None else dict(program.schedule),
         launch.source,
         launch.reason,
+        launch.predicted_us,
     )
 
 

@@ -122,8 +122,14 @@ def _time_chain(chain: Sequence[Callable[[int], None]], repeat: int) -> float:
     enqueue()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-        enqueue()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):  # torch.cuda.graph collects garbage first: half a second each
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            enqueue()
+        finally:
+            graph.capture_end()
     times = []
     for _ in range(repeat + 2):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]

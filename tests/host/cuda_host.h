@@ -47,7 +47,7 @@ struct Thread {
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   bool done = false;
-  unsigned char slot[64];                // what this lane shows to its warp
+  unsigned char slot[64];                 // what this lane shows to its warp
   std::vector<std::vector<Copy>> groups;  // committed copies, oldest first
   std::vector<Copy> open;
 };
@@ -154,4 +154,6 @@ inline float __int_as_float(unsigned x) { return bit_cast_to<float>(x); }
 inline float __uint_as_float(unsigned x) { return bit_cast_to<float>(x); }
 inline unsigned __float_as_uint(float x) { return bit_cast_to<unsigned>(x); }
 inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float __fdividef(float x, float y) { return x / y; }
+inline float __expf(float x) { return std::exp(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }

@@ -34,8 +34,8 @@ inline u32 shared_address(const void* p) {
   return static_cast<u32>(static_cast<const unsigned char*>(p) - smem);
 }
 
-// Lane l gets elements (l / 4, l % 4 * 2) and the next of each matrix; lanes 8 j to 8 j + 7 give the
-// rows of matrix j.
+// Lane l gets elements (l / 4, l % 4 * 2) and the next of each matrix; lanes 8 j to 8 j + 7 give
+// the rows of matrix j.
 inline void ldmatrix(u32 (&r)[4], u32 address, bool trans) {
   if (address % 16) std::abort();
   const int lane = host::current % 32;
@@ -112,6 +112,7 @@ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
+inline void prefetch_l1(const void*) {}
 
 }  // namespace ptx
 }  // namespace gtco

@@ -23,6 +23,7 @@ from gtco.bench import (
     compare,
     fresh_inputs,
     in_precision,
+    kernel_times,
     parse_peers,
     percentiles,
     time_rounds,
@@ -94,6 +95,7 @@ def test_the_table_names_everyone_and_what_failed() -> None:
         timings={"gtco": timing(100, 100), "eager": timing(150, 170)},
         failures={"inductor max-autotune": "RuntimeError: no compiler"},
         launches=63,
+        kernels=kernel_times([("gtco_gemm_1", 6.0), ("Memcpy DtoD", 2.0)], calls=1),
     )
     compare(result, ["eager", "inductor"])
     out = io.StringIO()
@@ -102,7 +104,19 @@ def test_the_table_names_everyone_and_what_failed() -> None:
     assert "eager takes 1.60 times as long as gtco back to back (1.50 to 1.70" in text
     assert "inductor max-autotune failed: RuntimeError: no compiler" in text
     assert text.count("WRONG") == 1
-    assert "63 launches; an unknown share" in text
+    assert "63 launches; 75.0% of gtco's GPU time" in text
+    assert "Memcpy DtoD" in text
+
+
+def test_kernels_are_added_up_by_name() -> None:
+    spans = [("gtco_gemm_1", 2.0), ("gtco_gemm_1", 4.0), ("ampere_sgemm", 10.0), ("Memcpy", 4.0)]
+    result = BenchResult(kernels=kernel_times(spans, calls=2))
+    assert [kernel.name for kernel in result.kernels] == ["ampere_sgemm", "gtco_gemm_1", "Memcpy"]
+    gemm = result.kernels[1]
+    assert (gemm.launches, gemm.mean_us, gemm.share) == (1.0, 3.0, 0.3)
+    assert result.generated_share == 0.3
+    assert result.to_dict()["kernels"][1]["mean_us"] == 3.0
+    assert BenchResult(kernels=kernel_times([], calls=2)).generated_share is None
 
 
 def test_peers_are_parsed() -> None:

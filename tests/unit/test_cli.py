@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -21,6 +22,8 @@ NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens
 MODELS = """
 import torch
 
+from gtco.locate import Located
+
 class Mlp(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -36,6 +39,9 @@ def mlp():
 
 def shifted():
     return Mlp().eval().half(), (torch.randn(24, 64).half(),), {"shift": torch.ones(64).half()}
+
+def located():
+    return Located("a name", Mlp().eval().half(), (torch.randn(24, 64).half(),), {})
 
 def training():
     model = torch.nn.Sequential(Mlp(), torch.nn.Dropout(0.5))
@@ -92,7 +98,7 @@ def test_env_names_versions_targets_and_the_cache(run: Run) -> None:
     assert data["command"] == "gtco env --json"
 
 
-@pytest.mark.parametrize("model", ["mlp", "shifted"])
+@pytest.mark.parametrize("model", ["mlp", "shifted", "located"])
 def test_compile_says_what_will_run(run: Run, model: str) -> None:
     outcome = run("compile", f"models_here:{model}", "--target", "sm_90a", "--json")
     assert outcome.code == 0, outcome.stderr
@@ -109,6 +115,8 @@ def test_compile_prints_tables(run: Run) -> None:
     assert outcome.code == 0, outcome.stderr
     assert "sm_80" in outcome.stdout
     assert "gtco_gemm" in outcome.stdout
+    total = next(line for line in outcome.stdout.splitlines() if "total" in line and "│" in line)
+    assert re.search(r"[1-9]\d* (default|record)", total)
 
 
 BAD_USAGE = {

@@ -131,11 +131,13 @@ def test_launches_kernels_and_report(negations: Captured) -> None:
     assert "4, 3 of them generated" in text
 
 
-def test_bytes_saved_counts_what_is_never_stored(captured: Captured) -> None:
+def test_bytes_saved_counts_what_is_neither_stored_nor_read_again(captured: Captured) -> None:
     apart = CompiledModule(make_plan(captured), captured).report()
     fused = CompiledModule(make_plan(captured, (("linear", "gelu"),)), captured).report()
+    hidden = 4 * 32 * 4
     assert apart.bytes_saved == 0
-    assert fused.bytes_saved == 4 * 32 * 4
+    assert fused.bytes_saved == 2 * hidden
+    assert fused.bytes_moved + fused.bytes_saved == apart.bytes_moved
 
 
 @NO_GPU
@@ -204,7 +206,8 @@ def test_code_runs_on_newer_minors_but_not_sm_90a() -> None:
 
 def test_a_positional_call_takes_the_short_way(captured: Captured, negations: Captured) -> None:
     assert CompiledModule(make_plan(captured), captured)._positional
-    assert CompiledModule(make_plan(negations), negations)._single
+    assert CompiledModule(make_plan(negations), negations)._single == 0
+    assert CompiledModule(make_plan(captured), captured)._single is None
     block = Block().eval()
     keyword = capture(block, (torch.randn(4, 16),), {"y": torch.randn(4, 16)})
     assert not CompiledModule(make_plan(keyword), keyword)._positional

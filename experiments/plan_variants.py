@@ -1,0 +1,102 @@
+"""Which knobs of the whole plan pay: the same model with one knob of every wgmma GEMM changed.
+
+    python -m experiments.plan_variants MODEL [--json FILE]
+
+A chain of copies of one kernel is not a model: its neighbours differ and its weights may stay in
+L2. So the variants are judged by replaying the whole graph, in turn within one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from gtco import compiler
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Illegal
+from gtco.frontend.torch_export import capture
+from gtco.locate import locate
+from gtco.options import Options
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Launch, Plan
+from gtco.target import Target, target_of_capability
+
+Change = Callable[[Mapping[str, int]], dict[str, int]]
+
+VARIANTS: dict[str, Change] = {
+    "as chosen": lambda s: dict(s),
+    "weights prefetched to L2": lambda s: {**s, "prefetch": 1},
+    "no prefetch": lambda s: {**s, "prefetch": 0},
+    "trigger at the start": lambda s: {**s, "early_trigger": 1},
+    "trigger at the start, prefetch": lambda s: {**s, "early_trigger": 1, "prefetch": 1},
+    "no multicast": lambda s: {**s, "multicast": 1},
+    "two stages fewer": lambda s: {**s, "stages": max(2, s["stages"] - 2)},
+}
+ROUNDS, CALLS = 7, 100
+
+
+def changed(launch: Launch, change: Change, target: Target) -> Launch:
+    program = launch.program
+    if program is None or program.sketch != "gemm_wgmma":
+        return launch
+    sketches = derive(launch.group, launch.family, target).sketches
+    sketch = next(each for each in sketches if each.name == program.sketch)
+    try:
+        return replace(launch, program=sketch.emit(change(program.schedule)))
+    except Illegal:
+        return launch
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    target = target_of_capability(*torch.cuda.get_device_capability())
+    located = locate(options.model)
+    captured = capture(located.module, located.args, located.kwargs)
+    fused = compiler.fuse(captured.graph, target=target)
+    launches = compiler.select(fused, target)
+    modules: dict[str, CompiledModule] = {}
+    settings = Options.of(static_outputs=True)
+    for name, change in VARIANTS.items():
+        plan = Plan(fused, tuple(changed(x, change, target) for x in launches), target, settings)
+        modules[name] = CompiledModule(plan, captured)
+    plan = Plan(fused, launches, target, settings, dependent_launch=False)
+    modules["no dependent launch"] = CompiledModule(plan, captured)
+    expected = located.module(*located.args)
+    times: dict[str, list[float]] = {name: [] for name in modules}
+    for _ in range(ROUNDS):
+        for name, module in modules.items():
+            result = module(*located.args)
+            torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            begin.record()
+            for _ in range(CALLS):
+                module(*located.args)
+            end.record()
+            end.synchronize()
+            times[name].append(begin.elapsed_time(end) * 1000 / CALLS)
+    medians = {name: statistics.median(each) for name, each in times.items()}
+    for name, us in medians.items():
+        print(f"{us:9.1f} us  {name}")
+    if options.json:
+        result = {
+            "experiment": "plan_variants",
+            "model": options.model,
+            "device": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "median_us": medians,
+            "rounds_us": times,
+        }
+        options.json.write_text(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

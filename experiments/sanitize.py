@@ -1,0 +1,189 @@
+"""Every kernel family once at small odd shapes, for compute-sanitizer.
+
+    compute-sanitizer --tool memcheck python -m experiments.sanitize
+    compute-sanitizer --tool racecheck python -m experiments.sanitize
+    compute-sanitizer --tool memcheck python -m experiments.sanitize --graph
+
+One line a program; exits with 1 if an answer is wrong or two runs differ in a bit. Inputs are made
+and answers judged on the CPU, so that hardly any kernel but gtco's own runs. With `--graph`, a ViT
+of two layers goes through `gtco.compile` and its CUDA graph is replayed 20 times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import gtco
+from gtco.check import judge
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Illegal, Schedule, Sketch
+from gtco.graph import Group
+from gtco.passes.legality import family
+from gtco.runtime.run import run_group
+from gtco.target import Target, target_of_capability
+from tests import attention_groups, groups, models, tile_groups
+from tests.kernel_checks import inputs_of, wrong_outputs
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+REPLAYS = 20
+TRIES = 10_000
+
+
+@dataclass(frozen=True)
+class Case:
+    """A group and knob values that its schedules must have, one schedule each.
+
+    Args:
+        make: the group.
+        wishes: by sketch name; other knobs are random. Every sketch runs its first default too.
+    """
+
+    make: Callable[[], Group]
+    wishes: Mapping[str, tuple[Schedule, ...]]
+
+
+_ANY: Mapping[str, tuple[Schedule, ...]] = {
+    "gemm_mma": ({"block_k": 32}, {"block_k": 64, "stages": 2}),
+    "attention": ({"warps_k": 1, "stages": 1}, {"warps_k": 2, "stages": 2}),
+    "rowwise": ({}, {}),
+    "elementwise": ({"vectors": 4}, {"vectors": 2}),
+}
+_CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
+    "gemm_wgmma": (
+        {"swap": 1, "block_p": 64, "split": 4, "stages": 2},
+        {"swap": 0, "split": 2},
+        {"swap": 0, "block_p": 64, "multicast": 2, "stages": 2},
+        {"swap": 1, "block_p": 64, "multicast": 4, "early_trigger": 1},
+    ),
+    "gemm_mma": ({"stages": 2}, {"stages": 3, "warps_m": 2}),
+}
+_SWAPS: Mapping[str, tuple[Schedule, ...]] = {
+    "gemm_wgmma": ({"swap": 0}, {"swap": 1, "block_p": 128}),
+    "gemm_mma": ({},),
+}
+
+CASES: dict[str, Case] = {
+    "norm_gelu": Case(lambda: groups.norm_linear(70, 328, 232, F16, gelu=True), _CLUSTERS),
+    "residual_stats": Case(lambda: groups.residual_linear(67, 264, 256, BF16), _CLUSTERS),
+    "odd_columns": Case(lambda: groups.plain_linear(19, 72, 91, F16), _SWAPS),
+    "batches": Case(lambda: groups.batched_matmul(2, 35, 64, 72, F16, transposed=True), _SWAPS),
+    "patches": Case(lambda: groups.patch_embedding(42, 14, 72, F16), _ANY),
+    "bmm_odd": Case(lambda: groups.batched_matmul(2, 17, 45, 39, BF16), _ANY),
+    "packed": Case(lambda: attention_groups.packed(37, 2, 32, epilogue=True), _ANY),
+    "masked": Case(
+        lambda: attention_groups.cross((2,), 17, 100, 24, 40, BF16, mask=torch.bool), _ANY
+    ),
+    "causal": Case(lambda: attention_groups.cross((2,), 70, 33, 16, causal=True), _ANY),
+    "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),
+    "softmax": Case(lambda: tile_groups.softmax(3, 1000, dtype=BF16), _ANY),
+    "columns": Case(lambda: tile_groups.standardize(37, 24, dims=(0,), dtype=F16), _ANY),
+    "statistics": Case(lambda: tile_groups.class_token(9, 200, stats=True), _ANY),
+    "merged": Case(lambda: tile_groups.merge_stats(9, 200), _ANY),
+    "gelu": Case(lambda: tile_groups.gelu_bias(5, 7), _ANY),
+    "concat": Case(lambda: tile_groups.concat_columns(9, 5, 8, 3), _ANY),
+    "permuted": Case(tile_groups.permuted, _ANY),
+}
+
+
+def programs(case: Case, group: Group, target: Target) -> Iterator[KernelProgram]:
+    """The programs of a case on every sketch that takes it, each once."""
+    seen = set()
+    for sketch in derive(group, family(group), target).sketches:
+        wishes = case.wishes.get(sketch.name, ())
+        for program in (
+            sketch.emit(next(iter(sketch.defaults()))),
+            *(wished(sketch, wish, seed) for seed, wish in enumerate(wishes)),
+        ):
+            if program.name not in seen:
+                seen.add(program.name)
+                yield program
+
+
+def wished(sketch: Sketch, wish: Schedule, seed: int) -> KernelProgram:
+    """A random legal program with the knob values of `wish`.
+
+    Raises:
+        ValueError: there seems to be none.
+    """
+    chosen = random.Random(seed)
+    for _ in range(TRIES):
+        schedule = {knob.name: chosen.choice(knob.choices) for knob in sketch.knobs()}
+        try:
+            return sketch.emit({**schedule, **wish})
+        except Illegal:
+            continue
+    raise ValueError(f"{sketch.name} of {sketch.group} has no legal schedule with {dict(wish)}")
+
+
+def run_from_cpu(
+    program: KernelProgram, group: Group, values: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """`run_group` with values and results on the CPU."""
+    results = run_group(program, group, {name: value.cuda() for name, value in values.items()})
+    return {name: result.cpu() for name, result in results.items()}
+
+
+def run_kernels(target: Target) -> bool:
+    """Run and judge every program; whether all were right."""
+    ok = True
+    for name, case in CASES.items():
+        group = case.make()
+        values = inputs_of(group, seed=1)
+        for program in programs(case, group, target):
+            wrong = wrong_outputs(program, group, values, run_from_cpu)
+            first, again = (run_from_cpu(program, group, values) for _ in range(2))
+            if not all(same_bits(first[each], again[each]) for each in first):
+                wrong.append("two runs differ")
+            knobs = " ".join(f"{knob}={value}" for knob, value in program.schedule.items())
+            print(f"{'WRONG' if wrong else 'right'} {program.sketch} {name} {knobs}", flush=True)
+            for line in wrong:
+                print(f"      {line}", flush=True)
+            ok = ok and not wrong
+    return ok
+
+
+def same_bits(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+def run_graph() -> bool:
+    """Replay a compiled ViT; whether all answers were right and the same."""
+    torch.manual_seed(0)
+    model = models.vit().half()
+    image = torch.randn(1, 3, 32, 32).half()
+    with torch.no_grad():
+        eager, exact = model(image), copy.deepcopy(model).double()(image.double())
+    compiled = gtco.compile(model, (image,), fallback="error")
+    on_gpu = image.cuda()
+    with torch.no_grad():
+        answers = [compiled(on_gpu).cpu() for _ in range(REPLAYS)]
+    verdict = judge(answers[0], eager, exact, F16)
+    same = all(same_bits(answers[0], each) for each in answers)
+    print(f"{len(compiled.launches)} launches, {REPLAYS} replays: {verdict}")
+    if not same:
+        print("two replays differ")
+    return verdict.ok and same
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--graph", action="store_true", help="replay a compiled model instead")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a CUDA GPU")
+    if options.graph:
+        return 0 if run_graph() else 1
+    return 0 if run_kernels(target_of_capability(*torch.cuda.get_device_capability())) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

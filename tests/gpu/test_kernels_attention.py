@@ -1,0 +1,42 @@
+"""The attention sketch on a GPU against fp64, outputs poisoned, twice for the same bits."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gtco.codegen.sketches.attention import Attention
+from gtco.runtime.run import run_group
+from gtco.target import target_of_capability
+from tests import attention_groups
+from tests.kernel_checks import inputs_of, sample, wrong_outputs
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.mark.parametrize("case", attention_groups.CASES)
+def test_attention_matches_fp64(case: str) -> None:
+    group = attention_groups.CASES[case]()
+    values = inputs_of(group, seed=1, device="cuda")
+    sketch = Attention(group, target_of_capability(*torch.cuda.get_device_capability()))
+    for program in sample(sketch, 5):
+        assert not wrong_outputs(program, group, values, run_group)
+        first, again = (run_group(program, group, values) for _ in range(2))
+        for name, tensor in first.items():
+            assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
+
+
+@pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
+def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
+    group = attention_groups.cross((2,), 200, 300, 64, mask=kind)
+    values = inputs_of(group, device="cuda")
+    keep = torch.rand(200, 300, device="cuda") < 0.5
+    keep[3::16] = False
+    values["mask"] = keep
+    if kind != torch.bool:
+        values["mask"] = torch.zeros(keep.shape, dtype=kind, device="cuda")
+        values["mask"][~keep] = float("-inf")
+        values["mask"][7] = torch.finfo(kind).min
+    sketch = Attention(group, target_of_capability(*torch.cuda.get_device_capability()))
+    for program in sample(sketch, 3):
+        assert not wrong_outputs(program, group, values, run_group)

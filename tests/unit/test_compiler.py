@@ -1,0 +1,270 @@
+"""`gtco.compile` without a GPU: what it selects, what it refuses and which records it uses."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gtco
+from gtco import compiler
+from gtco.check import judge
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.compiler import FallbackError
+from gtco.cost_model.database import LIBRARY, RecordTable, TuningRecord
+from gtco.graph import Group
+from gtco.options import OptionError
+from gtco.passes.tasks import workload_key
+from gtco.runtime.module import CompiledModule
+from gtco.target import TARGETS, TargetError
+from tests import models
+
+H100 = TARGETS["sm_90a"]
+NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
+NO_FP32 = (
+    "gemm_wgmma: this sketch multiplies no torch.float32; "
+    "gemm_mma: mma.sync m16n8k16 takes no torch.float32"
+)
+Records = Callable[..., None]
+
+
+def image(dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(1, 3, 32, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+
+
+def tiny_vit(dtype: torch.dtype = torch.float32, depth: int = 2) -> nn.Module:
+    torch.manual_seed(0)
+    return models.vit(depth=depth).to(dtype)
+
+
+def compile_vit(dtype: torch.dtype, depth: int = 2, **options: Any) -> CompiledModule:
+    return gtco.compile(tiny_vit(dtype, depth), (image(dtype),), **{"target": "sm_90a", **options})
+
+
+class Mixed(nn.Module):
+    """A linear, and a convolution that gtco generates no kernel for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(8, 8, 3)
+        self.fc = nn.Linear(8, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(self.conv(x).mean((2, 3)))
+
+
+MIXED = (torch.randn(1, 8, 6, 6).half(),)
+
+
+def linear() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    torch.manual_seed(0)
+    return nn.Linear(64, 128).half().eval(), (torch.randn(32, 64).half(),)
+
+
+# -- selection -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arch", TARGETS)
+def test_a_vit_is_five_launches_a_layer_and_none_in_aten(arch: str) -> None:
+    two, three = (
+        compile_vit(torch.float16, depth, target=arch, fallback="error").launches
+        for depth in (2, 3)
+    )
+    assert len(three) - len(two) == 5
+    assert len(two) <= 2 * 5 + 8
+    assert {launch.source for launch in two} <= {"record", "default"}
+    assert all(launch.kernel.startswith(f"gtco_{launch.family}_") for launch in two)
+    layer = [each for each in three if any("blocks.1" in module for module in each.modules)]
+    families = Counter(each.family for each in layer)
+    assert families["attention"] == 1 and set(families) == {"gemm", "attention"}
+
+
+def test_equal_layers_share_their_kernels_and_all_compile() -> None:
+    compiled = compile_vit(torch.float16, depth=4)
+    launched = Counter(kernel.launches for kernel in compiled.kernels)
+    assert launched[3] == 5  # the last layer works on the class token alone
+    assert sum(kernel.launches for kernel in compiled.kernels) == len(compiled.launches)
+    for kernel in compiled.kernels:
+        assert kernel.registers > 0 and kernel.cubin_bytes > 0
+        assert kernel.spill_bytes == 0, kernel
+
+
+@NO_GPU
+def test_a_call_without_the_gpu_names_the_target() -> None:
+    with pytest.raises(TargetError, match="compiled for sm_90a, and no CUDA GPU is here"):
+        compile_vit(torch.float16)(image(torch.float16))
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+
+def test_a_fallback_is_an_error_where_asked_for() -> None:
+    model = Mixed().half().eval()
+    with pytest.raises(FallbackError, match="no kernel for conv2d") as caught:
+        gtco.compile(model, MIXED, target="sm_90a", fallback="error")
+    assert 'pass fallback="warn"' in str(caught.value)
+    assert "1 groups" in str(caught.value)
+
+
+def test_a_fallback_is_named_otherwise(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "gtco"):
+        compiled = gtco.compile(Mixed().half().eval(), MIXED, target="sm_90a")
+    (without,) = (each for each in compiled.launches if each.source == "fallback")
+    assert without.kernel == "aten" and without.ops == ("conv2d",)
+    assert without.reason == "library: gtco generates no kernel for conv2d"
+    assert without.reason in caplog.text
+    assert len(compiled.launches) > 1
+
+
+def test_an_unknown_option_suggests_the_known_one() -> None:
+    model, args = linear()
+    with pytest.raises(OptionError, match="unknown option 'precison'; did you mean 'precision'"):
+        gtco.compile(model, args, target="sm_90a", precison="fp16")
+    with pytest.raises(OptionError, match="'fp61' is not one of .* did you mean 'fp16'"):
+        gtco.compile(model, args, target="sm_90a", precision="fp61")
+
+
+@NO_GPU
+def test_no_gpu_and_no_target_says_what_to_pass() -> None:
+    model, args = linear()
+    with pytest.raises(TargetError, match='no CUDA GPU is here .* pass target="sm_90a"'):
+        gtco.compile(model, args)
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("sm_75", "'sm_75' is older than sm_80, which gtco needs"),
+        ("sm_90", "unknown target 'sm_90'; did you mean 'sm_90a'"),
+        ("h100", "unknown target 'h100'.* gtco knows sm_80, sm_86, sm_89, sm_90a"),
+    ],
+)
+def test_targets_that_gtco_does_not_have(target: str, reason: str) -> None:
+    model, args = linear()
+    with pytest.raises(TargetError, match=reason):
+        gtco.compile(model, args, target=target)
+
+
+# -- precision -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp16", torch.float16), ("bf16", torch.bfloat16)]
+)
+def test_a_lowered_model_keeps_its_dtypes(precision: str, dtype: torch.dtype) -> None:
+    compiled = compile_vit(torch.float32, precision=precision, fallback="error")
+    assert {launch.source for launch in compiled.launches} <= {"record", "default"}
+    (out,) = gtco.interpret(compiled.graph, (image(),))
+    assert out.dtype == torch.float32 and out.shape == (1, 10)
+    with torch.no_grad():
+        exact = tiny_vit(torch.float64)(image(torch.float64))
+        eager = tiny_vit(dtype)(image(dtype)).float()
+    verdict = judge(out, eager, exact, dtype)
+    assert verdict.ok, verdict
+
+
+@pytest.mark.parametrize("precision", [None, "tf32", "fp32"])
+def test_fp32_products_run_in_the_library_and_say_why(precision: str | None) -> None:
+    compiled = compile_vit(torch.float32, precision=precision)
+    reasons = {"gemm": NO_FP32, "attention": "attention: m16n8k16 takes no torch.float32"}
+    for launch in compiled.launches:
+        assert launch.reason == reasons.get(launch.family, "")
+        assert (launch.kernel == "aten") == (launch.family in reasons)
+    (out,) = gtco.interpret(compiled.graph, (image(),))
+    with torch.no_grad():
+        torch.testing.assert_close(out, tiny_vit()(image()), rtol=1e-4, atol=1e-5)
+
+
+# -- records ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def records(monkeypatch: pytest.MonkeyPatch) -> Records:
+    """`records(*each)` makes them all there is for any card."""
+
+    def install(*found: TuningRecord) -> None:
+        monkeypatch.setattr(compiler, "_records", lambda device: RecordTable(found))
+
+    install()
+    return install
+
+
+def linear_group() -> Group:
+    model, args = linear()
+    (group,) = gtco.fuse(gtco.capture(model, args), target=H100)
+    return group
+
+
+def record(run_us: float = 2.0) -> TuningRecord:
+    """A record with a schedule that is no default and a sketch that is not preferred."""
+    group = linear_group()
+    sketch = GemmMma(group, H100)
+    defaults = list(sketch.defaults())
+    schedule = next(schedule for schedule, _ in sketch.legal() if schedule not in defaults)
+    key = workload_key(group, H100)
+    return TuningRecord(key, "H100", sketch.name, sketch.version, schedule, run_us)
+
+
+def chosen(records: Records, *found: TuningRecord) -> tuple[str, dict[str, int], str]:
+    """(source, schedule, kernel) of a linear compiled with these records."""
+    records(*found)
+    model, args = linear()
+    (launch,) = gtco.compile(model, args, target="sm_90a").launches
+    return launch.source, dict(launch.schedule), launch.kernel
+
+
+def test_the_fastest_record_is_used(records: Records) -> None:
+    best = record()
+    slower = replace(best, schedule={**best.schedule, "stages": 4}, run_us=3.0)
+    source, schedule, kernel = chosen(records, slower, best)
+    assert (source, schedule) == ("record", dict(best.schedule))
+    assert kernel == GemmMma(linear_group(), H100).emit(best.schedule).name
+
+
+def test_a_record_that_does_not_fit_is_not_used(
+    records: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = record()
+    default = chosen(records)
+    assert default[0] == "default" and default[1] != dict(good.schedule)
+    for other in (
+        replace(good, version=good.version - 1),
+        replace(good, sketch="gemm_gone"),
+        replace(good, workload=good.workload.replace("sm_90a", "sm_80")),
+        replace(good, run_us=None, error="wrong answer"),
+    ):
+        assert chosen(records, other) == default
+    assert not caplog.text
+    illegal = replace(good, schedule={**good.schedule, "block_m": 8})
+    assert chosen(records, illegal) == default
+    assert "no longer legal" in caplog.text
+    assert chosen(records, replace(good, version=0, run_us=1.0), good)[0] == "record"
+
+
+def test_a_record_without_a_knob_is_not_used(
+    records: Records, caplog: pytest.LogCaptureFixture
+) -> None:
+    good = record()
+    schedule = {name: value for name, value in good.schedule.items() if name != "stages"}
+    assert chosen(records, replace(good, schedule=schedule)) == chosen(records)
+
+
+def test_a_library_that_was_measured_faster_runs(records: Records) -> None:
+    good = record()
+    library = replace(good, sketch=LIBRARY, version=1, schedule={}, run_us=1.0)
+    records(good, library)
+    model, args = linear()
+    compiled = gtco.compile(model, args, target="sm_90a", fallback="error")
+    (launch,) = compiled.launches
+    assert (launch.kernel, launch.source) == ("aten", "record")
+    assert launch.reason == "the library was measured faster"
+    report = compiled.report()
+    assert not report.fallbacks and [each.reason for each in report.library] == [launch.reason]
+    assert chosen(records, good, replace(library, run_us=3.0))[0] == "record"
+    assert chosen(records, good, replace(library, run_us=3.0))[2] != "aten"

@@ -1,0 +1,63 @@
+"""Which sketches a group has and why not the others, as a golden file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from gtco.codegen.rules import derive
+from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.passes.legality import family
+from gtco.target import TARGETS
+from tests import attention_groups, groups, tile_groups
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def convolution() -> Group:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, 64, 14, 14), F16))
+    w = b.input("w", TensorSpec((64, 64, 3, 3), F16))
+    conv = b.add("conv2d", x, w, stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+    return Group("convolution", b.build([conv]))
+
+
+CASES: dict[str, Callable[[], Group]] = {
+    "norm + QKV": lambda: groups.norm_linear(197, 768, 2304, F16),
+    "norm + FC1 + gelu": lambda: groups.norm_linear(197, 768, 3072, BF16, gelu=True),
+    "projection + residual + stats": lambda: groups.residual_linear(197, 768, 768, F16),
+    "patch embedding": lambda: groups.patch_embedding(224, 16, 768, F16),
+    "head": lambda: groups.plain_linear(1, 768, 1000, F16),
+    "linear of odd rows": lambda: groups.plain_linear(16, 75, 64, F16),
+    "fp32 linear": lambda: groups.plain_linear(197, 768, 768, F32),
+    "batched matmul": lambda: groups.batched_matmul(2, 33, 64, 40, F16),
+    "batched matmul, transposed": lambda: groups.batched_matmul(2, 65, 64, 72, F16, transposed=True),
+    "attention": lambda: attention_groups.packed(197, 12, 64),
+    "attention, masked": lambda: attention_groups.cross((2,), 70, 130, 32, mask=F16),
+    "attention, fp32": lambda: attention_groups.cross((1,), 16, 16, 64, dtype=F32),
+    "attention, odd heads": lambda: attention_groups.cross((1,), 16, 16, 20),
+    "attention, wide heads": lambda: attention_groups.cross((1,), 16, 16, 256),
+    "softmax": lambda: tile_groups.softmax(12, 197, 197),
+    "layer norm": lambda: tile_groups.layer_norm(1, 197, 768, residual=True),
+    "row statistics": lambda: tile_groups.row_stats(1, 197, 768),
+    "merged statistics": lambda: tile_groups.merge_stats(197, 768),
+    "pointwise": lambda: tile_groups.gelu_bias(1, 197, 3072),
+    "class token": lambda: tile_groups.class_token(197, 768),
+    "convolution": convolution,
+}  # fmt: skip
+
+
+def derivations() -> Iterator[str]:
+    for case, make in CASES.items():
+        group = make()
+        kind = family(group)
+        yield f"{case}: {' '.join(node.op for node in group.nodes)}"
+        for arch in ("sm_80", "sm_90a"):
+            lines = str(derive(group, kind, TARGETS[arch])).splitlines()
+            yield from (f"  {arch:6} {line}" for line in lines)
+        yield ""
+
+
+def test_derivations(golden: Callable[[str, object], None]) -> None:
+    golden("derivations.txt", "\n".join(derivations()).rstrip())

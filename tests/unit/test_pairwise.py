@@ -1,0 +1,143 @@
+"""Every pair of knob values of every sketch compiles, wherever a legal schedule has the pair.
+
+Two knobs whose values clash (a tile, a split, a wait that only one of them needs) show up in some
+pair; covering the pairs instead of the product takes hundreds of programs instead of thousands.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.rules import SKETCHES
+from gtco.codegen.sketch import Illegal, Schedule, Sketch
+from gtco.codegen.sketches.attention import Attention
+from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.graph import Group
+from gtco.runtime.compile_pool import CompileJob, compile_many
+from gtco.runtime.nvrtc import CompiledKernel, CubinCache
+from gtco.target import TARGETS
+from tests import attention_groups, groups, tile_groups
+
+F16, BF16 = torch.float16, torch.bfloat16
+MOST_PROGRAMS = 300
+COMPILED_FOR = ("sm_80", "sm_90a")
+WORKERS = 2
+
+CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
+    "wgmma": (GemmWgmma, lambda: groups.norm_linear(65, 512, 256, F16, gelu=True)),
+    "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
+    "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
+    "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),
+    "rows": (Rowwise, lambda: tile_groups.class_token(197, 768, stats=True)),
+    "columns": (Rowwise, lambda: tile_groups.softmax(3, 13, 40, dim=1)),
+    "merged": (Rowwise, lambda: tile_groups.merge_stats(197, 768)),
+    "elementwise": (Elementwise, lambda: tile_groups.class_token(197, 768)),
+}
+"""Each sketch on groups that have what its knobs touch."""
+
+
+@dataclass(frozen=True)
+class Legal:
+    """A legal schedule of a case, and its program."""
+
+    case: str
+    schedule: Schedule
+    program: KernelProgram
+
+    def pairs(self) -> Iterator[tuple[object, ...]]:
+        """Every two knobs with their values, each knob alone too; apart by case and target."""
+        where = (self.case, self.program.arch)
+        for pair in itertools.combinations_with_replacement(self.schedule.items(), 2):
+            yield (*where, *pair)
+
+
+def cover(legal: Sequence[Legal], most: int, seed: int) -> tuple[list[Legal], int]:
+    """A few of `legal` that have as many of all their pairs as `most` of them can, greedily.
+
+    Returns:
+        The chosen ones and how many pairs they lack.
+    """
+    shuffled = random.Random(seed).sample(legal, len(legal))
+    bit: dict[tuple[object, ...], int] = {}
+    masks = [
+        sum(1 << bit.setdefault(pair, len(bit)) for pair in each.pairs()) for each in shuffled
+    ]
+    missing = (1 << len(bit)) - 1
+    chosen = []
+    while missing and len(chosen) < most:
+        best = max(range(len(masks)), key=lambda at: (masks[at] & missing).bit_count())
+        missing &= ~masks[best]
+        chosen.append(shuffled[best])
+    return chosen, missing.bit_count()
+
+
+@pytest.fixture(scope="module")
+def legal() -> list[Legal]:
+    """Every legal schedule of every case on every architecture that its sketch takes."""
+    found = []
+    for (case, (kind, make)), target in itertools.product(CASES.items(), TARGETS.values()):
+        try:
+            sketch = kind(make(), target)
+        except Illegal:
+            continue
+        found += [Legal(case, *each) for each in sketch.legal()]
+    return found
+
+
+def test_a_greedy_cover_has_every_pair() -> None:
+    sketch = Elementwise(tile_groups.gelu_bias(4, 8), TARGETS["sm_80"])
+    legal = [Legal("case", *each) for each in sketch.legal()]
+    chosen, missing = cover(legal, 100, seed=0)
+    assert missing == 0
+    assert {pair for each in chosen for pair in each.pairs()} == {
+        pair for each in legal for pair in each.pairs()
+    }
+    assert cover(legal, 100, seed=0)[0] == chosen
+    assert cover(legal, 2, seed=0)[1] > 0
+
+
+def test_every_case_is_legal_where_its_sketch_is(legal: list[Legal]) -> None:
+    assert {kind for kind, _ in CASES.values()} == set(SKETCHES)
+    everywhere = {(case, arch) for case in CASES if case != "wgmma" for arch in TARGETS}
+    assert {(each.case, each.program.arch) for each in legal} == {*everywhere, ("wgmma", "sm_90a")}
+
+
+def test_no_legal_program_breaks_a_limit(legal: list[Legal]) -> None:
+    for each in legal:
+        program, target = each.program, TARGETS[each.program.arch]
+        where = f"{each.case} {dict(each.schedule)} on {target.arch}"
+        assert program.smem_bytes <= target.smem_per_block, where
+        assert program.block <= 1024 and program.block % 32 == 0, where
+        assert max(program.grid[1:]) <= 65535, where
+        assert program.grid[0] % program.cluster[0] == 0 and program.cluster[0] <= 8, where
+        assert program.cluster == (1, 1, 1) or target.has_wgmma, where
+
+
+def test_every_pair_of_knob_values_compiles(
+    legal: list[Legal], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compiled_for = [each for each in legal if each.program.arch in COMPILED_FOR]
+    chosen, missing = cover(compiled_for, MOST_PROGRAMS, seed=0)
+    total = len({pair for each in compiled_for for pair in each.pairs()})
+    with capsys.disabled():
+        print(f"\n{len(chosen)} programs have {total - missing} of {total} pairs", end=" ")
+    assert missing == 0
+    jobs = [CompileJob(p.code, p.name, p.arch) for p in (each.program for each in chosen)]
+    results = compile_many(jobs, WORKERS, CubinCache(tmp_path / "cubins"))
+    for each, result in zip(chosen, results, strict=True):
+        where = f"{each.case} {dict(each.schedule)} on {each.program.arch}"
+        assert isinstance(result, CompiledKernel), f"{where}: {result}"
+        smem_bytes = result.smem_bytes + each.program.smem_bytes
+        assert smem_bytes <= TARGETS[result.arch].smem_per_block, where
+        assert result.registers * each.program.block <= 65536, where

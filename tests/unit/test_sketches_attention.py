@@ -1,0 +1,106 @@
+"""The attention sketch: derivation, compilation for two architectures, meaning on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketches.attention import Attention
+from gtco.graph import Group
+from gtco.target import TARGETS
+from tests import attention_groups as groups
+from tests.host_build import COMPILER, run_on_host
+from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
+
+H100 = TARGETS["sm_90a"]
+SMALL = ("epilogue", "bool_mask", "f32_mask", "causal", "causal_tall", "one_query", "one_key",
+         "wide")  # fmt: skip
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+@pytest.mark.parametrize("case", groups.CASES)
+def test_compiles(case: str) -> None:
+    group = groups.CASES[case]()
+    assert not list(compile_for_all(lambda target: Attention(group, target)))
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", SMALL)
+def test_is_right_on_the_cpu(case: str) -> None:
+    group = groups.CASES[case]()
+    values = inputs_of(group)
+    for program in sample(Attention(group, H100), 1, seed=2):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
+    """Query 3 sees no key, query 5 none of the first 64, query 7 has the least finite mask."""
+    group = groups.cross((2,), 20, 70, 24, mask=kind)
+    values = inputs_of(group)
+    keep = torch.rand(20, 70, generator=torch.Generator().manual_seed(0)) < 0.5
+    keep[3] = False
+    keep[5] = torch.arange(70) >= 64
+    values["mask"] = keep
+    if kind != torch.bool:
+        values["mask"] = torch.zeros(20, 70, dtype=kind).masked_fill(~keep, float("-inf"))
+        values["mask"][7] = torch.finfo(kind).min
+    return group, values
+
+
+@needs_compiler
+@pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
+def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
+    group, values = masked(kind)
+    for warps_k in (1, 4):
+        program = Attention(group, H100).emit(
+            {"block_q": 16, "block_k": 64, "warps_k": warps_k, "stages": 2}
+        )
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@needs_compiler
+def test_the_host_build_rejects_a_missing_wait() -> None:
+    """Copies arrive as late as the waits allow: one wait dropped, and the answer is wrong."""
+    group = groups.cross((1,), 16, 100, 16)
+    values = inputs_of(group)
+    program = Attention(group, H100).emit({"block_q": 16, "block_k": 32, "warps_k": 1, "stages": 2})
+    assert not wrong_outputs(program, group, values, run_on_host)
+    lax = "#define cp_async_wait cp_async_wait_never\n"
+    never = "namespace gtco::ptx { template <int> void cp_async_wait_never() {} }\n"
+    wrong = dataclasses.replace(
+        program, source=f'#include "epilogue.cuh"\n{never}{lax}{program.source}'
+    )
+    assert wrong_outputs(wrong, group, values, run_on_host)
+
+
+def test_source(golden: Callable[[str, object], None]) -> None:
+    sketch = Attention(groups.packed(197, 12, 64), H100)
+    golden("attention_vit.cu", sketch.emit(next(iter(sketch.defaults()))).source)
+
+
+@pytest.mark.parametrize("case", groups.CASES)
+def test_every_shape_has_a_default_on_every_target(case: str) -> None:
+    for target in TARGETS.values():
+        assert next(iter(Attention(groups.CASES[case](), target).defaults()))
+
+
+def test_refusals() -> None:
+    for group, reason in (
+        (groups.cross((1,), 16, 16, 64, dtype=torch.float32), "takes no"),
+        (groups.cross((1,), 16, 16, 20), "no multiple of 16 bytes"),
+        (groups.cross((1,), 16, 16, 256), "at most 128"),
+    ):
+        with pytest.raises(Illegal, match=reason):
+            Attention(group, H100)
+
+
+def test_says_which_limit_broke() -> None:
+    sketch = Attention(groups.cross((1,), 512, 512, 128), TARGETS["sm_86"])
+    with pytest.raises(Illegal, match="shared memory"):
+        sketch.emit({"block_q": 64, "block_k": 128, "warps_k": 2, "stages": 2})
+    with pytest.raises(Illegal, match="registers"):
+        sketch.emit({"block_q": 128, "block_k": 128, "warps_k": 4, "stages": 1})

@@ -1,0 +1,83 @@
+"""The elementwise sketch: derivation, compilation for two architectures, meaning on the CPU."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.target import TARGETS
+from tests import tile_groups
+from tests.host_build import COMPILER, run_on_host
+from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
+
+H100 = TARGETS["sm_90a"]
+LARGE = ("gelu_197",)
+
+
+@pytest.mark.parametrize("case", tile_groups.ELEMENTWISE)
+def test_compiles(case: str) -> None:
+    group = tile_groups.ELEMENTWISE[case]()
+    assert not list(compile_for_all(lambda target: Elementwise(group, target)))
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+@pytest.mark.parametrize("case", [case for case in tile_groups.ELEMENTWISE if case not in LARGE])
+def test_is_right_on_the_cpu(case: str) -> None:
+    group = tile_groups.ELEMENTWISE[case]()
+    values = inputs_of(group)
+    if case.startswith("nans"):
+        values["x"][0] = float("nan")
+        values["y"][1] = float("nan")
+    for program in sample(Elementwise(group, H100), 1):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.skipif(COMPILER is None, reason="needs g++")
+def test_the_check_rejects_a_kernel_that_drops_nan() -> None:
+    group = tile_groups.nans(torch.float32)
+    values = inputs_of(group)
+    values["x"][0] = float("nan")
+    program = sample(Elementwise(group, H100), 0)[0]
+    source = program.source.replace("math::relu(", "fmaxf(0.0f, ")
+    wrong = dataclasses.replace(program, source=source)
+    assert source != program.source
+    assert wrong_outputs(wrong, group, values, run_on_host)
+
+
+def test_source(golden: Callable[[str, object], None]) -> None:
+    group = tile_groups.class_token(197, 768)
+    sketch = Elementwise(group, H100)
+    golden("elementwise_class_token.cu", sketch.emit(next(iter(sketch.defaults()))).source)
+
+
+def test_equal_groups_have_equal_source() -> None:
+    first, second = tile_groups.gelu_bias(4, 8), tile_groups.gelu_bias(4, 8)
+    a, b = (sample(Elementwise(group, H100), 0)[0] for group in (first, second))
+    assert a.source == b.source and a.name == b.name
+
+
+def test_columns_join_where_the_last_dimension_is_odd() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((8, 7), torch.float16))
+    sketch = Elementwise(Group("g", b.build([b.add("relu", x)])), H100)
+    assert (sketch.space.columns, sketch.vector) == (56, 8)
+
+
+def test_no_vector_straddles_two_pieces() -> None:
+    assert Elementwise(tile_groups.concat_columns(9, 5, 8, 3), H100).vector == 1
+    assert Elementwise(tile_groups.concat_columns(9, 4, 8, 12), H100).vector == 4
+
+
+def test_refuses_two_iteration_shapes() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((8, 7), torch.float16))
+    y = b.input("y", TensorSpec((8, 1), torch.float16))
+    group = Group("g", b.build([b.add("add", x, b.add("relu", y))]))
+    with pytest.raises(Illegal, match="elements"):
+        Elementwise(group, H100)

@@ -1,0 +1,212 @@
+"""The GEMM sketches: derivation, refusals, limits, spills and source, without a GPU."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Illegal, Sketch
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.runtime.compile_pool import CompileJob, compile_many
+from gtco.runtime.nvrtc import CompiledKernel, CubinCache
+from gtco.target import TARGETS
+from tests import groups
+
+A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+CASES: dict[str, Callable[[], Group]] = {
+    "qkv": lambda: groups.norm_linear(197, 768, 2304, F16),
+    "fc1": lambda: groups.norm_linear(197, 768, 3072, F16, gelu=True),
+    "fc1_huge": lambda: groups.norm_linear(257, 1280, 5120, F16, gelu=True),
+    "norm_odd": lambda: groups.norm_linear(7, 200, 1000, BF16, gelu=True),
+    "projection": lambda: groups.residual_linear(197, 768, 768, F16),
+    "fc2": lambda: groups.residual_linear(197, 3072, 768, F16),
+    "one_row": lambda: groups.residual_linear(1, 768, 768, BF16),
+    "residual_odd": lambda: groups.residual_linear(33, 136, 104, F16),
+    "batch": lambda: groups.residual_linear(50, 64, 192, F16, batch=3),
+    "head": lambda: groups.plain_linear(1, 768, 1000, F16),
+    "narrow": lambda: groups.plain_linear(100, 256, 4, F16),
+    "odd_columns": lambda: groups.plain_linear(19, 72, 91, F16),
+    "patch_16": lambda: groups.patch_embedding(224, 16, 768, F16),
+    "patch_14": lambda: groups.patch_embedding(56, 14, 128, F16),
+    "bmm": lambda: groups.batched_matmul(3, 33, 64, 40, F16),
+    "bmm_odd": lambda: groups.batched_matmul(2, 17, 197, 197, BF16),
+    "bmm_transposed": lambda: groups.batched_matmul(2, 65, 64, 72, F16, transposed=True),
+}
+NO_TENSOR_MAP = {
+    "patch_16": "operand A .* is no K-major tile that a tensor map describes",
+    "patch_14": "operand A .* is no K-major tile that a tensor map describes",
+    "bmm": "operand B .* is no K-major tile that a tensor map describes",
+    "bmm_odd": "operand A has rows that are not 16-byte aligned",
+}
+"""Cases that wgmma refuses even on sm_90a, and its sentence."""
+
+
+def sketches(case: str) -> Iterator[Sketch]:
+    """Every sketch of a case on every architecture that takes it."""
+    for target in TARGETS.values():
+        yield from derive(CASES[case](), "gemm", target).sketches
+
+
+# -- derivation ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_wgmma_comes_first_where_a_tensor_map_describes_the_operands(case: str) -> None:
+    expected = ["gemm_mma"] if case in NO_TENSOR_MAP else ["gemm_wgmma", "gemm_mma"]
+    assert [each.name for each in derive(CASES[case](), "gemm", H100).sketches] == expected
+
+
+@pytest.mark.parametrize("case", NO_TENSOR_MAP)
+def test_wgmma_says_which_operand_it_cannot_copy(case: str) -> None:
+    with pytest.raises(Illegal, match=NO_TENSOR_MAP[case]):
+        GemmWgmma(CASES[case](), H100)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
+def test_wgmma_needs_sm_90a(arch: str) -> None:
+    derivation = derive(CASES["qkv"](), "gemm", TARGETS[arch])
+    assert [each.name for each in derivation.sketches] == ["gemm_mma"]
+    assert derivation.refusals == (("gemm_wgmma", f"{arch} has no wgmma"),)
+
+
+def test_fp32_has_no_sketch_and_both_say_why() -> None:
+    derivation = derive(groups.plain_linear(8, 64, 64, F32), "gemm", H100)
+    assert not derivation.sketches
+    assert derivation.reason == (
+        "gemm_wgmma: this sketch multiplies no torch.float32; "
+        "gemm_mma: mma.sync m16n8k16 takes no torch.float32"
+    )
+
+
+def chain(*ops: str) -> Group:
+    """x through `ops`, a matmul with y."""
+    b = GraphBuilder()
+    x, y = (b.input(name, TensorSpec((16, 16), F16)) for name in "xy")
+    for op in ops:
+        x = b.add(op, x, y) if op == "matmul" else b.add(op, x)
+    return Group("chain", b.build([x]))
+
+
+@pytest.mark.parametrize("kind", [GemmMma, GemmWgmma])
+@pytest.mark.parametrize(
+    ("ops", "reason"),
+    [
+        (("matmul", "matmul"), "one linear or matmul, not 2"),
+        (("relu",), "one linear or matmul, not 0"),
+        (("relu", "matmul"), "operand %relu is made in the same kernel"),
+    ],
+)
+def test_what_is_no_gemm(kind: type[Sketch], ops: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(Illegal, match=reason):
+        kind(chain(*ops), H100)
+
+
+def test_equal_groups_have_equal_source() -> None:
+    for kind in (GemmMma, GemmWgmma):
+        first, second = (kind(CASES["fc1"](), H100) for _ in range(2))
+        schedule = next(iter(first.defaults()))
+        assert first.emit(schedule).name == second.emit(schedule).name
+
+
+# -- schedules -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_defaults_are_legal(case: str) -> None:
+    for sketch in sketches(case):
+        names = [knob.name for knob in sketch.knobs()]
+        schedules = list(sketch.defaults())
+        assert schedules
+        for schedule in schedules:
+            assert list(schedule) == names
+            assert sketch.emit(schedule).arch == sketch.target.arch
+
+
+def first_default(sketch: Sketch, **changes: int) -> dict[str, int]:
+    return {**next(iter(sketch.defaults())), **changes}
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "reason"),
+    [
+        ("sm_86", {"block_m": 128, "block_n": 256, "warps_m": 4, "warps_n": 4}, "shared memory .*"
+         "sm_86 has 101376 B a block"),
+        ("sm_80", {"block_m": 128, "block_n": 128, "warps_m": 1, "warps_n": 2},
+         "256 accumulators a thread leave no registers"),
+        ("sm_80", {"block_m": 16, "block_n": 32, "warps_m": 1, "warps_n": 4}, "no multiple of 16"),
+        ("sm_80", {"block_m": 16, "warps_m": 2}, "16 rows over 2 warps"),
+    ],
+)  # fmt: skip
+def test_mma_says_which_limit_broke(arch: str, changes: dict[str, int], reason: str) -> None:
+    sketch = GemmMma(CASES["qkv"](), TARGETS[arch])
+    with pytest.raises(Illegal, match=reason):
+        sketch.emit(first_default(sketch, **changes))
+
+
+def test_mma_transposed_tiles_span_64_elements() -> None:
+    sketch = GemmMma(CASES["bmm"](), A100)
+    with pytest.raises(Illegal, match="block_n 32: a transposed tile spans 64 elements"):
+        sketch.emit(first_default(sketch, block_m=32, block_n=32, warps_m=1, warps_n=1))
+
+
+@pytest.mark.parametrize(
+    ("case", "changes", "reason"),
+    [
+        ("qkv", {"block_p": 192, "block_q": 64, "stages": 8}, "shared memory .* sm_90a has"),
+        ("qkv", {"block_p": 256, "block_q": 256}, "registers a thread, of"),
+        ("qkv", {"block_q": 100}, "wgmma takes no N of 100"),
+        ("qkv", {"block_p": 96}, "no multiple of a warpgroup's 64 rows"),
+        ("qkv", {"split": 2, "multicast": 2}, "splits K or shares tiles, not both"),
+        ("qkv", {"swap": 0, "block_p": 192, "multicast": 4}, "2 tiles along P .* by 4"),
+        ("batch", {"split": 2}, "split-K 2 exceeds the 1 steps of K"),
+        ("odd_columns", {"split": 2}, "split-K needs vectors of four columns"),
+        ("projection", {"swap": 0, "block_q": 32}, "cut the chunks of the row statistics"),
+    ],
+)
+def test_wgmma_says_which_limit_broke(case: str, changes: dict[str, int], reason: str) -> None:
+    sketch = GemmWgmma(CASES[case](), H100)
+    defaults = {"swap": 1, "block_p": 64, "block_q": 64, "stages": 2, "split": 1, "multicast": 1}
+    with pytest.raises(Illegal, match=reason):
+        sketch.emit(first_default(sketch, **{**defaults, **changes}))
+
+
+def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
+    counts = [
+        len(list(GemmMma(CASES["qkv"](), TARGETS[arch]).legal()))
+        for arch in ("sm_86", "sm_80", "sm_90a")
+    ]
+    assert counts[0] < counts[1] <= counts[2]
+
+
+# -- source ----------------------------------------------------------------------------------------
+
+
+def test_default_schedules_do_not_spill(tmp_path: pytest.TempPathFactory) -> None:
+    programs = [
+        sketch.emit(schedule)
+        for case in CASES
+        for sketch in sketches(case)
+        if sketch.target in (A100, H100)
+        for schedule in itertools.islice(sketch.defaults(), 1)
+    ]
+    jobs = [CompileJob(each.code, each.name, each.arch) for each in programs]
+    for program, compiled in zip(
+        programs, compile_many(jobs, 2, CubinCache(None)), strict=True
+    ):
+        where = f"{program.sketch} {dict(program.schedule)} on {program.arch}"
+        assert isinstance(compiled, CompiledKernel), f"{where}: {compiled}"
+        assert compiled.spill_bytes == 0, where
+
+
+@pytest.mark.parametrize("kind", [GemmMma, GemmWgmma])
+def test_source(kind: type[GemmMma | GemmWgmma], golden: Callable[[str, object], None]) -> None:
+    sketch = kind(CASES["fc1"](), H100)
+    golden(f"{sketch.name}_fc1.cu", sketch.emit(first_default(sketch)).source)
