@@ -50,7 +50,8 @@ class Cost:
         single_us: a call that is waited for.
         replay_us: a replay that is waited for.
         besides_gpu_us: `single_us` less `gpu_us`.
-        idle_us: until a part returns, the GPU being idle; "rest" is the call less its parts.
+        idle_us: until a part returns, the GPU being idle; "rest" is the call less its
+            parts: the module, its signature, locks and streams.
         busy_us: likewise while a replay is under way.
     """
 
@@ -108,16 +109,18 @@ def executable_parts(executable: Executable, given: list[Tensor]) -> dict[str, P
 
 
 def cost(contestant: Contestant, samples: int) -> Cost:
-    idle, busy = (
-        {name: host_us(part, before, samples) for name, part in contestant.parts.items()}
-        | {"call": host_us(contestant.call, before, samples)}
-        for before in (lambda: None, contestant.replay)
-    )
-    for table in (idle, busy):
-        table["rest"] = 2 * table["call"] - sum(table.values())
+    idle = returned_us(contestant, lambda: None, samples)
+    busy = returned_us(contestant, contestant.replay, samples)
     gpu, single = gpu_us(contestant.replay), waited_us(contestant.call, samples)
     replay = waited_us(contestant.replay, samples)
     return Cost(gpu, single, replay, single - gpu, idle, busy)
+
+
+def returned_us(contestant: Contestant, before: Part, samples: int) -> dict[str, float]:
+    """Medians for each part, for what no part covers ("rest") and for the whole call."""
+    parts = {name: host_us(part, before, samples) for name, part in contestant.parts.items()}
+    call = host_us(contestant.call, before, samples)
+    return {**parts, "rest": call - sum(parts.values()), "call": call}
 
 
 def host_us(part: Part, before: Part, samples: int) -> float:
@@ -148,13 +151,13 @@ def gpu_us(replay: Part, repeat: int = 5) -> float:
     """The GPU's time from replay to replay: the median of `repeat` runs of many."""
     times = []
     for _ in range(repeat):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         for _ in range(REPLAYS):
             replay()
         end.record()
         end.synchronize()
-        times.append(begin.elapsed_time(end) * 1e3 / REPLAYS)
+        times.append(float(begin.elapsed_time(end)) * 1e3 / REPLAYS)
     return statistics.median(times)
 
 

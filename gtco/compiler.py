@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gtco.codegen.rules import Derivation, derive
-from gtco.codegen.sketch import Illegal, Schedule
+from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
 from gtco.cost_model.database import LIBRARY, RecordTable, shipped_records
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import capture as capture_model
@@ -130,6 +130,7 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
         if sketch is None or sketch.version != record.version:
             continue
         try:
+            _check_knobs(sketch, record.schedule)
             sketch.emit(record.schedule)
         except Illegal as error:
             log.warning("a record for %s is no longer legal: %s", task.group, error)
@@ -147,6 +148,12 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
                 return _Choice(sketch.name, schedule, "default")
         reasons.append(f"{sketch.name}: {refusal}")
     return _Choice(None, {}, "fallback", "; ".join(reasons))
+
+
+def _check_knobs(sketch: Sketch, schedule: Schedule) -> None:
+    """Refuse a schedule of other knobs than the sketch's."""
+    names = {knob.name for knob in sketch.knobs()}
+    check(set(schedule) == names, f"{sketch.name} has the knobs {', '.join(sorted(names))}")
 
 
 def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:

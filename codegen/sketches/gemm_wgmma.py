@@ -150,7 +150,7 @@ class GemmWgmma(Sketch):
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
         rows = block_q if schedule["swap"] else block_p
         check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
-        registers = block_q // 2 + 72
+        registers = block_q // 2 + 36
         threads = block_p * 2 + 128
         most = min(240, 65536 // threads)
         check(registers <= most, f"about {registers} registers a thread, of {most}")

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gtco.bench import GraphedEager, profile_kernels
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.frontend.torch_export import Captured, capture
 from gtco.graph import GraphBuilder, TensorSpec
@@ -244,6 +245,39 @@ def test_threads_on_their_own_streams_get_their_own_answers(target: Target) -> N
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_calls_on_alternating_streams_do_not_overtake_each_other(target: Target) -> None:
+    captured = negations(8, 1 << 24)  # long enough to overtake
+    compiled = CompiledModule(make_plan(captured, generated="neg", target=target), captured)
+    streams = [torch.cuda.default_stream(), torch.cuda.Stream(), torch.cuda.Stream()]
+    inputs = [torch.full((1 << 24,), float(turn), device="cuda") for turn in range(12)]
+    torch.cuda.synchronize()
+    answers = []
+    for turn, x in enumerate(inputs):
+        with torch.cuda.stream(streams[turn % 3]):
+            answers.append(compiled(x))
+    torch.cuda.synchronize()
+    for x, answer in zip(inputs, answers, strict=True):
+        assert torch.equal(answer, torch.sigmoid(x))
+
+
+def test_the_profiler_sees_generated_kernels_in_a_graph(target: Target) -> None:
+    captured = negations(4)
+    compiled = CompiledModule(make_plan(captured, generated="neg", target=target), captured)
+    seen = profile_kernels(compiled, ((torch.randn(1 << 20, device="cuda"),), {}), calls=3)
+    launches = {kernel.name: kernel.launches for kernel in seen if kernel.generated}
+    assert launches == {kernel.name: kernel.launches for kernel in compiled.kernels}
+    assert 0 < sum(kernel.share for kernel in seen if kernel.generated) < 1
+
+
+def test_the_eager_peer_gives_fresh_answers_too() -> None:
+    model = Negations(2).eval()
+    first, second = (torch.randn(256, device="cuda") for _ in range(2))
+    peer = GraphedEager(model, ((first,), {}))
+    answers = [peer(first), peer(x=second)]
+    for x, answer in zip((first, second), answers, strict=True):
+        assert torch.equal(answer, torch.sigmoid(x))
 
 
 def test_a_node_that_cannot_be_captured_splits_the_graph_and_is_named(target: Target) -> None:

@@ -56,7 +56,8 @@ class Mixed(nn.Module):
         self.fc = nn.Linear(8, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc(self.conv(x).mean((2, 3)))
+        pooled: Tensor = self.fc(self.conv(x).mean((2, 3)))
+        return pooled
 
 
 MIXED = (torch.randn(1, 8, 6, 6).half(),)
@@ -87,8 +88,9 @@ def test_a_vit_is_five_launches_a_layer_and_none_in_aten(arch: str) -> None:
 
 def test_equal_layers_share_their_kernels_and_all_compile() -> None:
     compiled = compile_vit(torch.float16, depth=4)
-    launched = Counter(kernel.launches for kernel in compiled.kernels)
-    assert launched[3] == 5  # the last layer works on the class token alone
+    shared = [kernel for kernel in compiled.kernels if kernel.launches > 1]
+    assert len(shared) == 5
+    assert all(kernel.launches >= 3 for kernel in shared)  # the last layer has one token to do
     assert sum(kernel.launches for kernel in compiled.kernels) == len(compiled.launches)
     for kernel in compiled.kernels:
         assert kernel.registers > 0 and kernel.cubin_bytes > 0
@@ -106,7 +108,7 @@ def test_a_call_without_the_gpu_names_the_target() -> None:
 
 def test_a_fallback_is_an_error_where_asked_for() -> None:
     model = Mixed().half().eval()
-    with pytest.raises(FallbackError, match="no kernel for conv2d") as caught:
+    with pytest.raises(FallbackError, match="conv2d: library: no sketch takes conv2d") as caught:
         gtco.compile(model, MIXED, target="sm_90a", fallback="error")
     assert 'pass fallback="warn"' in str(caught.value)
     assert "1 groups" in str(caught.value)
@@ -117,7 +119,7 @@ def test_a_fallback_is_named_otherwise(caplog: pytest.LogCaptureFixture) -> None
         compiled = gtco.compile(Mixed().half().eval(), MIXED, target="sm_90a")
     (without,) = (each for each in compiled.launches if each.source == "fallback")
     assert without.kernel == "aten" and without.ops == ("conv2d",)
-    assert without.reason == "library: gtco generates no kernel for conv2d"
+    assert without.reason == "library: no sketch takes conv2d"
     assert without.reason in caplog.text
     assert len(compiled.launches) > 1
 
@@ -126,14 +128,14 @@ def test_an_unknown_option_suggests_the_known_one() -> None:
     model, args = linear()
     with pytest.raises(OptionError, match="unknown option 'precison'; did you mean 'precision'"):
         gtco.compile(model, args, target="sm_90a", precison="fp16")
-    with pytest.raises(OptionError, match="'fp61' is not one of .* did you mean 'fp16'"):
+    with pytest.raises(OptionError, match=r"'fp61' is not one of .* did you mean 'fp16'"):
         gtco.compile(model, args, target="sm_90a", precision="fp61")
 
 
 @NO_GPU
 def test_no_gpu_and_no_target_says_what_to_pass() -> None:
     model, args = linear()
-    with pytest.raises(TargetError, match='no CUDA GPU is here .* pass target="sm_90a"'):
+    with pytest.raises(TargetError, match=r'no CUDA GPU is here .* pass target="sm_90a"'):
         gtco.compile(model, args)
 
 
@@ -240,7 +242,7 @@ def test_a_record_that_does_not_fit_is_not_used(
         replace(good, run_us=None, error="wrong answer"),
     ):
         assert chosen(records, other) == default
-    assert not caplog.text
+    assert not [each for each in caplog.records if each.name == "gtco"]
     illegal = replace(good, schedule={**good.schedule, "block_m": 8})
     assert chosen(records, illegal) == default
     assert "no longer legal" in caplog.text
@@ -253,6 +255,7 @@ def test_a_record_without_a_knob_is_not_used(
     good = record()
     schedule = {name: value for name, value in good.schedule.items() if name != "stages"}
     assert chosen(records, replace(good, schedule=schedule)) == chosen(records)
+    assert "no longer legal: gemm_mma has the knobs block_k, block_m" in caplog.text
 
 
 def test_a_library_that_was_measured_faster_runs(records: Records) -> None:

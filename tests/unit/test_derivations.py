@@ -32,7 +32,7 @@ CASES: dict[str, Callable[[], Group]] = {
     "linear of odd rows": lambda: groups.plain_linear(16, 75, 64, F16),
     "fp32 linear": lambda: groups.plain_linear(197, 768, 768, F32),
     "batched matmul": lambda: groups.batched_matmul(2, 33, 64, 40, F16),
-    "batched matmul, transposed": lambda: groups.batched_matmul(2, 65, 64, 72, F16, transposed=True),
+    "transposed matmul": lambda: groups.batched_matmul(2, 65, 64, 72, F16, transposed=True),
     "attention": lambda: attention_groups.packed(197, 12, 64),
     "attention, masked": lambda: attention_groups.cross((2,), 70, 130, 32, mask=F16),
     "attention, fp32": lambda: attention_groups.cross((1,), 16, 16, 64, dtype=F32),

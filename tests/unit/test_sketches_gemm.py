@@ -189,7 +189,7 @@ def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
 # -- source ----------------------------------------------------------------------------------------
 
 
-def test_default_schedules_do_not_spill(tmp_path: pytest.TempPathFactory) -> None:
+def test_default_schedules_do_not_spill() -> None:
     programs = [
         sketch.emit(schedule)
         for case in CASES
@@ -198,15 +198,27 @@ def test_default_schedules_do_not_spill(tmp_path: pytest.TempPathFactory) -> Non
         for schedule in itertools.islice(sketch.defaults(), 1)
     ]
     jobs = [CompileJob(each.code, each.name, each.arch) for each in programs]
-    for program, compiled in zip(
-        programs, compile_many(jobs, 2, CubinCache(None)), strict=True
-    ):
+    for program, compiled in zip(programs, compile_many(jobs, 2, CubinCache(None)), strict=True):
         where = f"{program.sketch} {dict(program.schedule)} on {program.arch}"
         assert isinstance(compiled, CompiledKernel), f"{where}: {compiled}"
         assert compiled.spill_bytes == 0, where
 
 
-@pytest.mark.parametrize("kind", [GemmMma, GemmWgmma])
-def test_source(kind: type[GemmMma | GemmWgmma], golden: Callable[[str, object], None]) -> None:
-    sketch = kind(CASES["fc1"](), H100)
-    golden(f"{sketch.name}_fc1.cu", sketch.emit(first_default(sketch)).source)
+def test_mma_source(golden: Callable[[str, object], None]) -> None:
+    sketch = GemmMma(CASES["patch_16"](), A100)
+    schedule = {
+        "block_m": 64,
+        "block_n": 64,
+        "block_k": 64,
+        "warps_m": 2,
+        "warps_n": 2,
+        "stages": 4,
+    }
+    golden("gemm_mma_patch.cu", sketch.emit(schedule).source)
+
+
+def test_wgmma_source(golden: Callable[[str, object], None]) -> None:
+    sketch = GemmWgmma(CASES["projection"](), H100)
+    knobs = {"swap": 1, "block_p": 128, "block_q": 104, "stages": 4, "split": 4, "multicast": 1}
+    schedule = first_default(sketch, **knobs, early_trigger=0, prefetch=1)
+    golden("gemm_wgmma_projection.cu", sketch.emit(schedule).source)

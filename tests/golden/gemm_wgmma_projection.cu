@@ -1,0 +1,50 @@
+#include "gemm_wgmma.cuh"
+using namespace gtco;
+
+struct Config {
+  using Element = half_t;
+  static constexpr int ROWS = 197, COLUMNS = 768, K = 768;
+  static constexpr bool SWAP = true;
+  static constexpr int BLOCK_P = 128, BLOCK_Q = 104, STAGES = 4;
+  static constexpr int SPLIT = 4, MULTICAST = 1;
+  static constexpr bool P_CONSTANT = true;
+  static constexpr bool Q_CONSTANT = false;
+  static constexpr bool EARLY_TRIGGER = false;
+  static constexpr bool PREFETCH = true;
+  static constexpr int STAGE_LD = 132;
+  static constexpr int ROW_VALUES_AT = 118784, BARRIERS_AT = 118784;
+};
+
+struct Epilogue {
+  const half_t* __restrict__ in0;
+  const half_t* in1;
+  half_t* __restrict__ out0;
+  float* __restrict__ out1;
+  static constexpr int VECTOR = 8;
+  static constexpr int ROW_VALUES = 0;
+  struct Row {  };
+  __device__ __forceinline__ Row row_values(int row, bool active) const {
+    return Row{};
+  }
+  __device__ __forceinline__ void prefetch(int col) const {
+    ptx::prefetch_l1(in0 + col);
+  }
+  template <int V>
+  __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
+                                             const Vec<float, V>& acc) const {
+    const auto x0 = load<V>(in0 + col, active);
+    const auto v_linear = map<V>([&](int i) { return acc[i] + x0[i]; });
+    const auto x1 = load<V>(in1 + row * 768 + col, active);
+    const auto v_add = map<V>([&](int i) { return (v_linear[i]) + (x1[i]); });
+    store<V>(out0 + row * 768 + col, v_add, active);
+    const auto stored_out1 = map<V>([&](int i) { return round_to<half_t>(v_add[i]); });
+    store_row_stats<768>(out1, row, col, stored_out1, active);
+  }
+};
+
+extern "C" __global__ void __launch_bounds__(384, 1)
+ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
+            const __grid_constant__ ptx::TensorMap q_map, const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, float* __restrict__ out1) {
+  gemm_wgmma<Config>(p_map, q_map, Epilogue{in0, in1, out0, out1});
+}
+

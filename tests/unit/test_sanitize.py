@@ -1,0 +1,61 @@
+"""`experiments.sanitize` runs every sketch and every kind of cluster, and a wrong answer shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from experiments import sanitize
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.rules import SKETCHES, derive
+from gtco.graph import Group
+from gtco.interpreter import interpret
+from gtco.target import TARGETS
+
+H100 = TARGETS["sm_90a"]
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
+    found = [
+        program
+        for case in sanitize.CASES.values()
+        for program in sanitize.programs(case, case.make(), TARGETS[arch])
+    ]
+    expected = {kind.name for kind in SKETCHES} - ({"gemm_wgmma"} if arch == "sm_80" else set())
+    assert {program.sketch for program in found} == expected
+    assert len(found) <= 80
+    assert all(program.grid[0] * program.grid[1] * program.grid[2] <= 64 for program in found)
+    if arch == "sm_90a":
+        schedules = [program.schedule for program in found if program.sketch == "gemm_wgmma"]
+        for knob in ("split", "multicast"):
+            assert {1, 2, 4} <= {schedule[knob] for schedule in schedules}
+            assert {0, 1} <= {schedule["swap"] for schedule in schedules if schedule[knob] > 1}
+
+
+def test_a_wish_that_nothing_fulfils_is_an_error() -> None:
+    (sketch,) = derive(sanitize.CASES["gelu"].make(), "elementwise", H100).sketches
+    with pytest.raises(ValueError, match="has no legal schedule with"):
+        sanitize.wished(sketch, {"vectors": 1000}, seed=0)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.0])
+def test_a_wrong_answer_is_reported(
+    factor: float, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(
+        program: KernelProgram, group: Group, values: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        outputs = interpret(group.graph, [values[name] for name in group.graph.inputs])
+        return {
+            name: output * torch.tensor(factor, dtype=output.dtype)
+            for name, output in zip(group.graph.outputs, outputs, strict=True)
+        }
+
+    monkeypatch.setattr(sanitize, "run_from_cpu", run)
+    assert sanitize.run_kernels(H100) == (factor == 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert sum(line.startswith("right") for line in lines) == (len(lines) if factor else 0)
