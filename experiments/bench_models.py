@@ -48,7 +48,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=100)
     given = parser.parse_args()
-    command = " ".join(["python -m experiments.bench_models", *sys.argv[1:]])
+    words = [given.out.name if word == str(given.out) else word for word in sys.argv[1:]]
+    command = " ".join(["python -m experiments.bench_models", *words])
+    here = {name: fact for name, fact in environment().items() if name != "cache"}
     with given.out.open("a") as lines:
         for case in given.cases:
             try:
@@ -56,8 +58,7 @@ def main() -> None:
             except Exception as error:
                 found = {"model": case, "error": f"{type(error).__name__}: {error}"}
             lines.write(
-                json.dumps({**found, "command": command, "environment": environment()}, default=str)
-                + "\n"
+                json.dumps({**found, "command": command, "environment": here}, default=str) + "\n"
             )
             lines.flush()
             print(case, _summary(found), flush=True)

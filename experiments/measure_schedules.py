@@ -48,14 +48,19 @@ def main() -> None:
         for key, task in found.items():
             if not pools[key]:
                 continue
+            started = time.time()
             records = measure_task(task, target, pools[key], errors)
+            took = time.time() - started
             right = sorted(
                 (r for r in records if r.run_us is not None), key=lambda record: record.run_us or 0
             )
             shown = right[: options.keep] + [
                 r for r in right[options.keep :] if r.sketch == "library"
             ]
-            print(f"{task.group} x{task.weight}: {len(records) - len(right)} failed")
+            print(
+                f"{task.group} x{task.weight}: {len(right)} right, "
+                f"{len(records) - len(right)} failed, {took:.1f} s"
+            )
             for record in right[:4] + shown[-1:]:
                 knobs = " ".join(f"{name}={value}" for name, value in record.schedule.items())
                 print(f"    {record.run_us:8.2f} us  {record.sketch} {knobs}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 
@@ -17,6 +18,8 @@ from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.nvrtc import CompiledKernel, CubinCache
 from gtco.target import TARGETS
 from tests import groups
+from tests.host_build import COMPILER, run_on_host
+from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -184,6 +187,38 @@ def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
         for arch in ("sm_86", "sm_80", "sm_90a")
     ]
     assert counts[0] < counts[1] <= counts[2]
+
+
+# -- meaning ---------------------------------------------------------------------------------------
+
+SMALL: dict[str, Callable[[], Group]] = {
+    "norm_gelu": lambda: groups.norm_linear(37, 200, 136, F16, gelu=True),
+    "residual_stats": lambda: groups.residual_linear(33, 136, 128, BF16),
+    "odd_columns": lambda: groups.plain_linear(19, 72, 91, F16),
+    "patches": lambda: groups.patch_embedding(42, 14, 72, F16),
+    "bmm_odd": lambda: groups.batched_matmul(2, 17, 45, 39, BF16),
+    "bmm_transposed": lambda: groups.batched_matmul(1, 35, 64, 72, F16, transposed=True),
+}
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+
+
+@needs_compiler
+@pytest.mark.parametrize("case", SMALL)
+def test_mma_is_right_on_the_cpu(case: str) -> None:
+    group = SMALL[case]()
+    values = inputs_of(group)
+    for program in sample(GemmMma(group, A100), 1, seed=1):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@needs_compiler
+def test_the_check_rejects_a_kernel_that_drops_the_end_of_k() -> None:
+    group = SMALL["odd_columns"]()
+    values = inputs_of(group)
+    program = sample(GemmMma(group, A100), 0)[0]
+    wrong = dataclasses.replace(program, source=program.source.replace("K = 72", "K = 64"))
+    assert wrong.source != program.source
+    assert wrong_outputs(wrong, group, values, run_on_host)
 
 
 # -- source ----------------------------------------------------------------------------------------
