@@ -1,6 +1,6 @@
-"""Runs generated kernels on the CPU: the same source, with `tests/host/ptx.cuh` for the device's.
+"""Runs generated kernels on the CPU: the same source, with `codegen/host` for the device's PTX.
 
-For correctness at small shapes; it knows the instructions of sm_80 and neither clusters nor TMA.
+For correctness at small shapes, not for speed.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import ctypes
 import hashlib
 import re
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Mapping
@@ -18,13 +19,17 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from gtco.codegen.program import KernelProgram, Pointer
+from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.graph import Group
 from gtco.runtime.nvrtc import DEVICE_HEADERS
 from gtco.runtime.run import poisoned
 
-HOST = Path(__file__).parent / "host"
+HOST = DEVICE_HEADERS.parent / "host"
 COMPILER = shutil.which("g++")
+
+
+class HostError(RuntimeError):
+    """The kernel broke a rule of the machine; names kernel, block and thread."""
 
 
 _TEMPORARY = tempfile.TemporaryDirectory(prefix="gtco-host-")  # removed when we end
@@ -34,7 +39,7 @@ _TEMPORARY = tempfile.TemporaryDirectory(prefix="gtco-host-")  # removed when we
 def _folder() -> Path:
     """The device headers with the host's ptx.cuh in place."""
     folder = Path(_TEMPORARY.name)
-    for path in [*DEVICE_HEADERS.glob("*.cuh"), *HOST.iterdir()]:
+    for path in [*DEVICE_HEADERS.glob("*.cuh"), *HOST.glob("*.cuh"), *HOST.glob("*.h")]:
         shutil.copy(path, folder)
     return folder
 
@@ -42,26 +47,41 @@ def _folder() -> Path:
 def _library(program: KernelProgram) -> ctypes.CDLL:
     match = re.search(rf"{program.name}\(([^)]*)\)", program.code)
     assert match is not None
-    kinds = [text.rsplit(" ", 1)[0] for text in match[1].split(", ")]
-    casts = ", ".join(
-        f"static_cast<{kind.replace('__restrict__', '')}>(arguments[{at}])"
+    kinds = [text.rsplit(" ", 1)[0] for text in re.split(r",\s+", match[1])]
+    values = ", ".join(
+        f"*static_cast<const gtco::ptx::TensorMap*>(arguments[{at}])"
+        if "TensorMap" in kind
+        else f"static_cast<{kind.replace('__restrict__', '')}>(arguments[{at}])"
         for at, kind in enumerate(kinds)
     )
     code = f"""{program.code}
-extern "C" void launch(void** arguments, int x, int y, int z, int block, int order) {{
-  host::kernel = [=] {{ {program.name}({casts}); }};
-  for (int i = 0; i < x * y * z; ++i) {{
-    blockIdx = {{i % x, i / x % y, i / (x * y)}};
-    for (unsigned char& byte : gtco::smem) byte = 0xff;  // NaN wherever nobody wrote
-    host::run_block(block, order);
+extern "C" const char* launch(void** arguments, int x, int y, int z, int block, int cluster,
+                              int smem_bytes, int order) {{
+  host::kernel = [=] {{ {program.name}({values}); }};
+  for (int i = 0; i < x * y * z; i += cluster) {{
+    std::vector<Index> blocks;
+    for (int j = i; j < i + cluster; ++j) blocks.push_back({{j % x, j / x % y, j / (x * y)}});
+    host::error.clear();
+    host::run_cluster(blocks, block, smem_bytes, order);
+    if (!host::error.empty()) return host::error.c_str();
   }}
+  return nullptr;
 }}
 """
     name = hashlib.sha256(code.encode()).hexdigest()[:16]
     source, library = _folder() / f"{name}.cc", _folder() / f"{name}.so"
     if not library.exists():
         source.write_text(code)
-        flags = ["-std=c++17", "-O1", "-fPIC", "-shared", "-w", f"-I{_folder()}"]
+        arch = 10 * int(program.arch[3:5])
+        flags = [
+            f"-D__CUDA_ARCH__={arch}",
+            "-std=c++17",
+            "-O1",
+            "-fPIC",
+            "-shared",
+            "-w",
+            f"-I{_folder()}",
+        ]
         command = [str(COMPILER), *flags, str(source), "-o", str(library)]
         result = subprocess.run(command, capture_output=True, text=True)
         assert result.returncode == 0, result.stderr[:4000]
@@ -77,15 +97,45 @@ def run_on_host(
         program: made from `group`.
         group: its inputs and outputs.
         values: each input by name, on the CPU.
-        order: 0 or 1, in which order threads run between barriers.
+        order: 0 to 3: in which order threads and blocks run, and copies land.
     """
     graph = group.graph
     tensors = {**graph.constants, **values}
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
     for name in graph.outputs:
         tensors[name] = poisoned(graph.specs[name], torch.device("cpu"))
-    pointers = [tensors[a.value].data_ptr() for a in program.arguments if isinstance(a, Pointer)]
-    library = _library(program)
+    maps = [
+        _tensor_map(argument, tensors[argument.value])
+        for argument in program.arguments
+        if isinstance(argument, TensorMapArgument)
+    ]
+    waiting = iter(maps)
+    pointers = [
+        (tensors[argument.value] if isinstance(argument, Pointer) else next(waiting)).data_ptr()
+        for argument in program.arguments
+    ]
     array = (ctypes.c_void_p * len(pointers))(*pointers)
-    library.launch(array, *program.grid, program.block, order)
+    x, y, z = program.cluster
+    launch = _library(program).launch
+    launch.restype = ctypes.c_char_p
+    error = launch(array, *program.grid, program.block, x * y * z, program.smem_bytes, order)
+    if error is not None:
+        raise HostError(f"{program.name}, {error.decode()}")
     return {name: tensors[name] for name in graph.outputs}
+
+
+def _tensor_map(argument: TensorMapArgument, tensor: Tensor) -> Tensor:
+    """The host library's TensorMap, in memory that is aligned as it asks."""
+    size = argument.dtype.itemsize
+    packed = struct.pack(
+        "<Q3q2q5i",
+        tensor.data_ptr() + argument.offset * size,
+        *argument.sizes,
+        *(stride * size for stride in argument.strides),
+        *argument.box,
+        size,
+        argument.swizzle_bytes,
+    )
+    whole = torch.zeros(128, dtype=torch.uint8)
+    whole[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+    return whole

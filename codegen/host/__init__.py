@@ -1,0 +1,1 @@
+"""The device library for a CPU: the same names, each instruction with its meaning."""

@@ -1,0 +1,129 @@
+"""Faults planted in the wgmma GEMM, each of which the host build must catch; the twin must pass."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.cost_model.measure import random_values
+from gtco.graph import Group
+from gtco.runtime.nvrtc import DEVICE_HEADERS
+from gtco.target import TARGETS
+from tests import groups
+from tests.host_build import HostError, run_on_host
+from tests.kernel_checks import wrong_outputs
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+ORDERS = range(4)
+PLAIN = {"split": 1, "multicast": 1}
+CLUSTERS = {"plain": PLAIN, "split": {**PLAIN, "split": 2}, "multicast": {**PLAIN, "multicast": 2}}
+
+FAULTS = {
+    "accumulators read before the last wait": (
+        "plain",
+        "    ptx::wgmma_wait_group<0>(acc);\n",
+        "",
+    ),
+    "a slot handed back while a product still reads it": (
+        "plain",
+        "        ptx::wgmma_wait_group<1>(acc);\n",
+        "",
+    ),
+    "a wrong expected byte count": (
+        "plain",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES + Q_BYTES);",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES);",
+    ),
+    "a reused parity": (
+        "plain",
+        "ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);",
+        "ptx::mbarrier_wait(full + 8 * s, 0);",
+    ),
+    "no wait for an empty slot": (
+        "plain",
+        "        ptx::mbarrier_wait(empty + 8 * s, (step / C::STAGES - 1) & 1);\n",
+        "",
+    ),
+    "no barrier between the staged tile and the epilogue": (
+        "plain",
+        "    __syncthreads();\n    run_epilogue",
+        "    run_epilogue",
+    ),
+    "no cluster barrier before a peer's tile is read": (
+        "split",
+        "    ptx::barrier_cluster_arrive();\n    ptx::barrier_cluster_wait();\n    const u32 tile",
+        "    const u32 tile",
+    ),
+    "a slot handed back to its own block only": (
+        "multicast",
+        "if (lane < C::MULTICAST) ptx::mbarrier_arrive_cluster(ptx::mapa(empty + 8 * s, lane));",
+        "if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);",
+    ),
+    "a copy that one block of the cluster does not get": (
+        "multicast",
+        "(1 << C::MULTICAST) - 1);",
+        "1);",
+    ),
+    "an mbarrier that is never initialised": (
+        "plain",
+        "      ptx::mbarrier_init(full + 8 * s, 1);\n",
+        "",
+    ),
+}
+
+
+def group() -> Group:
+    return groups.norm_linear(37, 328, 128, torch.float16)
+
+
+def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:
+    """The GEMM with `old` replaced in its template, which is pasted in for the include."""
+    schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "early_trigger": 0}
+    made = GemmWgmma(group(), TARGETS["sm_90a"]).emit(
+        {**schedule, **CLUSTERS[cluster], "prefetch": 0}
+    )
+    template = (DEVICE_HEADERS / "gemm_wgmma.cuh").read_text()
+    assert old in template, "the fault's place has moved"
+    template = template.replace("#pragma once\n", "").replace(old, new) if old else template
+    source = made.source.replace('#include "gemm_wgmma.cuh"', template)
+    return replace(made, source=source)
+
+
+def verdicts(made: KernelProgram) -> list[str]:
+    """What every order of threads, blocks and landings finds wrong."""
+    work = group()
+    values = random_values(work, torch.device("cpu"), seed=3)
+    found: list[str] = []
+    for order in ORDERS:
+
+        def run(
+            program: KernelProgram, group: Group, values: Mapping[str, Tensor], order: int = order
+        ) -> Mapping[str, Tensor]:
+            return run_on_host(program, group, values, order)
+
+        try:
+            found += wrong_outputs(made, work, values, run)
+        except HostError as error:
+            found.append(str(error))
+    return found
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_the_kernel_itself_is_right(cluster: str) -> None:
+    assert verdicts(program(cluster)) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str) -> None:
+    cluster, old, new = FAULTS[fault]
+    found = verdicts(program(cluster, old, new))
+    assert found
+    assert all("gtco_gemm" in each or "%" in each for each in found)

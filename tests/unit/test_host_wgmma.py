@@ -1,0 +1,52 @@
+"""The wgmma GEMM on the host build: TMA, mbarriers, clusters and multicast at odd shapes."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+import torch
+
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.cost_model.measure import random_values
+from gtco.target import TARGETS
+from tests import groups
+from tests.host_build import run_on_host
+from tests.kernel_checks import wrong_outputs
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+
+F16, BF16 = torch.float16, torch.bfloat16
+GROUPS = {
+    "norm and GELU": lambda: groups.norm_linear(37, 200, 256, F16, gelu=True),
+    "residual and statistics": lambda: groups.residual_linear(19, 136, 128, BF16),
+    "one row": lambda: groups.plain_linear(1, 72, 104, F16),
+    "columns that no vector divides": lambda: groups.plain_linear(7, 72, 91, F16),
+    "several products": lambda: groups.batched_matmul(2, 33, 64, 40, F16, transposed=True),
+}
+KNOBS = ("swap", "block_p", "block_q", "stages", "split", "multicast", "prefetch")
+CASES = [
+    ("norm and GELU", (1, 64, 40, 2, 1, 1, 0)),
+    ("norm and GELU", (0, 64, 64, 3, 1, 1, 1)),
+    ("norm and GELU", (1, 64, 24, 2, 1, 4, 1)),
+    ("norm and GELU", (1, 128, 40, 2, 1, 2, 0)),
+    ("norm and GELU", (0, 64, 32, 2, 4, 1, 1)),
+    ("residual and statistics", (1, 64, 24, 2, 2, 1, 0)),
+    ("residual and statistics", (1, 64, 24, 2, 1, 2, 0)),
+    ("residual and statistics", (0, 64, 128, 2, 1, 1, 0)),
+    ("one row", (1, 64, 8, 2, 1, 1, 0)),
+    ("columns that no vector divides", (1, 64, 8, 2, 1, 1, 0)),
+    ("several products", (1, 64, 40, 2, 1, 1, 0)),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), CASES)
+def test_right_in_every_order(name: str, values: tuple[int, ...]) -> None:
+    group = GROUPS[name]()
+    schedule = {**dict(zip(KNOBS, values, strict=True)), "early_trigger": 0}
+    program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
+    given = random_values(group, torch.device("cpu"), seed=1)
+    for order in (0, 1, 2, 3):
+        assert not wrong_outputs(
+            program, group, given, lambda p, g, v, order=order: run_on_host(p, g, v, order)
+        )
