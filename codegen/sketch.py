@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gtco.codegen.program import KernelProgram
+from gtco.codegen.program import Argument, KernelProgram
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -75,6 +75,30 @@ class Sketch(ABC):
     @abstractmethod
     def defaults(self) -> Iterable[Schedule]:
         """Good schedules before anything was measured, best first; at least one is legal."""
+
+    def program(
+        self,
+        schedule: Schedule,
+        source: str,
+        grid: tuple[int, int, int],
+        block: int,
+        smem_bytes: int,
+        arguments: Iterable[Argument],
+        cluster: tuple[int, int, int] = (1, 1, 1),
+    ) -> KernelProgram:
+        """The program of this sketch with `source`; see `KernelProgram` for the rest."""
+        return KernelProgram(
+            self.family,
+            self.name,
+            schedule,
+            source,
+            self.target.arch,
+            grid,
+            block,
+            smem_bytes,
+            tuple(arguments),
+            cluster,
+        )
 
     def legal(self) -> Iterator[tuple[Schedule, KernelProgram]]:
         """Every legal schedule of the whole product of knobs, with its program."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from gtco.graph import GraphBuilder, Group, TensorSpec
@@ -92,3 +94,25 @@ def inputs_of(group: Group, seed: int, device: str = "cuda") -> dict[str, torch.
         values["stats"] = OPS["row_stats"].reference(values["x"].float()).float()
     values.update({name: value.to(device) for name, value in group.graph.constants.items()})
     return values
+
+
+F16, BF16 = torch.float16, torch.bfloat16
+GEMM_CASES: dict[str, Callable[[], Group]] = {
+    "qkv": lambda: norm_linear(197, 768, 2304, F16),
+    "fc1": lambda: norm_linear(197, 768, 3072, F16, gelu=True),
+    "fc1_huge": lambda: norm_linear(257, 1280, 5120, F16, gelu=True),
+    "norm_odd": lambda: norm_linear(7, 200, 1000, BF16, gelu=True),
+    "projection": lambda: residual_linear(197, 768, 768, F16),
+    "fc2": lambda: residual_linear(197, 3072, 768, F16),
+    "one_row": lambda: residual_linear(1, 768, 768, BF16),
+    "residual_odd": lambda: residual_linear(33, 136, 104, F16),
+    "batch": lambda: residual_linear(50, 64, 192, F16, batch=3),
+    "head": lambda: plain_linear(1, 768, 1000, F16),
+    "narrow": lambda: plain_linear(100, 256, 4, F16),
+    "odd_columns": lambda: plain_linear(19, 72, 91, F16),
+    "patch_16": lambda: patch_embedding(224, 16, 768, F16),
+    "patch_14": lambda: patch_embedding(56, 14, 128, F16),
+    "bmm": lambda: batched_matmul(3, 33, 64, 40, F16),
+    "bmm_odd": lambda: batched_matmul(2, 17, 197, 197, BF16),
+    "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),
+}

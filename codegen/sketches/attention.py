@@ -180,16 +180,13 @@ ENTRY_POINT({declarations}) {{
   attention<Config>({arguments}{mask}, Epilogue{{{names}}});
 }}
 """
-        return KernelProgram(
-            self.family,
-            self.name,
+        return self.program(
             schedule,
             source,
-            self.target.arch,
             (-(-self.queries // block_q), self.heads, 1),
             threads,
             smem,
-            tuple(argument for _, argument in region.parameters.values()),
+            (argument for _, argument in region.parameters.values()),
         )
 
     def _operand_text(self, label: str, heads: Heads, region: Region) -> str:

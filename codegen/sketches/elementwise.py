@@ -48,16 +48,13 @@ class Elementwise(Sketch):
         check(values <= 160, f"{values} loaded values a thread leave no registers")
         config = f"static constexpr int VECTORS = {vectors}, THREADS = {threads};"
         items = self.space.rows * self.space.columns // self.vector
-        return KernelProgram(
-            self.family,
-            self.name,
+        return self.program(
             schedule,
             emitter.source("elementwise", config, threads),
-            self.target.arch,
             (-(-items // (threads * vectors)), 1, 1),
             threads,
             0,
-            tuple(argument for _, argument in emitter.region.parameters.values()),
+            (argument for _, argument in emitter.region.parameters.values()),
         )
 
 

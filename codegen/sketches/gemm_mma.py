@@ -117,16 +117,13 @@ ENTRY_POINT({declarations}) {{
                    B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}});
 }}
 """
-        return KernelProgram(
-            self.family,
-            self.name,
+        return self.program(
             schedule,
             source,
-            self.target.arch,
             (-(-problem.columns // n), -(-problem.rows // m), problem.batch),
             warps_m * warps_n * 32,
             smem,
-            tuple(argument for _, argument in region.parameters.values()),
+            (argument for _, argument in region.parameters.values()),
         )
 
 

@@ -206,12 +206,9 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             _map(p, p_size, problem.k, block_p, problem.dtype, problem.batch),
             _map(q, q_size, problem.k, block_q, problem.dtype, problem.batch),
         )
-        return KernelProgram(
-            self.family,
-            self.name,
+        return self.program(
             schedule,
             source,
-            self.target.arch,
             (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
             block_p * 2 + 128,
             smem,

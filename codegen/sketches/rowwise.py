@@ -136,16 +136,13 @@ class Rowwise(Sketch):
             source = emitter.source("rowwise", config, threads)
             blocks = -(-rows // block_rows)
             smem = 0 if warps == 1 else 2 * 8 * warps * block_rows
-        return KernelProgram(
-            self.family,
-            self.name,
+        return self.program(
             schedule,
             source,
-            self.target.arch,
             (blocks, 1, 1),
             threads,
             smem,
-            tuple(argument for _, argument in emitter.region.parameters.values()),
+            (argument for _, argument in emitter.region.parameters.values()),
         )
 
 

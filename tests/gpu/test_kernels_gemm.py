@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -20,24 +20,7 @@ from tests import groups
 pytestmark = pytest.mark.gpu
 
 F16, BF16 = torch.float16, torch.bfloat16
-CASES: dict[str, Callable[[], Group]] = {
-    "norm_197": lambda: groups.norm_linear(197, 768, 2304, F16),
-    "norm_gelu_197": lambda: groups.norm_linear(197, 768, 3072, F16, gelu=True),
-    "norm_odd": lambda: groups.norm_linear(7, 200, 1000, BF16, gelu=True),
-    "residual_197": lambda: groups.residual_linear(197, 768, 768, F16),
-    "residual_deep": lambda: groups.residual_linear(197, 3072, 768, F16),
-    "residual_1": lambda: groups.residual_linear(1, 768, 768, BF16),
-    "residual_odd": lambda: groups.residual_linear(33, 136, 104, F16),
-    "residual_batch": lambda: groups.residual_linear(50, 64, 192, F16, batch=3),
-    "head": lambda: groups.plain_linear(1, 768, 1000, F16),
-    "narrow": lambda: groups.plain_linear(100, 256, 4, F16),
-    "odd_columns": lambda: groups.plain_linear(19, 72, 91, F16),
-    "patch_16": lambda: groups.patch_embedding(224, 16, 768, F16),
-    "patch_14": lambda: groups.patch_embedding(56, 14, 128, F16),
-    "bmm": lambda: groups.batched_matmul(3, 33, 64, 40, F16),
-    "bmm_odd": lambda: groups.batched_matmul(2, 17, 197, 197, BF16),
-    "bmm_transposed": lambda: groups.batched_matmul(2, 65, 64, 72, F16, transposed=True),
-}
+CASES = groups.GEMM_CASES
 
 
 def sketches(group: Group) -> Iterator[Sketch]:

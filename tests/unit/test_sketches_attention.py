@@ -11,15 +11,15 @@ import torch
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.attention import Attention
 from gtco.graph import Group
+from gtco.runtime.host import find_compiler, run_on_host
 from gtco.target import TARGETS
 from tests import attention_groups as groups
-from tests.host_build import COMPILER, run_on_host
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
 
 H100 = TARGETS["sm_90a"]
 SMALL = ("epilogue", "bool_mask", "f32_mask", "causal", "causal_tall", "one_query", "one_key",
          "wide")  # fmt: skip
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
 @pytest.mark.parametrize("case", groups.CASES)

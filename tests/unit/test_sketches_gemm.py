@@ -15,34 +15,17 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.runtime.compile_pool import CompileJob, compile_many
-from gtco.runtime.nvrtc import CompiledKernel, CubinCache
+from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.nvrtc import CubinCache
 from gtco.target import TARGETS
 from tests import groups
-from tests.host_build import COMPILER, run_on_host
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
-CASES: dict[str, Callable[[], Group]] = {
-    "qkv": lambda: groups.norm_linear(197, 768, 2304, F16),
-    "fc1": lambda: groups.norm_linear(197, 768, 3072, F16, gelu=True),
-    "fc1_huge": lambda: groups.norm_linear(257, 1280, 5120, F16, gelu=True),
-    "norm_odd": lambda: groups.norm_linear(7, 200, 1000, BF16, gelu=True),
-    "projection": lambda: groups.residual_linear(197, 768, 768, F16),
-    "fc2": lambda: groups.residual_linear(197, 3072, 768, F16),
-    "one_row": lambda: groups.residual_linear(1, 768, 768, BF16),
-    "residual_odd": lambda: groups.residual_linear(33, 136, 104, F16),
-    "batch": lambda: groups.residual_linear(50, 64, 192, F16, batch=3),
-    "head": lambda: groups.plain_linear(1, 768, 1000, F16),
-    "narrow": lambda: groups.plain_linear(100, 256, 4, F16),
-    "odd_columns": lambda: groups.plain_linear(19, 72, 91, F16),
-    "patch_16": lambda: groups.patch_embedding(224, 16, 768, F16),
-    "patch_14": lambda: groups.patch_embedding(56, 14, 128, F16),
-    "bmm": lambda: groups.batched_matmul(3, 33, 64, 40, F16),
-    "bmm_odd": lambda: groups.batched_matmul(2, 17, 197, 197, BF16),
-    "bmm_transposed": lambda: groups.batched_matmul(2, 65, 64, 72, F16, transposed=True),
-}
+CASES = groups.GEMM_CASES
 NO_TENSOR_MAP = {
     "patch_16": "operand A .* is no K-major tile that a tensor map describes",
     "patch_14": "operand A .* is no K-major tile that a tensor map describes",
@@ -199,7 +182,7 @@ SMALL: dict[str, Callable[[], Group]] = {
     "bmm_odd": lambda: groups.batched_matmul(2, 17, 45, 39, BF16),
     "bmm_transposed": lambda: groups.batched_matmul(1, 35, 64, 72, F16, transposed=True),
 }
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs g++")
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
 @needs_compiler
