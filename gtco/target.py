@@ -64,15 +64,21 @@ TARGETS: Mapping[str, Target] = {
 }
 
 
+HOST = "host"
+"""Not an architecture: sm_90a's kernels, run on the CPU by `gtco.runtime.host`."""
+
+
 def find_target(name: str) -> Target:
-    """The target called `name`.
+    """The target called `name`; "host" is sm_90a, whose kernels the host build runs.
 
     Raises:
         TargetError: unknown, or older than sm_80.
     """
+    if name == HOST:
+        return TARGETS["sm_90a"]
     if name in TARGETS:
         return TARGETS[name]
-    known = ", ".join(TARGETS)
+    known = ", ".join((*TARGETS, HOST))
     digits = name.removeprefix("sm_").rstrip("a")
     if digits.isdigit() and int(digits) < 80:
         raise TargetError(

@@ -12,17 +12,10 @@ from gtco.graph import Group, TensorSpec
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
 from gtco.runtime.library import bind_library
 from gtco.runtime.nvrtc import compile_kernel
+from gtco.runtime.poison import poisoned
 
 REPLAYS = 20
 """Replays between two events: the host's time to submit the first must not count."""
-
-
-def poisoned(spec: TensorSpec, device: torch.device) -> Tensor:
-    """A tensor of `spec` whose every element a kernel must overwrite: NaN, or the largest int."""
-    if spec.dtype.is_floating_point:
-        return torch.full(spec.sizes, float("nan"), dtype=spec.dtype, device=device)
-    value = True if spec.dtype == torch.bool else torch.iinfo(spec.dtype).max
-    return torch.full(spec.sizes, value, dtype=spec.dtype, device=device)
 
 
 def load_program(program: KernelProgram, device: int) -> LoadedKernel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -14,13 +13,13 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.measure import random_values
 from gtco.graph import Group
+from gtco.runtime.host import HostError, find_compiler, run_on_host
 from gtco.runtime.nvrtc import DEVICE_HEADERS
 from gtco.target import TARGETS
 from tests import groups
-from tests.host_build import HostError, run_on_host
 from tests.kernel_checks import wrong_outputs
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 ORDERS = range(4)
 PLAIN = {"split": 1, "multicast": 1}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 import torch
 
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.measure import random_values
+from gtco.runtime.host import find_compiler, run_on_host
 from gtco.target import TARGETS
 from tests import groups
-from tests.host_build import run_on_host
 from tests.kernel_checks import wrong_outputs
 
-pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 F16, BF16 = torch.float16, torch.bfloat16
 GROUPS = {

@@ -21,8 +21,9 @@ from gtco.cost_model.measure import (
 from gtco.graph import Group
 from gtco.interpreter import interpret
 from gtco.runtime.compile_pool import CompileJob, compile_many
-from gtco.runtime.nvrtc import CompiledKernel, CompileError, CubinCache
-from gtco.runtime.run import poisoned
+from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.nvrtc import CompileError, CubinCache
+from gtco.runtime.poison import poisoned
 from gtco.target import TARGETS
 from tests import groups, tile_groups
 
