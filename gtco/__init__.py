@@ -10,9 +10,11 @@ if TYPE_CHECKING:
     from gtco.graph import FusedGraph, Graph
     from gtco.interpreter import interpret
     from gtco.options import Options
+    from gtco.runtime.artifact import ArtifactError, load
     from gtco.target import TargetError
 
 _HOMES = {
+    "ArtifactError": "gtco.runtime.artifact",
     "FallbackError": "gtco.compiler",
     "FusedGraph": "gtco.graph",
     "Graph": "gtco.graph",
@@ -22,9 +24,11 @@ _HOMES = {
     "compile": "gtco.compiler",
     "fuse": "gtco.compiler",
     "interpret": "gtco.interpreter",
+    "load": "gtco.runtime.artifact",
 }
 
 __all__ = [
+    "ArtifactError",
     "FallbackError",
     "FusedGraph",
     "Graph",
@@ -34,6 +38,7 @@ __all__ = [
     "compile",
     "fuse",
     "interpret",
+    "load",
 ]
 
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
+from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.nvrtc import (
-    CompiledKernel,
     CompileError,
     CubinCache,
     cache_key,

@@ -17,7 +17,7 @@ from cuda.core import Device, ObjectCode
 from torch import Tensor
 
 from gtco.codegen.program import Argument, KernelProgram, Pointer, TensorMapArgument
-from gtco.runtime.nvrtc import CompiledKernel
+from gtco.runtime.cubin import CompiledKernel
 
 _MAP_TYPES = {
     torch.float16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,

@@ -13,10 +13,9 @@ from torch import Tensor
 
 from gtco.graph import Node
 from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
-from gtco.runtime.compile_pool import CompileJob, compile_many
+from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, DriverError, LoadedKernel
 from gtco.runtime.library import bind_library
-from gtco.runtime.nvrtc import CompiledKernel
 from gtco.runtime.plan import Plan
 
 log = logging.getLogger("gtco.runtime")
@@ -38,6 +37,8 @@ def compile_programs(plan: Plan) -> dict[str, CompiledKernel]:
     Raises:
         CompileError: the first that does not compile.
     """
+    from gtco.runtime.compile_pool import CompileJob, compile_many  # a loaded plan needs no NVRTC
+
     programs = {launch.program.name: launch.program for launch in plan.launches if launch.program}
     jobs = [CompileJob(each.code, each.name, each.arch) for each in programs.values()]
     kernels: dict[str, CompiledKernel] = {}
@@ -73,6 +74,7 @@ class Executable:
     ) -> None:
         self.plan = plan
         self.device = device
+        self.kernels = kernels
         self.inputs: tuple[Tensor, ...] = ()
         self.outputs: list[Tensor] = []
         self.enqueue: Enqueue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from gtco.graph import FusedGraph, TensorSpec
 from gtco.interpreter import ArgumentError
 from gtco.ops import Slot
 from gtco.report import Report, make_report
+from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.executable import Executable, compile_programs
-from gtco.runtime.nvrtc import CompiledKernel
+from gtco.runtime.host import HostExecutable
 from gtco.runtime.plan import Launch, Plan, PlanError
-from gtco.target import Target, TargetError
+from gtco.target import HOST, Target, TargetError
 
 
 class RecompileError(RuntimeError):
@@ -86,26 +88,33 @@ class CompiledModule(nn.Module):
     Args:
         plan: what to run.
         captured: the signature; its graph's inputs and outputs stand in the plan's order.
+        kernels: the plan's compiled kernels by entry point; None compiles them when needed.
 
     Raises:
         CompileError: on a machine with the right GPU, where everything is made ready at once.
+        HostCompilerError: for target "host", if there is no C++ compiler.
         GpuMemoryError: likewise, if the GPU has too little memory.
         PlanError: the plan and the signature do not fit.
     """
 
-    def __init__(self, plan: Plan, captured: Captured) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        captured: Captured,
+        kernels: dict[str, CompiledKernel] | None = None,
+    ) -> None:
         super().__init__()
         self.training = False
-        _check_signature(plan, captured)
+        check_signature(plan, captured)
         self._plan = plan
         self._captured = captured
         self._checks = tuple(InputCheck(name, spec) for name, spec in captured.graph.inputs.items())
         self._positional = _is_positional(captured)
         self._single = _single_output(captured)
         self._lock = threading.Lock()
-        self._kernels: dict[str, CompiledKernel] | None = None
-        self._executable: Executable | None = None
-        if _fitting_device(plan.target) is not None:
+        self._kernels = kernels
+        self._executable: Executable | HostExecutable | None = None
+        if plan.options.target == HOST or _fitting_device(plan.target) is not None:
             self.prepare()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -130,7 +139,7 @@ class CompiledModule(nn.Module):
             return outputs[self._single]
         return self._captured.unflatten(outputs)
 
-    def prepare(self) -> Executable:
+    def prepare(self) -> Executable | HostExecutable:
         """Upload, load and capture, once: what the first call needs.
 
         Raises:
@@ -138,6 +147,8 @@ class CompiledModule(nn.Module):
             GpuMemoryError: the GPU has too little memory; a later call tries again.
         """
         with self._lock:
+            if self._executable is None and self._plan.options.target == HOST:
+                self._executable = HostExecutable(self._plan)
             if self._executable is None:
                 device = _fitting_device(self._plan.target)
                 if device is None:
@@ -150,6 +161,19 @@ class CompiledModule(nn.Module):
             self._kernels = compile_programs(self._plan)
         return self._kernels
 
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write an artifact that `gtco.load` reads; compiles the kernels if need be.
+
+        A file that is there already stays until the new one is whole.
+
+        Raises:
+            ArtifactError: it cannot be written, or the model holds what no artifact can.
+            CompileError: a kernel does not compile.
+        """
+        from gtco.runtime.artifact import save  # which itself makes a module when it loads
+
+        save(path, self._plan, self._captured, self._compile())
+
     # -- what is in it ----------------------------------------------------------------------------
 
     @property
@@ -160,7 +184,7 @@ class CompiledModule(nn.Module):
     @property
     def launches(self) -> tuple[LaunchInfo, ...]:
         """One entry per launch, in order."""
-        return tuple(_launch_info(launch) for launch in self._plan.launches)
+        return launch_infos(self._plan)
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
@@ -169,24 +193,7 @@ class CompiledModule(nn.Module):
         Raises:
             CompileError: a kernel does not compile.
         """
-        compiled = self._compile()
-        programs = [launch.program for launch in self._plan.launches if launch.program]
-        counts: dict[str, int] = {}
-        for program in programs:
-            counts[program.name] = counts.get(program.name, 0) + 1
-        first = {program.name: program for program in reversed(programs)}
-        return tuple(
-            KernelInfo(
-                name,
-                first[name].sketch,
-                count,
-                compiled[name].registers,
-                compiled[name].smem_bytes + first[name].smem_bytes,
-                compiled[name].spill_bytes,
-                len(compiled[name].cubin),
-            )
-            for name, count in counts.items()
-        )
+        return kernel_infos(self._plan, self._compile())
 
     def report(self) -> Report:
         """What was fused, what was not and why, what falls back, and what is predicted."""
@@ -269,8 +276,12 @@ def _show(tensor: Tensor) -> str:
         return f"{tensor.dtype}{list(tensor.shape)}"
 
 
-def _check_signature(plan: Plan, captured: Captured) -> None:
-    """Refuse a rewritten graph whose inputs or outputs are not the captured ones in order."""
+def check_signature(plan: Plan, captured: Captured) -> None:
+    """Refuse a rewritten graph whose inputs or outputs are not the captured ones in order.
+
+    Raises:
+        PlanError: naming both.
+    """
     for kind in ("inputs", "outputs"):
         specs = [
             [graph.specs[name] for name in getattr(graph, kind)]
@@ -294,6 +305,32 @@ def _single_output(captured: Captured) -> int | None:
         return None
     (leaf,) = captured.output_template
     return leaf.index if isinstance(leaf, Slot) else None
+
+
+def launch_infos(plan: Plan) -> tuple[LaunchInfo, ...]:
+    """One entry per launch of `plan`, in order."""
+    return tuple(_launch_info(launch) for launch in plan.launches)
+
+
+def kernel_infos(plan: Plan, compiled: Mapping[str, CompiledKernel]) -> tuple[KernelInfo, ...]:
+    """The distinct kernels of `plan`, `compiled`, in order of their first launch."""
+    programs = [launch.program for launch in plan.launches if launch.program]
+    counts: dict[str, int] = {}
+    for program in programs:
+        counts[program.name] = counts.get(program.name, 0) + 1
+    first = {program.name: program for program in reversed(programs)}
+    return tuple(
+        KernelInfo(
+            name,
+            first[name].sketch,
+            count,
+            compiled[name].registers,
+            compiled[name].smem_bytes + first[name].smem_bytes,
+            compiled[name].spill_bytes,
+            len(compiled[name].cubin),
+        )
+        for name, count in counts.items()
+    )
 
 
 def _launch_info(launch: Launch) -> LaunchInfo:

@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 
@@ -24,9 +24,10 @@ import platformdirs
 from cuda.bindings import nvrtc
 from cuda.core import Program, ProgramOptions
 
-log = logging.getLogger("gtco.codegen")
+from gtco.codegen import DEVICE_HEADERS
+from gtco.runtime.cubin import CompiledKernel
 
-DEVICE_HEADERS = Path(__file__).parents[1] / "codegen" / "device"
+log = logging.getLogger("gtco.codegen")
 
 _OPTIONS = ("std=c++17", "default-device", "lineinfo", "ptxas-options=-v", "target=cubin")
 _ERROR_LINES = 12
@@ -34,31 +35,6 @@ _ERROR_LINES = 12
 
 class CompileError(RuntimeError):
     """NVRTC refused a kernel's source, or the process that compiled it died."""
-
-
-@dataclass(frozen=True)
-class CompiledKernel:
-    """A cubin and what the assembler said of it.
-
-    Args:
-        name: the entry point.
-        arch: what it runs on, such as "sm_90a".
-        cubin: loadable device code.
-        registers: of a thread.
-        smem_bytes: static shared memory of a block.
-        spill_bytes: stored to local memory for want of registers, of a thread.
-        local_bytes: stack frame of a thread.
-        log: the compiler's messages.
-    """
-
-    name: str
-    arch: str
-    cubin: bytes
-    registers: int
-    smem_bytes: int
-    spill_bytes: int
-    local_bytes: int
-    log: str
 
 
 @cache

@@ -27,7 +27,7 @@ class Launch:
         program: the generated kernel; None calls the group's operators in ATen.
         source: where the choice comes from: "record", "default" or "fallback".
         reason: why there is no generated kernel.
-        predicted_us: its time from start to start, if something predicted it.
+        predicted_us: its time from start to start: the record that was chosen, else a roofline.
     """
 
     group: Group
