@@ -67,6 +67,7 @@ def contestants(model: Located) -> dict[str, Contestant]:
     """gtco's module, its executable without dependent launch, and torch eager."""
     compiled = gtco.compile(model.module, model.args, model.kwargs)
     ours = compiled.prepare()
+    assert isinstance(ours, Executable), "the host build has no GPU to wait for"
     plan = replace(ours.plan, dependent_launch=False)
     apart = Executable(plan, ours.device, compile_programs(plan))
     given = tensors_of((model.args, model.kwargs))

@@ -19,7 +19,7 @@ import gtco
 from gtco.check import Precision, Verdict, judge
 from gtco.locate import Located, UsageError
 from gtco.options import Options
-from gtco.runtime.executable import Executable, compile_programs
+from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
 
 Call = Callable[..., Any]
@@ -489,8 +489,9 @@ def compare(result: BenchResult, peers: Sequence[str]) -> None:
 def one_after_another(compiled: CompiledModule) -> Call:
     """`compiled` without dependent launch: overlapping launches would count their waiting."""
     ours = compiled.prepare()
+    assert isinstance(ours, Executable), "only a GPU is profiled"
     plan = replace(ours.plan, dependent_launch=False)
-    apart = Executable(plan, ours.device, compile_programs(plan))
+    apart = Executable(plan, ours.device, ours.kernels)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return apart(tensors_of((args, kwargs)), static_outputs=True)

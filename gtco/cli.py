@@ -15,6 +15,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, get_type_hints
 
 import torch
@@ -25,9 +26,12 @@ import gtco
 from gtco import demo as demo_model
 from gtco import show
 from gtco.bench import BenchResult, bench, parse_peers
+from gtco.bench_artifact import bench_artifact
+from gtco.compiler import make_plan
 from gtco.env import environment
-from gtco.locate import Located, ModelError, UsageError, locate
+from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
+from gtco.runtime.artifact import read
 from gtco.target import TargetError
 
 out = Console(width=None if sys.stdout.isatty() else 120)  # tables keep their shape in a file
@@ -42,12 +46,30 @@ app = typer.Typer(
 )
 
 Model = Annotated[
-    str, typer.Argument(metavar="MODEL", help="module:function that returns (module, args)")
+    str,
+    typer.Argument(
+        metavar="MODEL", help="module:function that returns (module, args), or an .onnx file"
+    ),
+]
+ModelOrFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="save an artifact there")
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 Rounds = Annotated[int, typer.Option(min=1, help="turns of every contestant")]
 Calls = Annotated[int, typer.Option(min=2, help="calls of one turn")]
-Against = Annotated[str, typer.Option(help="peers, separated by commas: eager, inductor")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help="peers, separated by commas: eager, inductor (both for a model; a saved artifact has "
+        "none)"
+    ),
+]
 
 
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -93,7 +115,9 @@ def _field_descriptions() -> dict[str, str]:
 
 @app.command("compile")
 @takes_options
-def compile_command(*, model: Model, as_json: Json = False, options: Options) -> None:
+def compile_command(
+    *, model: Model, output: Output = None, as_json: Json = False, options: Options
+) -> None:
     """Compile MODEL and say what will run: launches, kernels, what was not fused and why."""
     with progress() as tell:
         found = _locate(model, tell)
@@ -103,9 +127,13 @@ def compile_command(*, model: Model, as_json: Json = False, options: Options) ->
         )
         tell("compiling its kernels")
         kernels = compiled.kernels
+        if output is not None:
+            tell(f"saving {output}")
+            compiled.save(output)
     if as_json:
         print_json(
             model=model,
+            output=None if output is None else str(output),
             options=dataclasses.asdict(options),
             **show.compiled_json(compiled, kernels),
         )
@@ -117,19 +145,52 @@ def compile_command(*, model: Model, as_json: Json = False, options: Options) ->
 @takes_options
 def bench_command(
     *,
-    model: Model,
-    against: Against = "eager,inductor",
+    model: ModelOrFile,
+    against: Against = None,
     rounds: Rounds = 5,
     calls: Calls = 100,
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Time MODEL beside its peers in alternating rounds, after checking every answer."""
-    peers = parse_peers(against)
+    """Time MODEL beside its peers in alternating rounds, or FILE alone; checks every answer."""
+    path = artifact_path(model)
+    if path is None:
+        peers = parse_peers("eager,inductor" if against is None else against)
+        with progress() as tell:
+            found = _locate(model, tell)
+            result = bench(found, options, peers, rounds=rounds, calls=calls, tell=tell)
+        _print_bench(found.name, options, result, as_json)
+        return
+    if parse_peers(against or ""):
+        raise UsageError(
+            f"{path} holds kernels, not the model that {against} would run: leave --against out, "
+            "or bench module:function"
+        )
+    _refuse_options(path, options)
     with progress() as tell:
-        found = _locate(model, tell)
-        result = bench(found, options, peers, rounds=rounds, calls=calls, tell=tell)
-    _print_bench(found, options, result, as_json)
+        result = bench_artifact(path, rounds=rounds, calls=calls, tell=tell)
+    _print_bench(model, options, result, as_json)
+
+
+@app.command("inspect")
+@takes_options
+def inspect_command(*, model: ModelOrFile, as_json: Json = False, options: Options) -> None:
+    """Say what MODEL becomes, or what FILE holds, without a GPU: operators, groups, refusals."""
+    path = artifact_path(model)
+    if path is None:
+        with progress() as tell:
+            found = _locate(model, tell)
+            tell(f"planning {model}")
+            plan, captured = make_plan(found.module, found.args, found.kwargs, options)
+        inspected = show.Inspected(plan, captured)
+    else:
+        _refuse_options(path, options)
+        artifact = read(path)
+        inspected = show.Inspected(artifact.plan, artifact.captured, artifact)
+    if as_json:
+        print_json(model=model, **show.inspected_json(inspected))
+    else:
+        show.inspected(out, inspected)
 
 
 @app.command("demo")
@@ -139,7 +200,7 @@ def demo_command(*, as_json: Json = False) -> None:
         found = demo_model.vit_b16()
         with progress() as tell:
             result = bench(found, Options(), tell=tell)
-        _print_bench(found, Options(), result, as_json)
+        _print_bench(found.name, Options(), result, as_json)
         return
     with progress() as tell:
         rehearsal = demo_model.rehearse(tell)
@@ -165,9 +226,14 @@ def _locate(model: str, tell: Callable[[str], None]) -> Located:
     return locate(model)
 
 
-def _print_bench(model: Located, options: Options, result: BenchResult, as_json: bool) -> None:
+def _refuse_options(path: Path, options: Options) -> None:
+    if options != Options():
+        raise UsageError(f"{path} is compiled already: its options cannot be changed")
+
+
+def _print_bench(model: str, options: Options, result: BenchResult, as_json: bool) -> None:
     if as_json:
-        print_json(model=model.name, options=dataclasses.asdict(options), **result.to_dict())
+        print_json(model=model, options=dataclasses.asdict(options), **result.to_dict())
     else:
         show.bench(out, model, result)
 

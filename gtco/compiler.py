@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
 from gtco.cost_model.database import LIBRARY, RecordTable, shipped_records
 from gtco.cost_model.model import roofline_us
-from gtco.frontend.torch_export import capture as capture_model
+from gtco.frontend.onnx import load_onnx
+from gtco.frontend.torch_export import Captured
+from gtco.frontend.torch_export import capture as capture_torch
 from gtco.graph import FusedGraph, Graph
 from gtco.options import Options
 from gtco.passes import fusion, run_pipeline
@@ -42,8 +46,10 @@ def compile(
     """Compile `model` for a GPU.
 
     Args:
-        model: an `nn.Module` in eval mode, an `ExportedProgram` or an fx `GraphModule`.
-        args: example positional arguments; their shapes and dtypes are what is compiled for.
+        model: an `nn.Module` in eval mode, an `ExportedProgram`, an fx `GraphModule` or the path
+            of an .onnx file.
+        args: example positional arguments; their shapes and dtypes are what is compiled for. For
+            an .onnx file whose inputs all have fixed sizes they may be left out.
         kwargs: example keyword arguments.
         **options: the fields of `gtco.Options`.
 
@@ -51,21 +57,32 @@ def compile(
         A module with the signature and the output structure of `model`.
 
     Raises:
-        CaptureError: the model cannot be exported.
+        CaptureError: the model cannot be exported; its kind `OnnxError`: an .onnx file cannot be
+            read, or uses what gtco does not support.
         OptionError: an unknown option or value.
         TargetError: the target is unknown, too old, or no GPU is there and none was named.
         FallbackError: `fallback="error"` and an operator has no kernel.
     """
-    chosen = Options.of(**options)
-    target = _resolve_target(chosen.target)
-    captured = capture_model(model, tuple(args), dict(kwargs or {}))
-    if chosen.precision in PRECISIONS:
-        lowered = lower_precision(captured.graph, PRECISIONS[chosen.precision])
+    return CompiledModule(*make_plan(model, args, kwargs, Options.of(**options)))
+
+
+def make_plan(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options
+) -> tuple[Plan, Captured]:
+    """What `compile` would run, and the model's signature; no kernel is compiled, no GPU used.
+
+    Raises:
+        CaptureError, TargetError, FallbackError: as for `compile`.
+    """
+    target = _resolve_target(options.target)
+    captured = _capture(model, args, kwargs)
+    if options.precision in PRECISIONS:
+        lowered = lower_precision(captured.graph, PRECISIONS[options.precision])
         captured = replace(captured, graph=lowered)
     fused = fuse(captured.graph, target=target)
     launches = select(fused, target)
-    _refuse_fallbacks(launches, chosen.fallback)
-    return CompiledModule(Plan(fused, launches, target, chosen), captured)
+    _refuse_fallbacks(launches, options.fallback)
+    return Plan(fused, launches, target, options), captured
 
 
 def capture(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
@@ -74,7 +91,15 @@ def capture(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | No
     Raises:
         CaptureError: the model cannot be exported.
     """
-    return capture_model(model, tuple(args), dict(kwargs or {})).graph
+    return _capture(model, args, kwargs).graph
+
+
+def _capture(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Captured:
+    if isinstance(model, (str, os.PathLike)):
+        model = load_onnx(model)
+        args = args or model.example()
+        model.to(next((each.device for each in args if isinstance(each, Tensor)), "cpu"))
+    return capture_torch(model, tuple(args), dict(kwargs or {}))
 
 
 def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
@@ -96,6 +121,7 @@ class _Choice:
     schedule: Schedule
     source: str
     reason: str = ""
+    run_us: float | None = None
 
 
 def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
@@ -115,7 +141,7 @@ def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
                 sketches = derive(group, kind, target).sketches
                 sketch = next(each for each in sketches if each.name == choice.sketch)
                 program = sketch.emit(choice.schedule)
-            predicted = roofline_us(group, target)
+            predicted = choice.run_us or roofline_us(group, target)
             launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
     order = {group.name: position for position, group in enumerate(fused.groups)}
     return tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
@@ -125,7 +151,8 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
     sketches = {sketch.name: sketch for sketch in derivation.sketches}
     for record in records.lookup(task.key):
         if record.sketch == LIBRARY:
-            return _Choice(None, {}, "record", "the library was measured faster")
+            reason = "the library was measured faster"
+            return _Choice(None, {}, "record", reason, record.run_us)
         sketch = sketches.get(record.sketch)
         if sketch is None or sketch.version != record.version:
             continue
@@ -135,7 +162,7 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
         except Illegal as error:
             log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
-            return _Choice(record.sketch, record.schedule, "record")
+            return _Choice(record.sketch, record.schedule, "record", run_us=record.run_us)
     reasons = [derivation.reason] if derivation.refusals else []
     for sketch in derivation.sketches:
         refusal = "it has no schedule for these shapes"

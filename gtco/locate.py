@@ -1,4 +1,4 @@
-"""Find the model that a command line names: `module:function`."""
+"""Find the model that a command line names: `module:function` or an .onnx file."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ from types import ModuleType
 from typing import Any
 
 import torch
+
+from gtco.frontend.onnx import load_onnx
+from gtco.runtime.artifact import SUFFIX
 
 
 class UsageError(ValueError):
@@ -33,19 +36,34 @@ class Located:
     kwargs: dict[str, Any]
 
 
+def artifact_path(name: str) -> Path | None:
+    """The file if `name` is that of a saved artifact: `FILE.gtco`, or any file but an ONNX one."""
+    path = Path(name)
+    if path.suffix == SUFFIX or (path.is_file() and path.suffix != ".onnx"):
+        return path
+    return None
+
+
 def locate(name: str) -> Located:
     """Import the module, call its function and take (module, args) or (module, args, kwargs).
 
-    The current folder is importable.
+    The current folder is importable. An .onnx file is called with inputs of its declared sizes.
 
     Raises:
-        UsageError: no such module or function, or it returns something else.
+        UsageError: no such file, module or function, or it returns something else.
         ModelError: the user's code raised.
+        OnnxError: the file cannot be read, is not supported, or has an input of no fixed size.
     """
+    if Path(name).suffix == ".onnx":
+        if not Path(name).is_file():
+            raise UsageError(f"there is no file {name!r}")
+        model = load_onnx(name)
+        return Located(name, model, model.example(), {})
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         raise UsageError(
-            f"MODEL is module:function, such as experiments.models.vit:vit_b16, not {name!r}"
+            f"MODEL is an .onnx file, or module:function, such as experiments.models.vit:vit_b16, "
+            f"not {name!r}"
         )
     here = str(Path.cwd())
     if here not in sys.path:

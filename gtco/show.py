@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from rich.console import Console
@@ -12,9 +12,17 @@ from rich.table import Table
 
 from gtco.bench import BenchResult, KernelTime
 from gtco.demo import NAME, TARGET, Rehearsal
-from gtco.locate import Located
-from gtco.report import telling_refusals
-from gtco.runtime.module import CompiledModule, KernelInfo, LaunchInfo
+from gtco.frontend.torch_export import Captured
+from gtco.report import make_report, telling_refusals
+from gtco.runtime.artifact import Artifact
+from gtco.runtime.module import (
+    CompiledModule,
+    KernelInfo,
+    LaunchInfo,
+    kernel_infos,
+    launch_infos,
+)
+from gtco.runtime.plan import Plan
 from gtco.target import TARGETS
 
 
@@ -54,9 +62,9 @@ def environment(console: Console, facts: dict[str, Any]) -> None:
 # -- bench ---------------------------------------------------------------------------------------
 
 
-def bench(console: Console, model: Located, result: BenchResult) -> None:
+def bench(console: Console, model: str, result: BenchResult) -> None:
     table = _table(
-        f"{model.name}, microseconds a call",
+        f"{model}, microseconds a call",
         "",
         "single p50",
         "p90",
@@ -164,6 +172,60 @@ def _kernel_table(title: str, kernels: tuple[KernelInfo, ...]) -> Table:
             f"{kernel.cubin_bytes} B",
         )
     return table
+
+
+# -- inspect -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A plan to look at, and the artifact that it came from, if it did."""
+
+    plan: Plan
+    captured: Captured
+    artifact: Artifact | None = None
+
+    @property
+    def kernels(self) -> tuple[KernelInfo, ...]:
+        """The artifact's kernels; a plan alone has none compiled."""
+        return kernel_infos(self.plan, self.artifact.kernels) if self.artifact else ()
+
+
+def inspected(console: Console, found: Inspected) -> None:
+    if found.artifact is not None:
+        facts = Table.grid(padding=(0, 2))
+        facts.add_row("made by", f"gtco {found.artifact.gtco_version}")
+        facts.add_row("made for", found.plan.target.arch)
+        for name, value in asdict(found.plan.options).items():
+            facts.add_row(name, str(value))
+        console.print(facts, highlight=False)
+    for kind, table in (("input", "inputs"), ("output", "outputs")):
+        for name in getattr(found.captured.graph, table):
+            spec = found.captured.graph.specs[name]
+            console.print(f"{kind} %{name}: {spec}", markup=False, highlight=False)
+    report = make_report(found.plan, found.captured.graph)
+    console.print(report, highlight=False)
+    console.print(_launch_table(launch_infos(found.plan)), highlight=False)
+    if found.artifact is not None:
+        console.print(_kernel_table("kernels", found.kernels), highlight=False)
+    if report.refusals:
+        console.print("each edge not fused", style="bold")
+    for edge in report.refusals:
+        line = f"  %{edge.producer} -> %{edge.consumer}: {edge.reason}"
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def inspected_json(found: Inspected) -> dict[str, Any]:
+    graph = found.captured.graph
+    return {
+        "gtco_version": found.artifact.gtco_version if found.artifact else None,
+        "options": asdict(found.plan.options),
+        "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
+        "outputs": [str(graph.specs[name]) for name in graph.outputs],
+        "report": make_report(found.plan, graph).to_dict(),
+        "launches": [asdict(launch) for launch in launch_infos(found.plan)],
+        "kernels": [asdict(kernel) for kernel in found.kernels],
+    }
 
 
 def rehearsal(console: Console, rehearsed: Rehearsal) -> None:

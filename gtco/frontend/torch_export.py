@@ -93,6 +93,13 @@ class Captured:
                 raise ArgumentError(f"argument {name} is a {type(tensor).__name__}, not a tensor")
         return tensors
 
+    def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The args and kwargs of a call from one tensor per graph input: `flatten` undone."""
+        leaves = dict(self.input_literals)
+        leaves.update(zip(self.input_positions, tensors, strict=True))
+        args, kwargs = pytree.tree_unflatten([leaves[i] for i in sorted(leaves)], self.in_spec)
+        return args, kwargs
+
     def unflatten(self, outputs: Sequence[Tensor]) -> Any:
         """The model's own result structure from one tensor per graph output."""
         leaves = [outputs[x.index] if isinstance(x, Slot) else x for x in self.output_template]
@@ -147,6 +154,8 @@ def _export(
 ) -> ExportedProgram:
     try:
         return torch.export.export(model, args, kwargs, strict=False)
+    except CaptureError:
+        raise  # an ONNX model says itself what it does not support
     except Exception as error:
         reason = _reason(error)
         data_dependent = "data-dependent" in str(error).lower() or "DataDependent" in reason

@@ -99,7 +99,7 @@ def test_the_table_names_everyone_and_what_failed() -> None:
     )
     compare(result, ["eager", "inductor"])
     out = io.StringIO()
-    show.bench(Console(file=out, width=120), located(nn.Identity()), result)
+    show.bench(Console(file=out, width=120), located(nn.Identity()).name, result)
     text = out.getvalue()
     assert "eager takes 1.60 times as long as gtco back to back (1.50 to 1.70" in text
     assert "inductor max-autotune failed: RuntimeError: no compiler" in text

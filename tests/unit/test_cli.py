@@ -16,6 +16,7 @@ import torch
 
 from gtco import cli
 from gtco.options import Options
+from gtco.runtime import compile_pool
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -42,6 +43,13 @@ def shifted():
 
 def located():
     return Located("a name", Mlp().eval().half(), (torch.randn(24, 64).half(),), {})
+
+def chain():
+    class Chain(torch.nn.Module):
+        def forward(self, x):
+            return torch.special.erfcx(x.softmax(-1)) @ x.t()
+
+    return Chain(), (torch.randn(24, 64),)
 
 def training():
     model = torch.nn.Sequential(Mlp(), torch.nn.Dropout(0.5))
@@ -117,6 +125,67 @@ def test_compile_prints_tables(run: Run) -> None:
     assert "gtco_gemm" in outcome.stdout
     total = next(line for line in outcome.stdout.splitlines() if "total" in line and "│" in line)
     assert re.search(r"[1-9]\d* (default|record)", total)
+
+
+def test_compile_saves_what_inspect_reads(run: Run, tmp_path: Path) -> None:
+    made = run("compile", "models_here:mlp", "--target", "sm_90a", "-o", "mlp.gtco", "--json")
+    assert made.code == 0, made.stderr
+    compiled = json.loads(made.stdout)
+    assert compiled["output"] == "mlp.gtco"
+    assert [path.name for path in tmp_path.glob("*mlp*")] == ["mlp.gtco"]
+    read = run("inspect", "mlp.gtco", "--json")
+    assert read.code == 0, read.stderr
+    found = json.loads(read.stdout)
+    for part in ("report", "launches", "kernels", "options"):
+        assert found[part] == compiled[part]
+    assert found["inputs"] == {"x": "f16[24,64]"}
+    text = run("inspect", "mlp.gtco").stdout
+    for fact in ("made for", "sm_90a", "input %x: f16[24,64]", "gtco_gemm", "registers"):
+        assert fact in text
+
+
+def test_inspect_compiles_no_kernel(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(jobs: object) -> None:
+        raise AssertionError("inspect compiled a kernel")
+
+    monkeypatch.setattr(compile_pool, "compile_many", refuse)
+    shown = run("inspect", "models_here:chain", "--target", "sm_90a")
+    assert shown.code == 0, shown.stderr
+    assert "operators" in shown.stdout and "aten.special_erfcx.default" in shown.stdout
+    data = json.loads(run("inspect", "models_here:chain", "--target", "sm_90a", "--json").stdout)
+    assert data["kernels"] == [] and data["gtco_version"] is None
+    assert len(data["report"]["refusals"]) > 0
+    for edge in data["report"]["refusals"]:
+        assert f"%{edge['producer']} -> %{edge['consumer']}: {edge['reason']}" in shown.stdout
+
+
+def test_a_saved_artifact_has_no_peers_and_no_options(run: Run) -> None:
+    run("compile", "models_here:mlp", "--target", "sm_90a", "-o", "mlp.gtco")
+    against = run("bench", "mlp.gtco", "--against", "eager")
+    assert against.code == 2
+    assert "not the model that eager would run" in against.stderr
+    for command in ("bench", "inspect"):
+        options = run(command, "mlp.gtco", "--precision", "fp16")
+        assert options.code == 2
+        assert "compiled already" in options.stderr
+
+
+@NO_GPU
+def test_bench_of_an_artifact_needs_a_gpu(run: Run) -> None:
+    run("compile", "models_here:mlp", "--target", "sm_90a", "-o", "mlp.gtco")
+    outcome = run("bench", "mlp.gtco")
+    assert outcome.code == 1
+    assert "no CUDA GPU" in outcome.stderr
+
+
+@pytest.mark.parametrize("command", ["bench", "inspect"])
+def test_a_damaged_artifact_is_named(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "broken.gtco").write_bytes(b"no artifact")
+    for name, reason in (("broken.gtco", "is damaged"), ("missing.gtco", "does not exist")):
+        outcome = run(command, name)
+        assert outcome.code == 1
+        assert f"{name} {reason}" in outcome.stderr
+        assert "unexpected" not in outcome.stderr
 
 
 BAD_USAGE = {

@@ -26,8 +26,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.cost_model",),
     ("gtco.compiler",),
     ("gtco",),
-    ("gtco.check", "gtco.locate"),
+    ("gtco.check", "gtco.dynamo", "gtco.locate"),
     ("gtco.bench", "gtco.demo"),
+    ("gtco.bench_artifact",),
     ("gtco.show",),
     ("gtco.cli", "gtco.__main__"),
 )

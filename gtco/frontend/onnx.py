@@ -1,0 +1,302 @@
+"""An .onnx file as an `nn.Module`, so that it goes through the same capture as any other.
+
+    load_onnx("model.onnx") -> OnnxModel; capture(OnnxModel, (image,)) -> Captured
+
+Each node runs a torch function from one table. What is known before the inputs are (shapes, and
+what is computed from shapes and small constants) is computed on the CPU while the module runs, so
+that `torch.export` sees fixed shapes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx.inliner
+import torch
+from onnx import numpy_helper
+from torch import Tensor, nn
+
+from gtco.frontend.onnx_call import Call, OnnxError, Op, concrete
+from gtco.frontend.onnx_math import MATH
+from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, KNOWN_FROM_SHAPES, SHAPES
+from gtco.frontend.onnx_windows import WINDOWS
+
+__all__ = ["OPS", "OnnxError", "OnnxModel", "load_onnx"]
+
+OPS: Mapping[str, Op] = MappingProxyType({**MATH, **SHAPES, **WINDOWS})
+"""The operators that gtco claims, each with its function."""
+
+OPSETS = range(11, 29)
+"""The versions of the default operator set whose semantics the table was checked against."""
+
+SMALL_ELEMENTS = 1024
+"""A floating-point initializer up to this size is known at compile time; integers always are."""
+
+DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class Input:
+    """An input as the graph declares it; a dimension without a fixed size is its name or None."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int | str | None, ...] | None
+
+    def __str__(self) -> str:
+        sizes = "..." if self.shape is None else ", ".join(str(size or "?") for size in self.shape)
+        return f"{self.name!r}: {self.dtype} [{sizes}]"
+
+
+class OnnxModel(nn.Module):
+    """The graph of an ONNX model as a module.
+
+    Its forward takes the graph's inputs in order and returns a tensor, or a tuple of them where
+    the graph has several outputs. Initializers are buffers; equal ones are one.
+
+    Args:
+        model: a checked model without local functions.
+    """
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        super().__init__()
+        graph = model.graph
+        opset = _opset(model)
+        self._known: dict[str, Tensor] = {}
+        self._buffer_of: dict[str, str] = {}
+        by_content: dict[tuple[Any, ...], str] = {}
+        for index, tensor in enumerate(graph.initializer):
+            value = _tensor(tensor, f"initializer {tensor.name!r}")
+            self._store(tensor.name, value, by_content, index)
+        if graph.sparse_initializer:
+            raise OnnxError("sparse initializers are not supported; store them dense")
+        self.inputs = tuple(_input(i) for i in graph.input if i.name not in self._buffer_of)
+        self._outputs = tuple(output.name for output in graph.output)
+        self._calls = tuple(_call(node, index, opset) for index, node in enumerate(graph.node))
+        self.eval()
+
+    def _store(
+        self, name: str, value: Tensor, by_content: dict[tuple[Any, ...], str], index: int
+    ) -> None:
+        raw = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
+        key = (value.dtype, tuple(value.shape), hashlib.sha256(raw).digest())
+        if key not in by_content:
+            by_content[key] = f"{re.sub(r'[^0-9A-Za-z_]', '_', name) or 'tensor'}_{index}"
+            self.register_buffer(by_content[key], value)
+        self._buffer_of[name] = by_content[key]
+        if not value.is_floating_point() or value.numel() <= SMALL_ELEMENTS:
+            self._known[name] = value
+
+    def example(self) -> tuple[Tensor, ...]:
+        """Inputs of the declared shapes: random floats, zeros for the rest.
+
+        Raises:
+            OnnxError: an input has a dimension without a fixed size.
+        """
+        generator = torch.Generator().manual_seed(0)
+        made = []
+        for declared in self.inputs:
+            shape = [size for size in declared.shape or (None,) if isinstance(size, int)]
+            if declared.shape is None or len(shape) != len(declared.shape):
+                raise OnnxError(
+                    f"input {declared} has no fixed size; pass example arguments of the sizes to "
+                    f"compile for (gtco.compile(path, (x,))), or export the model with fixed sizes"
+                )
+            if declared.dtype.is_floating_point:
+                made.append(torch.randn(shape, generator=generator).to(declared.dtype))
+            else:
+                made.append(torch.zeros(shape, dtype=declared.dtype))
+        return tuple(made)
+
+    def forward(self, *args: Tensor) -> Any:
+        """Run the graph.
+
+        Raises:
+            OnnxError: an input does not fit its declaration, or a node is not supported in the
+                form that the model has it.
+        """
+        self._check(args)
+        values = {name: self.get_buffer(buffer) for name, buffer in self._buffer_of.items()}
+        values |= {declared.name: x for declared, x in zip(self.inputs, args, strict=True)}
+        known = dict(self._known)
+        device = args[0].device if args else torch.device("cpu")
+        for call in self._calls:
+            self._run(call, values, known, device)
+        outputs = []
+        for name in self._outputs:  # what is known is no result of the trace: copy it into it
+            outputs.append(known[name].to(device).clone() if name in known else values[name])
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    def _run(
+        self,
+        call: Call,
+        values: dict[str, Tensor],
+        known: dict[str, Tensor],
+        device: torch.device,
+    ) -> None:
+        function = OPS[call.op]
+        constants = [known.get(name) for name in call.inputs]
+        if all(name in known for name in call.inputs if name):
+            with concrete():
+                results = call.run(function, constants, constants)
+            into = known
+        elif call.op in KNOWN_FROM_SHAPES:
+            with concrete():
+                results = call.run(function, [values[call.inputs[0]]], constants)
+            into = known
+        else:
+            arguments: list[Tensor | None] = []
+            for name, constant in zip(call.inputs, constants, strict=True):
+                if name in values or constant is None:
+                    arguments.append(values[name] if name else None)
+                else:
+                    arguments.append(constant.to(device))
+            results = call.run(function, arguments, constants)
+            into = values
+        for name, result in zip(call.outputs, results, strict=False):
+            if name and result is not None:
+                into[name] = result
+        missing = [name for name in call.outputs[len(results) :] if name]
+        if missing:
+            raise call.refuse(f"its outputs {', '.join(missing)} are not supported")
+
+    def _check(self, args: tuple[Tensor, ...]) -> None:
+        if len(args) != len(self.inputs):
+            raise OnnxError(
+                f"the model has {len(self.inputs)} inputs "
+                f"({'; '.join(map(str, self.inputs))}), but {len(args)} were given"
+            )
+        bound: dict[str, int] = {}
+        for declared, x in zip(self.inputs, args, strict=True):
+            fits = isinstance(x, Tensor) and x.dtype == declared.dtype
+            if fits and declared.shape is not None:
+                fits = len(declared.shape) == x.dim()
+                for size, given in zip(declared.shape, x.shape, strict=False):
+                    expected = bound.setdefault(size, given) if isinstance(size, str) else size
+                    fits = fits and expected in (None, given)
+            if not fits:
+                shown = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+                raise OnnxError(f"input {declared} was given a {shown}")
+
+
+def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModel:
+    """Read and check an ONNX model.
+
+    Args:
+        source: a file, or a model that is in memory with all its data.
+
+    Raises:
+        OnnxError: the file is damaged or no ONNX model, its graph is not well formed, its external
+            data leaves its folder, or gtco does not support its opset or one of its operators.
+        FileNotFoundError: there is no such file.
+    """
+    if isinstance(source, onnx.ModelProto):
+        return OnnxModel(_checked(source, "the model"))
+    path = Path(source)
+    if path.suffix != ".onnx":
+        raise OnnxError(f"{path} has to be the path of an .onnx file")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no file {path}")
+    try:
+        structure = onnx.load(path, load_external_data=False)
+    except Exception as error:
+        raise OnnxError(f"{path} is no ONNX model, or it is damaged ({_line(error)})") from error
+    if not structure.graph.output:
+        raise OnnxError(f"{path} is no ONNX model, or it is damaged: it has no graph with outputs")
+    _opset(structure)
+    try:
+        onnx.checker.check_model(path, full_check=True)  # by path: it also checks external data
+        model = onnx.load(path)
+    except Exception as error:
+        raise OnnxError(f"{path} is not valid ({_line(error)})") from error
+    return OnnxModel(_inlined(model))
+
+
+def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
+    _opset(model)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except Exception as error:
+        raise OnnxError(f"{label} is not valid ({_line(error)})") from error
+    return _inlined(model)
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    return onnx.inliner.inline_local_functions(model) if model.functions else model
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:400]}"
+
+
+def _opset(model: onnx.ModelProto) -> int:
+    for entry in model.opset_import:
+        if entry.domain in DEFAULT_DOMAINS:
+            if entry.version not in OPSETS:
+                raise OnnxError(
+                    f"the model is of opset {entry.version}; gtco reads {OPSETS[0]} to "
+                    f"{OPSETS[-1]}: convert it with onnx.version_converter, or export it again"
+                )
+            return int(entry.version)
+    raise OnnxError("the model does not import the default operator set (ai.onnx)")
+
+
+def _call(node: onnx.NodeProto, index: int, opset: int) -> Call:
+    where = f"node {node.name or f'number {index}'} ({node.op_type})"
+    if node.domain not in DEFAULT_DOMAINS:
+        raise OnnxError(f"{where}: the operator {node.domain}::{node.op_type} is not supported")
+    if node.op_type not in OPS:
+        raise OnnxError(f"{where}: the operator {node.op_type} is not supported")
+    attrs = {each.name: _attribute(each, where) for each in node.attribute}
+    return Call(node.op_type, where, opset, attrs, tuple(node.input), tuple(node.output))
+
+
+def _attribute(attribute: onnx.AttributeProto, where: str) -> Any:
+    value = onnx.helper.get_attribute_value(attribute)
+    if isinstance(value, onnx.TensorProto):
+        return _tensor(value, f"{where}: attribute {attribute.name!r}")
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _tensor(proto: onnx.TensorProto, where: str) -> Tensor:
+    if proto.data_type not in DTYPES:
+        kind = onnx.TensorProto.DataType.Name(proto.data_type)
+        raise OnnxError(f"{where} is of type {kind}, which {FLOAT8_AND_STRINGS}")
+    dtype = DTYPES[proto.data_type]
+    try:
+        array = numpy_helper.to_array(proto)
+    except Exception as error:
+        raise OnnxError(f"{where} cannot be read ({_line(error)})") from error
+    if dtype == torch.bfloat16:  # numpy has no such type: take its bits
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(np.array(array, copy=not array.flags.writeable, order="C"))
+
+
+def _input(value: onnx.ValueInfoProto) -> Input:
+    kind = value.type.WhichOneof("value")
+    if kind != "tensor_type":
+        raise OnnxError(f"input {value.name!r} is a {kind}; gtco takes tensors")
+    tensor = value.type.tensor_type
+    if tensor.elem_type not in DTYPES:
+        name = onnx.TensorProto.DataType.Name(tensor.elem_type)
+        raise OnnxError(f"input {value.name!r} is of type {name}, which {FLOAT8_AND_STRINGS}")
+    shape = None
+    if tensor.HasField("shape"):
+        shape = tuple(_dimension(dimension) for dimension in tensor.shape.dim)
+    return Input(value.name, DTYPES[tensor.elem_type], shape)
+
+
+def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
+    if dimension.HasField("dim_value"):
+        return int(dimension.dim_value)
+    return dimension.dim_param or None

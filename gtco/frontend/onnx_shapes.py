@@ -1,0 +1,395 @@
+"""ONNX operators that move, select or make data.
+
+Reshape(x, [0, -1])                    -> x.reshape(x.shape[0], -1)
+Slice(x, [1], [9], [2])                -> x.narrow(2, 1, 8)
+Pad(x, [0, 1, 0, 1], mode="reflect")   -> x.index_select(1, [1, 0, 1, ..., n - 2])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtco.frontend.onnx_call import Call, Op
+
+FLOAT8_AND_STRINGS = "is not supported; gtco has floating-point, integer and boolean tensors"
+
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    {
+        1: torch.float32,
+        2: torch.uint8,
+        3: torch.int8,
+        5: torch.int16,
+        6: torch.int32,
+        7: torch.int64,
+        9: torch.bool,
+        10: torch.float16,
+        11: torch.float64,
+        16: torch.bfloat16,
+    }
+)
+"""`TensorProto.DataType` to torch's."""
+
+
+def take(x: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
+    """`x` at `positions` along `axis`: a slice where they are a range."""
+    size = x.shape[axis]
+    if list(positions) == list(range(size)):
+        return x
+    if positions:
+        step = positions[1] - positions[0] if len(positions) > 1 else 1
+        if step > 0 and list(positions) == list(
+            range(positions[0], positions[0] + step * len(positions), step)
+        ):
+            index = [slice(None)] * axis + [slice(positions[0], positions[-1] + 1, step)]
+            return x[tuple(index)]
+    return x.index_select(axis, torch.tensor(positions, dtype=torch.int64, device=x.device))
+
+
+# -- shapes --------------------------------------------------------------------------------------
+
+
+def _reshape(call: Call, x: Tensor, shape_input: Tensor) -> Tensor:
+    shape = [int(size) for size in call.constant(1)]
+    if not call.attr("allowzero", 0):
+        shape = [x.shape[i] if size == 0 else size for i, size in enumerate(shape)]
+    return x.reshape(shape)
+
+
+def _transpose(call: Call, x: Tensor) -> Tensor:
+    return x.permute(call.attr("perm", list(range(x.dim()))[::-1]))
+
+
+def _flatten(call: Call, x: Tensor) -> Tensor:
+    axis = call.attr("axis", 1)
+    axis = axis + x.dim() if axis < 0 else axis
+    return x.reshape(math.prod(x.shape[:axis]), math.prod(x.shape[axis:]))
+
+
+def _squeeze(call: Call, x: Tensor, axes_input: Tensor | None = None) -> Tensor:
+    axes = call.ints(1, "axes")
+    if axes is None:
+        return x.squeeze()
+    axes = call.axes(axes, x.dim())
+    if any(x.shape[axis] != 1 for axis in axes):
+        raise call.refuse(f"axes {axes} of {tuple(x.shape)} are not all 1")
+    return x.reshape([size for i, size in enumerate(x.shape) if i not in axes])
+
+
+def _unsqueeze(call: Call, x: Tensor, axes_input: Tensor | None = None) -> Tensor:
+    axes = call.ints(1, "axes") or []
+    for axis in sorted(call.axes(axes, x.dim() + len(axes))):
+        x = x.unsqueeze(axis)
+    return x
+
+
+def _expand(call: Call, x: Tensor, shape_input: Tensor) -> Tensor:
+    shape = tuple(int(size) for size in call.constant(1))
+    rank = max(len(shape), x.dim())  # each side may grow the other
+    wanted = (1,) * (rank - len(shape)) + shape
+    found = (1,) * (rank - x.dim()) + tuple(x.shape)
+    return x.expand([b if a == 1 else a for a, b in zip(wanted, found, strict=True)])
+
+
+def _shape(call: Call, x: Tensor) -> Tensor:
+    end = call.attr("end")
+    return torch.tensor(list(x.shape)[call.attr("start", 0) : end], dtype=torch.int64)
+
+
+def _size(call: Call, x: Tensor) -> Tensor:
+    return torch.tensor(x.numel())
+
+
+def _tile(call: Call, x: Tensor, repeats: Tensor) -> Tensor:
+    return x.repeat([int(count) for count in call.constant(1)])
+
+
+def _concat(call: Call, *inputs: Tensor) -> Tensor:
+    return torch.cat(inputs, call.axis(call.attr("axis"), inputs[0].dim()))
+
+
+def _split(call: Call, x: Tensor, split_input: Tensor | None = None) -> tuple[Tensor, ...]:
+    axis = call.axis(call.attr("axis", 0), x.dim())
+    count = len(call.outputs)
+    if call.attr("num_outputs", count) != count:
+        raise call.refuse(f"num_outputs is not its number of outputs, {count}")
+    sizes = call.ints(1, "split")
+    if sizes is None:
+        whole = x.shape[axis]
+        each = -(-whole // count)
+        sizes = [max(min(each, whole - each * i), 0) for i in range(count)]
+    return torch.split(x, sizes, axis)
+
+
+def _slice(
+    call: Call,
+    x: Tensor,
+    starts_input: Tensor,
+    ends_input: Tensor,
+    axes_input: Tensor | None = None,
+    steps_input: Tensor | None = None,
+) -> Tensor:
+    starts, ends = call.ints(1) or [], call.ints(2) or []
+    axes = call.ints(3) or list(range(len(starts)))
+    steps = call.ints(4) or [1] * len(starts)
+    for axis, start, end, step in zip(call.axes(axes, x.dim()), starts, ends, steps, strict=True):
+        # ONNX clamps as Python does, but -1 as a clamped end means "before the first"
+        size = x.shape[axis]
+        start = start + size if start < 0 else start
+        end = end + size if end < 0 else end
+        start = min(max(start, 0), size if step > 0 else size - 1)
+        end = min(max(end, 0 if step > 0 else -1), size)
+        x = take(x, axis, range(start, end, step))
+    return x
+
+
+# -- selection -----------------------------------------------------------------------------------
+
+
+def _wrap(indices: Tensor, size: int) -> Tensor:
+    """Indices counted from the front."""
+    return torch.where(indices < 0, indices + size, indices).long()
+
+
+def _gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
+    axis = call.axis(call.attr("axis", 0), x.dim())
+    size = x.shape[axis]
+    if call.known(1) is not None and indices.numel() <= 4096:
+        positions = [int(index) for index in call.constant(1)]
+        if any(not -size <= index < size for index in positions):
+            raise call.refuse(f"an index is out of range for {size} elements")
+        taken = take(x, axis, [index % size for index in positions])
+    else:
+        taken = x.index_select(axis, _wrap(indices, size).reshape(-1))
+    return taken.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
+
+
+def _gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
+    axis = call.axis(call.attr("axis", 0), x.dim())
+    return torch.gather(x, axis, _wrap(indices, x.shape[axis]))
+
+
+def _gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
+    batch = call.attr("batch_dims", 0)
+    rows = math.prod(x.shape[:batch])
+    data = x.reshape(rows, *x.shape[batch:])
+    flat = indices.reshape(rows, -1, indices.shape[-1])
+    depth = indices.shape[-1]
+    where = [_wrap(flat[..., i], x.shape[batch + i]) for i in range(depth)]
+    first = torch.arange(rows, device=x.device).reshape(-1, 1).expand(flat.shape[:2])
+    return data[(first, *where)].reshape(*indices.shape[:-1], *x.shape[batch + depth :])
+
+
+def _scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    reduction = call.attr("reduction", "none")
+    kinds = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    if reduction not in kinds:
+        raise call.refuse(f"reduction={reduction!r} is not supported")
+    depth = indices.shape[-1]
+    where = [_wrap(indices[..., i], x.shape[i]).reshape(-1) for i in range(depth)]
+    tail = x.shape[depth:]
+    rows = torch.zeros_like(where[0])
+    for size, each in zip(x.shape[:depth], where, strict=True):
+        rows = rows * size + each
+    flat = x.reshape(math.prod(x.shape[:depth]), *tail)
+    source = updates.reshape(rows.shape[0], *tail)
+    if reduction == "none":
+        return flat.index_put((rows,), source).reshape(x.shape)
+    index = rows.reshape(-1, *[1] * len(tail)).expand(source.shape)
+    return flat.scatter_reduce(0, index, source, kinds[reduction]).reshape(x.shape)  # type: ignore[arg-type]
+
+
+def _scatter_elements(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
+    axis = call.axis(call.attr("axis", 0), x.dim())
+    reduction = call.attr("reduction", "none")
+    kinds = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
+    index = _wrap(indices, x.shape[axis])
+    if reduction == "none":
+        return x.scatter(axis, index, updates)
+    if reduction not in kinds:
+        raise call.refuse(f"reduction={reduction!r} is not supported")
+    return x.scatter_reduce(axis, index, updates, kinds[reduction])
+
+
+def _one_hot(call: Call, indices: Tensor, depth_input: Tensor, values: Tensor) -> Tensor:
+    depth = int(call.constant(1)[0])
+    axis = call.axis(call.attr("axis", -1), indices.dim() + 1)
+    index = torch.where(indices < 0, indices + depth, indices).unsqueeze(axis)
+    shape = [-1 if i == axis else 1 for i in range(index.dim())]
+    hot = index == torch.arange(depth, device=indices.device).reshape(shape)
+    return torch.where(hot, values[1], values[0])
+
+
+def _trilu(call: Call, x: Tensor, k_input: Tensor | None = None) -> Tensor:
+    diagonal = int(call.constant(1)[0]) if call.has(1) else 0
+    return x.triu(diagonal) if call.attr("upper", 1) else x.tril(diagonal)
+
+
+# -- padding, blocks -----------------------------------------------------------------------------
+
+
+def _pad(
+    call: Call,
+    x: Tensor,
+    pads_input: Tensor,
+    value_input: Tensor | None = None,
+    axes_input: Tensor | None = None,
+) -> Tensor:
+    pads = [int(size) for size in call.constant(1)]
+    axes = call.axes(call.ints(3) or list(range(x.dim())), x.dim())
+    mode = call.attr("mode", "constant")
+    if len(pads) != 2 * len(axes):
+        raise call.refuse(f"{len(pads)} pads do not fit {len(axes)} axes")
+    amounts = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
+    if mode == "constant":
+        value = call.constant(2)[0] if call.has(2) else 0
+        flat = [size for axis in reversed(range(x.dim())) for size in amounts.get(axis, (0, 0))]
+        return F.pad(x, flat, value=value)
+    if mode not in ("reflect", "edge", "wrap"):
+        raise call.refuse(f"mode={mode!r} is not supported")
+    for axis, (before, after) in amounts.items():
+        size = x.shape[axis]
+        positions = range(-before, size + after)
+        if (before or after) and not size:
+            raise call.refuse(f"mode={mode!r} of an empty axis")
+        x = take(x, axis, [_outside(position, size, mode) for position in positions])
+    return x
+
+
+def _outside(position: int, size: int, mode: str) -> int:
+    """The element that stands at `position` of an axis continued by `mode`."""
+    if mode == "edge":
+        return min(max(position, 0), size - 1)
+    if mode == "wrap":
+        return position % size
+    period = max(2 * (size - 1), 1)
+    position %= period
+    return position if position < size else period - position
+
+
+def _block_order(call: Call) -> str:
+    mode = str(call.attr("mode", "DCR"))
+    if mode not in ("DCR", "CRD"):
+        raise call.refuse(f"mode={mode!r} is not supported")
+    return mode
+
+
+def _depth_to_space(call: Call, x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    b, order = call.attr("blocksize"), _block_order(call)
+    if order == "DCR":
+        y = x.reshape(n, b, b, c // (b * b), h, w).permute(0, 3, 4, 1, 5, 2)
+    else:
+        y = x.reshape(n, c // (b * b), b, b, h, w).permute(0, 1, 4, 2, 5, 3)
+    return y.reshape(n, c // (b * b), h * b, w * b)
+
+
+def _space_to_depth(call: Call, x: Tensor) -> Tensor:
+    n, c, h, w = x.shape
+    b, order = call.attr("blocksize"), _block_order(call)
+    y = x.reshape(n, c, h // b, b, w // b, b)
+    y = y.permute((0, 3, 5, 1, 2, 4) if order == "DCR" else (0, 1, 3, 5, 2, 4))
+    return y.reshape(n, c * b * b, h // b, w // b)
+
+
+# -- making --------------------------------------------------------------------------------------
+
+
+def dtype_of(call: Call, code: int) -> torch.dtype:
+    """The torch dtype of a `TensorProto.DataType`.
+
+    Raises:
+        OnnxError: torch, or gtco, has none.
+    """
+    if code not in DTYPES:
+        raise call.refuse(f"data type {code} {FLOAT8_AND_STRINGS}")
+    return DTYPES[code]
+
+
+def _cast(call: Call, x: Tensor) -> Tensor:
+    call.ignore("saturate", "round_mode")  # these speak of 8-bit floats
+    return x.to(dtype_of(call, call.attr("to")))
+
+
+def _cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
+    call.ignore("saturate", "round_mode")
+    return x.to(like.dtype)
+
+
+def _constant_of_shape(call: Call, shape_input: Tensor) -> Tensor:
+    value = call.attr("value", torch.zeros(1))
+    shape = [int(size) for size in call.constant(0)]
+    return torch.full(shape, value.reshape(-1)[0].item(), dtype=value.dtype)
+
+
+def _constant(call: Call) -> Tensor:
+    for name, dtype in (
+        ("value", None),
+        ("value_float", torch.float32),
+        ("value_floats", torch.float32),
+        ("value_int", torch.int64),
+        ("value_ints", torch.int64),
+    ):
+        if (value := call.attr(name)) is not None:
+            known: Tensor = torch.as_tensor(value, dtype=dtype)
+            return known
+    raise call.refuse("it holds a sparse tensor or a string, which is not supported")
+
+
+def _range(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
+    first, last, step = (call.constant(index)[0] for index in range(3))
+    count = max(math.ceil((last - first) / step), 0)
+    values: Tensor = torch.arange(count, dtype=start.dtype) * step + first
+    return values.to(start.dtype)
+
+
+def _where(call: Call, condition: Tensor, a: Tensor, b: Tensor) -> Any:
+    return torch.where(condition, a, b)
+
+
+def _identity(call: Call, x: Tensor) -> Tensor:
+    return x
+
+
+SHAPES: Mapping[str, Op] = MappingProxyType(
+    {
+        "Cast": _cast,
+        "CastLike": _cast_like,
+        "Concat": _concat,
+        "Constant": _constant,
+        "ConstantOfShape": _constant_of_shape,
+        "DepthToSpace": _depth_to_space,
+        "Expand": _expand,
+        "Flatten": _flatten,
+        "Gather": _gather,
+        "GatherElements": _gather_elements,
+        "GatherND": _gather_nd,
+        "Identity": _identity,
+        "OneHot": _one_hot,
+        "Pad": _pad,
+        "Range": _range,
+        "Reshape": _reshape,
+        "ScatterElements": _scatter_elements,
+        "ScatterND": _scatter_nd,
+        "Shape": _shape,
+        "Size": _size,
+        "Slice": _slice,
+        "SpaceToDepth": _space_to_depth,
+        "Split": _split,
+        "Squeeze": _squeeze,
+        "Tile": _tile,
+        "Transpose": _transpose,
+        "Trilu": _trilu,
+        "Unsqueeze": _unsqueeze,
+        "Where": _where,
+    }
+)
+
+KNOWN_FROM_SHAPES = frozenset({"Shape", "Size"})
+"""Operators whose result is known when the shape of their input is."""

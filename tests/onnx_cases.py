@@ -1,0 +1,152 @@
+"""The ONNX package's node tests, as models that gtco can be asked to import."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import numpy_helper
+from torch import Tensor
+from torch.testing import assert_close
+
+from gtco.frontend.onnx import OPS, OnnxError, OnnxModel, load_onnx
+from gtco.frontend.onnx_shapes import DTYPES
+
+FLOATS = {1, 10, 11, 16}
+EXPANDED = "(several)"
+"""What a case of several nodes, an operator's definition spelled out, counts as."""
+
+TOLERANCES = {torch.float16: (2e-3, 1e-3), torch.bfloat16: (2e-2, 5e-3)}
+"""(relative, absolute) for what is computed in halves; otherwise ONNX's own for the case."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A node test.
+
+    Args:
+        operator: its operator, or `EXPANDED`.
+        sets: pairs of inputs and expected outputs.
+        floating: whether a floating-point tensor goes in or out.
+        typed: whether gtco has the types of all its inputs and outputs.
+    """
+
+    name: str
+    operator: str
+    model: onnx.ModelProto
+    sets: Sequence[tuple[Sequence[Any], Sequence[Any]]]
+    floating: bool
+    typed: bool
+    rtol: float
+    atol: float
+
+    def run(self) -> list[tuple[OnnxModel, list[Tensor]]]:
+        """Compare every data set; return the models and their inputs.
+
+        Raises:
+            OnnxError: gtco refuses the case.
+            AssertionError: it is wrong.
+        """
+        return [self._run(inputs, outputs) for inputs, outputs in self.sets]
+
+    def _run(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> tuple[OnnxModel, list[Tensor]]:
+        for embedded in self._embeddings():
+            module, given = self._module(inputs, embedded)
+            try:
+                with torch.no_grad():
+                    result = module(*given)
+                break
+            except OnnxError as error:
+                if "not known at compile time" not in str(error):
+                    raise
+                refusal = error
+        else:
+            raise refusal
+        found = result if isinstance(result, tuple) else (result,)
+        expected = [as_tensor(output) for output in outputs]
+        rtol, atol = max(self.rtol, 1e-3), max(self.atol, 1e-7)
+        for x in [*map(as_tensor, inputs), *expected]:
+            wider = TOLERANCES.get(x.dtype, (0.0, 0.0))
+            rtol, atol = max(rtol, wider[0]), max(atol, wider[1])
+        for x, y in zip(found, expected, strict=True):
+            assert x.shape == y.shape
+            assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
+        return module, given
+
+    def _embeddings(self) -> Iterator[set[str]]:
+        """Inputs to make constants of: none; those that are no floats; all but one; all."""
+        inputs = self.model.graph.input
+        yield set()
+        yield {i.name for i in inputs if i.type.tensor_type.elem_type not in FLOATS}
+        yield {i.name for i in inputs[1:]}
+        yield {i.name for i in inputs}
+
+    def _module(self, inputs: Sequence[Any], embedded: set[str]) -> tuple[OnnxModel, list[Tensor]]:
+        model = onnx.ModelProto()
+        model.CopyFrom(self.model)
+        del model.graph.input[:]
+        given: list[Any] = []
+        for declared, value in zip(self.model.graph.input, inputs, strict=True):
+            if declared.name in embedded:
+                array = as_array(value)
+                model.graph.initializer.append(numpy_helper.from_array(array, declared.name))
+            else:
+                model.graph.input.append(declared)
+                given.append(value)
+        module = load_onnx(model)  # first: it refuses types that torch has not
+        return module, [as_tensor(value) for value in given]
+
+
+def as_array(value: Any) -> np.ndarray[Any, Any]:
+    array = numpy_helper.to_array(value) if isinstance(value, onnx.TensorProto) else value
+    return np.asarray(array)
+
+
+def as_tensor(value: Any) -> Tensor:
+    array = as_array(value)
+    if array.dtype.name == "bfloat16":
+        return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    return torch.from_numpy(array.copy())
+
+
+@cache
+def node_cases() -> dict[str, list[Case]]:
+    """The node tests whose operators gtco all claims, by operator."""
+    from onnx.backend.test.loader import load_model_tests
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        loaded = load_model_tests(kind="node")
+    found: dict[str, list[Case]] = {}
+    for each in loaded:
+        nodes = each.model.graph.node
+        if any(node.op_type not in OPS or node.domain for node in nodes):
+            continue
+        operator = nodes[0].op_type if len(nodes) == 1 else EXPANDED
+        values = [*each.model.graph.input, *each.model.graph.output]
+        types = {value.type.tensor_type.elem_type for value in values}
+        for entry in each.model.opset_import:
+            if entry.domain == "":
+                entry.version = max(entry.version, 11)  # the operator has not changed since
+        case = Case(
+            each.name.removeprefix("test_"),
+            operator,
+            each.model,
+            each.data_sets,
+            bool(types & FLOATS),
+            types <= set(DTYPES) and not _casts_to_other_types(nodes),
+            each.rtol,
+            each.atol,
+        )
+        found.setdefault(operator, []).append(case)
+    return found
+
+
+def _casts_to_other_types(nodes: Sequence[onnx.NodeProto]) -> bool:
+    return any(a.name == "to" and a.i not in DTYPES for node in nodes for a in node.attribute)
