@@ -210,6 +210,8 @@ def demo_command(*, as_json: Json = False) -> None:
         show.rehearsal(out, rehearsal)
     if not rehearsal.verdict.ok:
         raise demo_model.DemoFailed(f"the fused graph is {rehearsal.verdict}")
+    if rehearsal.on_host is not None and not rehearsal.on_host.ok:
+        raise demo_model.DemoFailed(f"the kernels on the CPU: {rehearsal.on_host}")
 
 
 @app.command("env")

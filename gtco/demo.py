@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import gtco
 from gtco.check import Verdict, judge
 from gtco.locate import Located
+from gtco.runtime.host import find_compiler
 from gtco.runtime.module import CompiledModule, KernelInfo
 
 NAME = "ViT-B/16"
@@ -134,11 +135,14 @@ class Rehearsal:
         compiled: for `TARGET`, in fp16.
         kernels: its compiled kernels.
         verdict: on the fused graph, interpreted in fp32.
+        on_host: on the generated kernels of a small ViT, run on the CPU; None without a C++
+            compiler.
     """
 
     compiled: CompiledModule
     kernels: tuple[KernelInfo, ...]
     verdict: Verdict
+    on_host: Verdict | None
 
 
 def rehearse(tell: Callable[[str], None] = lambda message: None) -> Rehearsal:
@@ -151,7 +155,26 @@ def rehearse(tell: Callable[[str], None] = lambda message: None) -> Rehearsal:
         kernels = compiled.kernels
         tell("running the fused graph in fp32 beside torch eager")
         verdict = check_fused(single)
-    return Rehearsal(compiled, kernels, verdict)
+        if find_compiler() is not None:
+            tell("running the kernels of a ViT of two layers on the CPU")
+        on_host = check_on_host()
+    return Rehearsal(compiled, kernels, verdict, on_host)
+
+
+def check_on_host() -> Verdict | None:
+    """Judge the generated kernels of a ViT of two layers, run on the CPU, in fp16.
+
+    None where no C++ compiler is found.
+    """
+    if find_compiler() is None:
+        return None
+    model = VisionTransformer(patch=4, width=64, depth=2, heads=4, image=16, classes=10)
+    randomize(model, seed=0)
+    half = copy.deepcopy(model).half().eval()
+    image = torch.randn(1, 3, 16, 16, generator=torch.Generator().manual_seed(1)).half()
+    compiled = gtco.compile(half, (image,), target="host")
+    exact = half.double()(image.double())
+    return judge(compiled(image), model.half().eval()(image), exact, torch.float16)
 
 
 def check_fused(model: Located) -> Verdict:

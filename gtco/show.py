@@ -245,8 +245,11 @@ def rehearsal(console: Console, rehearsed: Rehearsal) -> None:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print()
     console.print(_kernel_table(f"cubins for {TARGET}", rehearsed.kernels), highlight=False)
+    host = "Without a C++ compiler no kernel was run on the CPU."
+    if rehearsed.on_host is not None:
+        host = f"The kernels of a ViT of two layers, run on the CPU in fp16: {rehearsed.on_host}."
     console.print(
-        f"\nThe fused graph, run in fp32, is {rehearsed.verdict}.\n{LAST_LINE}",
+        f"\nThe fused graph, run in fp32, is {rehearsed.verdict}.\n{host}\n{LAST_LINE}",
         markup=False,
         highlight=False,
         soft_wrap=True,
@@ -263,5 +266,6 @@ def rehearsal_json(rehearsed: Rehearsal) -> dict[str, Any]:
     return {
         "timed": False,
         "verdict": rehearsed.verdict.to_dict(),
+        "on_host": None if rehearsed.on_host is None else rehearsed.on_host.to_dict(),
         **compiled_json(rehearsed.compiled, rehearsed.kernels),
     }

@@ -47,15 +47,21 @@ def test_the_fused_graph_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not demo.check_fused(small()).ok
 
 
-def test_a_wrong_fused_graph_fails_the_demo(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+WRONG, RIGHT = Verdict("NaN in 1 of 1000 elements"), Verdict("")
+
+
+@pytest.mark.parametrize("wrong", [(WRONG, None), (RIGHT, WRONG)])
+def test_a_wrong_answer_fails_the_demo(
+    wrong: tuple[Verdict, Verdict | None],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    wrong = SimpleNamespace(verdict=Verdict("NaN in 1 of 1000 elements"))
+    found = SimpleNamespace(verdict=wrong[0], on_host=wrong[1])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr(demo, "rehearse", lambda tell: wrong)
+    monkeypatch.setattr(demo, "rehearse", lambda tell: found)
     monkeypatch.setattr(cli.show, "rehearsal", lambda console, rehearsed: None)
     monkeypatch.setattr(sys, "argv", ["gtco", "demo"])
     with pytest.raises(SystemExit) as stopped:
         cli.main()
     assert stopped.value.code == 1
-    assert "the fused graph is wrong: NaN in 1" in capsys.readouterr().err
+    assert "wrong: NaN in 1 of 1000" in capsys.readouterr().err
