@@ -54,7 +54,8 @@ def compile(
         **options: the fields of `gtco.Options`.
 
     Returns:
-        A module with the signature and the output structure of `model`.
+        A module with the signature and the output structure of `model`. Its weights are those of
+        now: compile again after changing the model's.
 
     Raises:
         CaptureError: the model cannot be exported; its kind `OnnxError`: an .onnx file cannot be
