@@ -116,9 +116,9 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
 
 @dataclass(frozen=True)
 class _Choice:
-    """How a workload runs: a sketch's name and schedule, or ATen (`sketch` is None)."""
+    """How a workload runs: a sketch and its schedule, or ATen (`sketch` is None)."""
 
-    sketch: str | None
+    sketch: type[Sketch] | None
     schedule: Schedule
     source: str
     reason: str = ""
@@ -139,9 +139,7 @@ def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
         for group in task.groups:
             program = None
             if choice.sketch is not None:
-                sketches = derive(group, kind, target).sketches
-                sketch = next(each for each in sketches if each.name == choice.sketch)
-                program = sketch.emit(choice.schedule)
+                program = choice.sketch(group, target).emit(choice.schedule)
             predicted = choice.run_us or roofline_us(group, target)
             launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
     order = {group.name: position for position, group in enumerate(fused.groups)}
@@ -163,7 +161,7 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
         except Illegal as error:
             log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
-            return _Choice(record.sketch, record.schedule, "record", run_us=record.run_us)
+            return _Choice(type(sketch), record.schedule, "record", run_us=record.run_us)
     reasons = [derivation.reason] if derivation.refusals else []
     for sketch in derivation.sketches:
         refusal = "it has no schedule for these shapes"
@@ -173,7 +171,7 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
             except Illegal as error:
                 refusal = str(error)
             else:
-                return _Choice(sketch.name, schedule, "default")
+                return _Choice(type(sketch), schedule, "default")
         reasons.append(f"{sketch.name}: {refusal}")
     return _Choice(None, {}, "fallback", "; ".join(reasons))
 

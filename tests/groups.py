@@ -81,21 +81,6 @@ def batched_matmul(
     return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other))]))
 
 
-def inputs_of(group: Group, seed: int, device: str = "cuda") -> dict[str, torch.Tensor]:
-    """Random values for everything the group reads; statistics are those of `x`."""
-    from gtco.ops import OPS
-
-    generator = torch.Generator().manual_seed(seed)
-    values = {
-        name: torch.randn(spec.sizes, generator=generator).to(spec.dtype).to(device)
-        for name, spec in group.graph.inputs.items()
-    }
-    if "stats" in values:
-        values["stats"] = OPS["row_stats"].reference(values["x"].float()).float()
-    values.update({name: value.to(device) for name, value in group.graph.constants.items()})
-    return values
-
-
 F16, BF16 = torch.float16, torch.bfloat16
 GEMM_CASES: dict[str, Callable[[], Group]] = {
     "qkv": lambda: norm_linear(197, 768, 2304, F16),

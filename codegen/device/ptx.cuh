@@ -46,12 +46,6 @@ __device__ __forceinline__ u32 cvt_pack<bf16_t>(float low, float high) {
   return r;
 }
 
-__device__ __forceinline__ u32 cvt_tf32(float x) {
-  u32 r;
-  asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(r) : "f"(x));
-  return r;
-}
-
 __device__ __forceinline__ float ex2(float x) {  // 9.7.3.21 ex2.approx
   float r;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
@@ -140,14 +134,6 @@ __device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&
                                                      u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ void mma_m16n8k8_tf32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
@@ -258,12 +244,6 @@ __device__ __forceinline__ void cp_async_bulk_tensor_multicast(u32 to_shared, co
 
 // -- clusters -------------------------------------------------------------------------------------
 
-__device__ __forceinline__ u32 cluster_ctarank() {
-  u32 rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
-  return rank;
-}
-
 __device__ __forceinline__ void barrier_cluster_arrive() {  // 9.7.13.4 barrier.cluster
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 }
@@ -297,17 +277,6 @@ __device__ __forceinline__ Vec<float, 4> ld_shared_cluster_v4(u32 address) {
 // and to wgmma, and a buffer they have read may be written by stores.
 __device__ __forceinline__ void fence_proxy_async() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-// 9.7.20.5 setmaxnreg
-template <int REGISTERS>
-__device__ __forceinline__ void setmaxnreg_inc() {
-  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
-}
-
-template <int REGISTERS>
-__device__ __forceinline__ void setmaxnreg_dec() {
-  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 #endif
 
