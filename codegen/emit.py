@@ -267,7 +267,8 @@ class PointwiseEmitter:
         self.row_fields: list[str] = []
         self._row_types: dict[str, str] = {}
         self.tile_lines: list[str] = []
-        self.prefetch_lines: list[str] = []
+        self.fetched: dict[str, tuple[str, str]] = {}
+        self.fetched_by_row = False
         self._loaded: dict[tuple[str, Layout], str] = {}
         self._scalars: set[str] = set()
         self._labels = names_of(nodes)
@@ -330,16 +331,18 @@ class PointwiseEmitter:
             return known, known not in self._scalars
         name = f"x{len(self._loaded)}"
         text = self.region.load(operand)
-        base = self.region.parameters[operand.parameter][1].value
-        by_column = all(stride == 0 for _, stride in operand.layout.dims[0])
-        if base in self.region.graph.constants and by_column and not text.endswith("[0]"):
-            at = index(operand.layout, ("0", "col"))
-            self.prefetch_lines.append(f"ptx::prefetch_l1({operand.parameter} + {at});")
+        scalar = text.endswith("[0]")
         self._loaded[(place + key[0], key[1])] = name
-        if text.endswith("[0]"):
+        if scalar:
             self._scalars.add(name)
+        if lines is self.tile_lines and text.startswith("load<"):
+            width = "1" if scalar else "V"
+            kind = f"Packed<{c_type(operand.dtype)}, {width}>"
+            self.fetched[name] = (kind, text.replace("load<", "load_packed<").removesuffix("[0]"))
+            self.fetched_by_row |= any(stride for _, stride in operand.layout.dims[0])
+            text = f"unpack(in.{name}){'[0]' if scalar else ''}"
         lines.append(f"const auto {name} = {text};")
-        return name, not text.endswith("[0]")
+        return name, not scalar
 
     def _write(self, node: Node) -> None:
         region = self.region
@@ -463,7 +466,8 @@ class PointwiseEmitter:
         )
         row_body = "".join(f"    {line}\n" for line in self.row_lines)
         row_result = ", ".join(self.row_fields)
-        prefetch_body = "".join(f"    {line}\n" for line in self.prefetch_lines)
+        inputs = "".join(f" {kind} {name};" for name, (kind, _) in self.fetched.items())
+        loads = ", ".join(text for _, text in self.fetched.values())
         tile_body = "".join(f"    {line}\n" for line in self.tile_lines)
         return f"""struct {name} {{
 {fields}
@@ -473,11 +477,16 @@ class PointwiseEmitter:
   __device__ __forceinline__ Row row_values(int row, bool active) const {{
 {row_body}    return Row{{{row_result}}};
   }}
-  __device__ __forceinline__ void prefetch(int col) const {{
-{prefetch_body}  }}
+  static constexpr bool INPUTS_BY_ROW = {str(self.fetched_by_row).lower()};
+  template <int V>
+  struct Inputs {{{inputs} }};
+  template <int V>
+  __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {{
+    return {{{loads}}};
+  }}
   template <int V>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
-                                             const Vec<float, V>& {given}) const {{
+                                             const Inputs<V>& in, const Vec<float, V>& {given}) const {{
 {tile_body}  }}
 }};
 """

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -72,6 +73,28 @@ class KernelProgram:
     smem_bytes: int
     arguments: tuple[Argument, ...]
     cluster: tuple[int, int, int] = (1, 1, 1)
+
+    def fetching(self, weights: str, nbytes: int) -> KernelProgram:
+        """The same kernel, which also brings a later kernel's weights to L2.
+
+        Args:
+            weights: a stored constant; 16-byte aligned.
+            nbytes: its size.
+        """
+        x, y, z = self.grid
+        share = -(-nbytes // (x * y * z * 16)) * 16
+        entry = re.search(r"ENTRY_POINT\((.*?)\) \{\n", self.source, re.DOTALL)
+        assert entry is not None, "a generated source has one entry point"
+        source = (
+            '#include "ahead.cuh"\n'
+            + self.source[: entry.end(1)]
+            + ", const char* __restrict__ ahead) {\n"
+            + f"  prefetch_ahead<{nbytes // 16 * 16}, {share}>(\n"
+            + f"      ahead, blockIdx.x + {x} * (blockIdx.y + {y} * blockIdx.z),\n"
+            + f"      threadIdx.x == {self.block - 1});\n"
+            + self.source[entry.end() :]
+        )
+        return replace(self, source=source, arguments=(*self.arguments, Pointer(weights)))
 
     @cached_property
     def name(self) -> str:

@@ -26,11 +26,13 @@ from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision
 from gtco.passes.tasks import Task, tasks
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Launch, Plan
+from gtco.runtime.plan import Launch, Plan, fetch_ahead
 from gtco.target import Target, TargetError, find_target, target_of_capability
 
 log = logging.getLogger("gtco")
 
+FETCH_DISTANCE = 2
+"""Launches between a kernel and the one that brings its weights to L2 (experiments.plan_variants)."""
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 DEVICES = {"sm_90a": "NVIDIA H100 80GB HBM3"}
 """The card whose shipped records serve an architecture when no GPU is there to ask."""
@@ -83,6 +85,8 @@ def make_plan(
     fused = fuse(captured.graph, target=target)
     launches = select(fused, target)
     _refuse_fallbacks(launches, options.fallback)
+    if target.has_dependent_launch:
+        launches = fetch_ahead(launches, FETCH_DISTANCE)
     return Plan(fused, launches, target, options), captured
 
 

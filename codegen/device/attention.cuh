@@ -274,6 +274,9 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
       copy_tile(tile + 1);
     }
   }
+  EpilogueTile<C::BLOCK_Q, C::DV, THREADS, 64, Functor> tile(
+      functor, thread, 0, head * C::LQ + query0, 0, (head + 1) * C::LQ, C::DV);
+  tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer
 
@@ -312,19 +315,17 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
   __syncthreads();
 
   constexpr int VECTOR = Functor::VECTOR;
-  run_epilogue<C::BLOCK_Q, C::DV, THREADS>(
-      functor, row_values, thread, 0, head * C::LQ + query0, 0, (head + 1) * C::LQ, C::DV,
-      [&](int r, int c) {
-        Vec<float, VECTOR> sum{};
+  tile.run(row_values, [&](int r, int c) {
+    Vec<float, VECTOR> sum{};
 #pragma unroll
-        for (int p = 0; p < C::WARPS_K; ++p) {
-          const auto part_out = load<VECTOR>(staged + (p * C::BLOCK_Q + r) * STAGE_LD + c);
-          const float share = shares[p * C::BLOCK_Q + r];
+    for (int p = 0; p < C::WARPS_K; ++p) {
+      const auto part_out = load<VECTOR>(staged + (p * C::BLOCK_Q + r) * STAGE_LD + c);
+      const float share = shares[p * C::BLOCK_Q + r];
 #pragma unroll
-          for (int i = 0; i < VECTOR; ++i) sum[i] += part_out[i] * share;
-        }
-        return sum;
-      });
+      for (int i = 0; i < VECTOR; ++i) sum[i] += part_out[i] * share;
+    }
+    return sum;
+  });
 }
 
 }  // namespace gtco

@@ -1,19 +1,11 @@
 // The epilogue of a tile: accumulators staged in shared memory as (row, column) are handed, vector
-// by vector, to a functor that sees only logical positions. The functor of a group stores its
-// outputs and, where the group has them, row statistics.
+// by vector, to a functor that sees only logical positions. The functor of a group says what it
+// reads there (`inputs`), stores its outputs and, where the group has them, row statistics.
 #pragma once
 
 #include "stats.cuh"
 
 namespace gtco {
-
-// Starts to bring the constants that the epilogue reads by column alone; needs no earlier kernel.
-template <int COLUMNS, class Functor>
-__device__ __forceinline__ void prefetch_columns(const Functor& functor, int thread, int col0,
-                                                 int column_count) {
-  const int col = col0 + thread * Functor::VECTOR;
-  if (thread < COLUMNS / Functor::VECTOR && col < column_count) functor.prefetch(col);
-}
 
 // Row values of a tile, one row a thread, kept in shared memory. `rows` has ROWS entries.
 template <int ROWS, int THREADS, class Functor>
@@ -27,31 +19,83 @@ __device__ __forceinline__ void fill_row_values(const Functor& functor, typename
   }
 }
 
-// Runs `functor` over rows [first_row, first_row + ROWS) of a staged tile, by THREADS threads.
-// `accumulators(r, c)` gives V accumulators of tile row r from column c. All lanes of a warp stay
-// together, so that the functor may reduce over lanes.
-template <int ROWS, int COLUMNS, int THREADS, class Functor, class Accumulators>
-__device__ __forceinline__ void run_epilogue(const Functor& functor,
-                                             const typename Functor::Row* row_values, int thread,
-                                             int first_row, int row0, int col0, int row_count,
-                                             int column_count, Accumulators accumulators) {
-  constexpr int V = Functor::VECTOR;
+// The part of a tile's epilogue that one of THREADS threads does: rows [first_row, first_row +
+// ROWS) of the tile at (row0, col0), a vector of columns a step. What the functor reads from device
+// memory is fetched ahead of the accumulators where it fits FETCH_BYTES of registers.
+template <int ROWS, int COLUMNS, int THREADS, int FETCH_BYTES, class Functor>
+class EpilogueTile {
+  static constexpr int V = Functor::VECTOR;
   static_assert(COLUMNS % V == 0, "a vector does not cross the tile's edge");
-  constexpr int VECTORS = COLUMNS / V;
-  constexpr int STEPS = ceil_div(ROWS * VECTORS, THREADS);
-#pragma unroll 2
-  for (int step = 0; step < STEPS; ++step) {
-    const int item = thread + step * THREADS;
-    const int r = first_row + item / VECTORS;
-    const int c = item % VECTORS * V;
-    const bool active = item < ROWS * VECTORS && row0 + r < row_count && col0 + c < column_count;
-    typename Functor::Row row{};
-    if constexpr (Functor::ROW_VALUES > 0) {
-      if (active) row = row_values[r];
+  static constexpr int VECTORS = COLUMNS / V;
+  static constexpr int STEPS = ceil_div(ROWS * VECTORS, THREADS);
+  using Inputs = typename Functor::template Inputs<V>;
+  static constexpr bool ONE_COLUMN = THREADS % VECTORS == 0;  // for all steps of a thread
+  static constexpr int SLOTS = ONE_COLUMN && !Functor::INPUTS_BY_ROW ? 1 : STEPS;
+  static constexpr bool FETCH = SLOTS * static_cast<int>(sizeof(Inputs)) <= FETCH_BYTES;
+
+ public:
+  __device__ __forceinline__ EpilogueTile(const Functor& functor, int thread, int first_row,
+                                          int row0, int col0, int row_count, int column_count)
+      : functor_(functor),
+        thread_(thread),
+        first_row_(first_row),
+        row0_(row0),
+        col0_(col0),
+        row_count_(row_count),
+        column_count_(column_count) {}
+
+  // Not before the dependent-launch wait.
+  __device__ __forceinline__ void fetch() {
+    if constexpr (FETCH) {
+#pragma unroll
+      for (int slot = 0; slot < SLOTS; ++slot) inputs_[slot] = inputs(slot);
     }
-    const Vec<float, V> acc = active ? accumulators(r, c) : map<V>([](int) { return 0.0f; });
-    functor.template operator()<V>(row0 + r, col0 + c, row, active, acc);
   }
-}
+
+  // `accumulators(r, c)` gives V accumulators of tile row r from column c. All lanes of a warp stay
+  // together, so that the functor may reduce over lanes.
+  template <class Accumulators>
+  __device__ __forceinline__ void run(const typename Functor::Row* row_values,
+                                      Accumulators accumulators) {
+    constexpr int UNROLL = FETCH && SLOTS > 1 ? STEPS : min_of(STEPS, 4);
+#pragma unroll UNROLL
+    for (int step = 0; step < STEPS; ++step) {
+      const int r = row(step), c = column(step);
+      const bool on = active(step);
+      typename Functor::Row values{};
+      if constexpr (Functor::ROW_VALUES > 0) {
+        if (on) values = row_values[r];
+      }
+      const Vec<float, V> acc = on ? accumulators(r, c) : map<V>([](int) { return 0.0f; });
+      if constexpr (FETCH) {
+        functor_.template operator()<V>(row0_ + r, col0_ + c, values, on,
+                                        inputs_[SLOTS == 1 ? 0 : step], acc);
+      } else {
+        functor_.template operator()<V>(row0_ + r, col0_ + c, values, on, inputs(step), acc);
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int row(int step) const {
+    if constexpr (ONE_COLUMN) return first_row_ + thread_ / VECTORS + step * (THREADS / VECTORS);
+    return first_row_ + (thread_ + step * THREADS) / VECTORS;
+  }
+  __device__ __forceinline__ int column(int step) const {
+    if constexpr (ONE_COLUMN) return thread_ % VECTORS * V;
+    return (thread_ + step * THREADS) % VECTORS * V;
+  }
+  __device__ __forceinline__ bool active(int step) const {
+    return thread_ + step * THREADS < ROWS * VECTORS && row0_ + row(step) < row_count_ &&
+           col0_ + column(step) < column_count_;
+  }
+  __device__ __forceinline__ Inputs inputs(int step) const {
+    return functor_.template inputs<V>(row0_ + row(step), col0_ + column(step), active(step));
+  }
+
+  const Functor& functor_;
+  const int thread_, first_row_, row0_, col0_, row_count_, column_count_;
+  Inputs inputs_[FETCH ? SLOTS : 1];
+};
 
 }  // namespace gtco

@@ -122,7 +122,6 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
 #pragma unroll
     for (int s = 0; s < C::STAGES - 1; ++s) copy_b(s);
   }
-  prefetch_columns<C::BLOCK_N>(functor, thread, n0, C::N);
   ptx::griddepcontrol_wait();
 #pragma unroll
   for (int s = 0; s < C::STAGES - 1; ++s) {
@@ -160,6 +159,9 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
                                      bf[j / 2][j % 2 * 2 + 1]);
     }
   }
+  EpilogueTile<C::BLOCK_M, C::BLOCK_N, THREADS, 64, Functor> tile(
+      functor, thread, 0, batch * C::M + m0, n0, (batch + 1) * C::M, C::N);
+  tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer
 
@@ -176,9 +178,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
     }
   __syncthreads();
   constexpr int V = Functor::VECTOR;
-  run_epilogue<C::BLOCK_M, C::BLOCK_N, THREADS>(
-      functor, row_values, thread, 0, batch * C::M + m0, n0, (batch + 1) * C::M, C::N,
-      [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
+  tile.run(row_values, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
 }
 
 }  // namespace gtco

@@ -15,14 +15,17 @@ namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
-// Q_CONSTANT, EARLY_TRIGGER, PREFETCH, STAGE_LD, ROW_VALUES_AT (bytes), BARRIERS_AT (bytes).
+// Q_CONSTANT, ATOMS (of 128 bytes of K a stage), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT
+// (bytes), BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
   using Element = typename C::Element;
-  constexpr int BLOCK_K = 128 / sizeof(Element);  // one 128-byte swizzle row
-  constexpr int K_STEP = 32;                      // bytes of K that one wgmma takes
-  constexpr int P_BYTES = C::BLOCK_P * 128, Q_BYTES = C::BLOCK_Q * 128;
+  constexpr int ATOM_K = 128 / sizeof(Element);  // one 128-byte swizzle row
+  constexpr int BLOCK_K = C::ATOMS * ATOM_K;
+  constexpr int K_STEP = 32;  // bytes of K that one wgmma takes
+  constexpr int P_BYTES = C::BLOCK_P * 128, Q_BYTES = C::BLOCK_Q * 128;  // of an atom
+  constexpr int STAGE_BYTES = C::ATOMS * (P_BYTES + Q_BYTES);
   constexpr int CONSUMERS = C::BLOCK_P / 64;
   constexpr int THREADS = CONSUMERS * 128, ALL_THREADS = THREADS + 128;
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
@@ -35,7 +38,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  const u32 ring = ptx::shared_address(smem);  // (STAGES, P_BYTES + Q_BYTES)
+  const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x P_BYTES and ATOMS x Q_BYTES)
   const u32 full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 empty = full + 8 * C::STAGES;
   float* staged = reinterpret_cast<float*>(smem);  // (TILE_ROWS, STAGE_LD), after the loop
@@ -46,8 +49,17 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   const int p0 = blockIdx.x / C::SPLIT * C::BLOCK_P, q0 = blockIdx.y * C::BLOCK_Q;
   const int batch = blockIdx.z;
   const int first = C::SPLIT > 1 ? rank * SPLIT_STEPS : 0;
-  const int steps = max_of(0, min_of(SPLIT_STEPS, ALL_STEPS - first));
+  // Even parts have a constant here: ptxas 13.0 takes this minimum for smaller where it is equal.
+  const int steps = SPLIT_STEPS * C::SPLIT == ALL_STEPS
+                        ? SPLIT_STEPS
+                        : max_of(0, min_of(SPLIT_STEPS, ALL_STEPS - first));
   const int row0 = C::SWAP ? q0 : p0, col0 = C::SWAP ? p0 : q0;
+
+  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);      // rows that this block finishes
+  constexpr int FREE = C::REGISTERS - C::BLOCK_Q / 2 - 48;  // beside the loop's
+  EpilogueTile<SLICE, TILE_COLUMNS, ALL_THREADS, min_of(64, FREE) * 4, Functor> tile(
+      functor, thread, C::SPLIT > 1 ? rank * SLICE : 0, batch * C::ROWS + row0, col0,
+      min_of((batch + 1) * C::ROWS, batch * C::ROWS + row0 + TILE_ROWS), C::COLUMNS);
 
   if (thread == 0) {
     for (int s = 0; s < C::STAGES; ++s) {
@@ -62,7 +74,6 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   } else {
     __syncthreads();
   }
-  if constexpr (C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
 
   const auto consume = [&]() {
     float acc[C::BLOCK_Q / 2];
@@ -80,13 +91,16 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     for (int step = 0; step < steps; ++step) {
       const int s = step % C::STAGES;
       ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);
-      const u32 p_tile = ring + s * (P_BYTES + Q_BYTES) + group * 64 * 128;  // (64, BLOCK_K)
-      const u32 q_tile = ring + s * (P_BYTES + Q_BYTES) + P_BYTES;           // (BLOCK_Q, BLOCK_K)
+      const u32 p_tile = ring + s * STAGE_BYTES + group * 64 * 128;    // (ATOMS, 64, ATOM_K)
+      const u32 q_tile = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES;  // (ATOMS, BLOCK_Q, ATOM_K)
       ptx::wgmma_fence();
 #pragma unroll
-      for (int k = 0; k < 128; k += K_STEP)
-        ptx::Wgmma<Element, C::BLOCK_Q>::mma(acc, ptx::wgmma_descriptor(p_tile + k),
-                                             ptx::wgmma_descriptor(q_tile + k), 1);
+      for (int atom = 0; atom < C::ATOMS; ++atom)
+#pragma unroll
+        for (int k = 0; k < 128; k += K_STEP)
+          ptx::Wgmma<Element, C::BLOCK_Q>::mma(
+              acc, ptx::wgmma_descriptor(p_tile + atom * P_BYTES + k),
+              ptx::wgmma_descriptor(q_tile + atom * Q_BYTES + k), 1);
       ptx::wgmma_commit_group();
       if (step > 0) {  // one group stays in flight; the one before has read its tiles
         ptx::wgmma_wait_group<1>(acc);
@@ -94,8 +108,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       }
     }
     ptx::wgmma_wait_group<0>(acc);
-    if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
-    ptx::bar_sync<THREADS>(1);  // the ring becomes the staging buffer
+    ptx::griddepcontrol_launch_dependents();
+    __syncthreads();  // the ring becomes the staging buffer
 
     const int p = group * 64 + warp % 4 * 16 + lane / 4;
 #pragma unroll
@@ -115,65 +129,67 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     }
   };
 
-  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that this block finishes
   if (warp >= CONSUMERS * 4) {
-    const int helper = thread - THREADS - 32;
     if (warp > CONSUMERS * 4) {
-      prefetch_columns<TILE_COLUMNS>(functor, helper, col0, C::COLUMNS);
       ptx::griddepcontrol_wait();
-      fill_row_values<TILE_ROWS, 96>(functor, row_values, helper, batch * C::ROWS + row0,
-                                     (batch + 1) * C::ROWS);
+      tile.fetch();
+      fill_row_values<TILE_ROWS, 96>(functor, row_values, thread - THREADS - 32,
+                                     batch * C::ROWS + row0, (batch + 1) * C::ROWS);
     } else if (lane == 0) {  // the producer
       const auto copy_p = [&](int step) {
         const int s = step % C::STAGES;
-        ptx::cp_async_bulk_tensor(ring + s * (P_BYTES + Q_BYTES), p_map, (first + step) * BLOCK_K,
-                                  p0, batch, full + 8 * s);
+#pragma unroll
+        for (int atom = 0; atom < C::ATOMS; ++atom)
+          ptx::cp_async_bulk_tensor(ring + s * STAGE_BYTES + atom * P_BYTES, p_map,
+                                    (first + step) * BLOCK_K + atom * ATOM_K, p0, batch,
+                                    full + 8 * s);
       };
       const auto copy_q = [&](int step) {
         const int s = step % C::STAGES;
-        const u32 to = ring + s * (P_BYTES + Q_BYTES) + P_BYTES;
-        if constexpr (C::MULTICAST > 1) {  // the blocks take turns, one step each
-          if (step % C::MULTICAST == rank)
-            ptx::cp_async_bulk_tensor_multicast(to, q_map, step * BLOCK_K, q0, batch, full + 8 * s,
+        if (C::MULTICAST > 1 && step % C::MULTICAST != rank) return;  // blocks take turns
+#pragma unroll
+        for (int atom = 0; atom < C::ATOMS; ++atom) {
+          const u32 to = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES + atom * Q_BYTES;
+          const int k = (first + step) * BLOCK_K + atom * ATOM_K;
+          if constexpr (C::MULTICAST > 1) {
+            ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,
                                                 (1 << C::MULTICAST) - 1);
-        } else {
-          ptx::cp_async_bulk_tensor(to, q_map, (first + step) * BLOCK_K, q0, batch, full + 8 * s);
+          } else {
+            ptx::cp_async_bulk_tensor(to, q_map, k, q0, batch, full + 8 * s);
+          }
         }
       };
       ptx::prefetch_tensormap(p_map);
       ptx::prefetch_tensormap(q_map);
       const int ahead = min_of(C::STAGES, steps);
       for (int step = 0; step < ahead; ++step) {
-        ptx::mbarrier_arrive_expect_tx(full + 8 * step, P_BYTES + Q_BYTES);
+        ptx::mbarrier_arrive_expect_tx(full + 8 * step, STAGE_BYTES);
         if constexpr (C::P_CONSTANT) copy_p(step);  // weights need not wait for the kernel before
         if constexpr (C::Q_CONSTANT) copy_q(step);
-      }
-      if constexpr (C::PREFETCH) {  // the weights that find no room in the ring yet, to L2
-        for (int step = C::STAGES; step < steps; ++step) {
-          const int x = (first + step) * BLOCK_K;
-          if constexpr (C::P_CONSTANT) ptx::cp_async_bulk_prefetch_tensor(p_map, x, p0, batch);
-          if constexpr (C::Q_CONSTANT) ptx::cp_async_bulk_prefetch_tensor(q_map, x, q0, batch);
-        }
       }
       ptx::griddepcontrol_wait();
       for (int step = 0; step < ahead; ++step) {
         if constexpr (!C::P_CONSTANT) copy_p(step);
         if constexpr (!C::Q_CONSTANT) copy_q(step);
       }
+#pragma unroll 1
       for (int step = C::STAGES; step < steps; ++step) {
         const int s = step % C::STAGES;
         ptx::mbarrier_wait(empty + 8 * s, (step / C::STAGES - 1) & 1);
-        ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES + Q_BYTES);
+        ptx::mbarrier_arrive_expect_tx(full + 8 * s, STAGE_BYTES);
         copy_p(step);
         copy_q(step);
       }
     } else {
       ptx::griddepcontrol_wait();
     }
-    if constexpr (!C::EARLY_TRIGGER) ptx::griddepcontrol_launch_dependents();
     __syncwarp();
+    if (warp == CONSUMERS * 4) tile.fetch();
+    ptx::griddepcontrol_launch_dependents();
+    __syncthreads();  // as the consumers do, ahead of their staging
   } else {
     ptx::griddepcontrol_wait();
+    tile.fetch();
     consume();
   }
 
@@ -182,28 +198,23 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     static_assert(C::SPLIT == 1 || V % 4 == 0, "partial tiles are read four floats at a time");
     ptx::barrier_cluster_arrive();
     ptx::barrier_cluster_wait();
-    const u32 tile = ptx::shared_address(smem);
-    run_epilogue<SLICE, TILE_COLUMNS, ALL_THREADS>(
-        functor, row_values, thread, rank * SLICE, batch * C::ROWS + row0, col0,
-        min_of((batch + 1) * C::ROWS, batch * C::ROWS + row0 + TILE_ROWS), C::COLUMNS,
-        [&](int r, int c) {
-          Vec<float, V> sum = map<V>([](int) { return 0.0f; });
-          const u32 at = tile + (r * C::STAGE_LD + c) * 4;
+    const u32 staged_at = ptx::shared_address(smem);
+    tile.run(row_values, [&](int r, int c) {
+      Vec<float, V> sum = map<V>([](int) { return 0.0f; });
+      const u32 at = staged_at + (r * C::STAGE_LD + c) * 4;
 #pragma unroll
-          for (int peer = 0; peer < C::SPLIT; ++peer)  // always in this order: the same bits
+      for (int peer = 0; peer < C::SPLIT; ++peer)  // always in this order: the same bits
 #pragma unroll
-            for (int i = 0; i < V; i += 4) {
-              const Vec<float, 4> part = ptx::ld_shared_cluster_v4(ptx::mapa(at + i * 4, peer));
+        for (int i = 0; i < V; i += 4) {
+          const Vec<float, 4> part = ptx::ld_shared_cluster_v4(ptx::mapa(at + i * 4, peer));
 #pragma unroll
-              for (int e = 0; e < 4; ++e) sum[i + e] += part[e];
-            }
-          return sum;
-        });
+          for (int e = 0; e < 4; ++e) sum[i + e] += part[e];
+        }
+      return sum;
+    });
   } else {
     __syncthreads();
-    run_epilogue<TILE_ROWS, TILE_COLUMNS, ALL_THREADS>(
-        functor, row_values, thread, 0, batch * C::ROWS + row0, col0, (batch + 1) * C::ROWS,
-        C::COLUMNS, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
+    tile.run(row_values, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
   }
   if constexpr (CLUSTER) {  // nobody leaves while a peer reads its tile or counts on its barriers
     ptx::barrier_cluster_arrive_relaxed();

@@ -64,10 +64,6 @@ __device__ __forceinline__ float min_nan(float x, float y) {  // 9.7.3.11 min.Na
   return r;
 }
 
-__device__ __forceinline__ void prefetch_l1(const void* p) {  // 9.7.9.17 prefetch
-  asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
-}
-
 // -- shared memory ---------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
@@ -195,8 +191,8 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       ".reg .pred done;\n"
       "again:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra.uni ready;\n"
-      "bra.uni again;\n"
+      "@done bra ready;\n"
+      "bra again;\n"
       "ready:\n"
       "}" ::"r"(barrier),
       "r"(parity)
@@ -222,12 +218,9 @@ __device__ __forceinline__ void cp_async_bulk_tensor(u32 to_shared, const Tensor
       : "memory");
 }
 
-// 9.7.9.27.1.5: brings the tile from device memory to L2 only.
-__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const TensorMap& map, int x, int y,
-                                                              int z) {
-  asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map),
-               "r"(x), "r"(y), "r"(z)
-               : "memory");
+// 9.7.9.25.5.2 cp.async.bulk.prefetch: brings `bytes` (a multiple of 16) from device memory to L2.
+__device__ __forceinline__ void cp_async_bulk_prefetch(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // The same, into the same offset of every block of the cluster named in `blocks`; each of those

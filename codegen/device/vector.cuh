@@ -43,20 +43,23 @@ struct alignas(sizeof(T) * V <= 16 ? sizeof(T) * V : 16) Packed {
   T data[V];
 };
 
-// V neighbours in device memory, in the compute type; zeros where not `active`. `from` is aligned
-// to the vector, up to 16 bytes.
+// V neighbours in memory as they lie there; zeros where not `active`. `from` is aligned to the
+// vector, up to 16 bytes.
+template <int V, class T>
+__device__ __forceinline__ Packed<T, V> load_packed(const T* from, bool active = true) {
+  if (active) return *reinterpret_cast<const Packed<T, V>*>(from);
+  return Packed<T, V>{};
+}
+
+template <int V, class T>
+__device__ __forceinline__ Vec<compute_t<T>, V> unpack(const Packed<T, V>& packed) {
+  return map<V>([&](int i) { return to_compute(packed.data[i]); });
+}
+
+// The same in the compute type.
 template <int V, class T>
 __device__ __forceinline__ Vec<compute_t<T>, V> load(const T* from, bool active = true) {
-  Vec<compute_t<T>, V> r;
-  if (active) {
-    const Packed<T, V> packed = *reinterpret_cast<const Packed<T, V>*>(from);
-#pragma unroll
-    for (int i = 0; i < V; ++i) r[i] = to_compute(packed.data[i]);
-  } else {
-#pragma unroll
-    for (int i = 0; i < V; ++i) r[i] = compute_t<T>(0);
-  }
-  return r;
+  return unpack(load_packed<V>(from, active));
 }
 
 template <int V, class T, class C>

@@ -110,7 +110,6 @@ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
 
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
-inline void prefetch_l1(const void*) {}
 
 template <int THREADS>
 void bar_sync(int id) {
@@ -152,7 +151,7 @@ struct alignas(64) TensorMap {
 static_assert(sizeof(TensorMap) == 128, "as large as the GPU's");
 
 inline void prefetch_tensormap(const TensorMap&) {}
-inline void cp_async_bulk_prefetch_tensor(const TensorMap&, int, int, int) {}
+inline void cp_async_bulk_prefetch(const void*, u32) {}
 
 // 128-byte swizzle: the 16-byte chunk of an address moves by the row of 128 bytes it is in.
 inline u32 swizzled(u32 address) { return address ^ ((address >> 7 & 7) << 4); }

@@ -26,7 +26,7 @@ class GemmWgmma(Sketch):
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -48,10 +48,9 @@ class GemmWgmma(Sketch):
             Knob("block_p", (64, 128, 192, 256)),
             Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
             Knob("stages", (2, 3, 4, 5, 6, 8)),
-            Knob("split", (1, 2, 4, 8)),
+            Knob("split", (1, 2, 3, 4, 6, 8)),
             Knob("multicast", (1, 2, 4)),
-            Knob("early_trigger", (0, 1)),
-            Knob("prefetch", (0, 1)),
+            Knob("atoms", (1, 2)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -61,10 +60,10 @@ class GemmWgmma(Sketch):
     def _candidates(self) -> Iterable[Schedule]:
         problem = self.problem
         budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
-        clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (4, 1), (8, 1))
+        clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1))
         found: dict[tuple[int, ...], Schedule] = {}
-        for swap, block_p, budget, (split, multicast), prefetch in itertools.product(
-            (1, 0), (64, 128), budgets, clusters, (0, 1)
+        for swap, block_p, budget, (split, multicast) in itertools.product(
+            (1, 0), (64, 128), budgets, clusters
         ):
             for block_q in _block_q(problem.rows, problem.columns):
                 steps = -(-self.steps // split)
@@ -76,8 +75,7 @@ class GemmWgmma(Sketch):
                     "stages": max(2, stages),
                     "split": split,
                     "multicast": multicast,
-                    "early_trigger": 0,
-                    "prefetch": prefetch,
+                    "atoms": 1,
                 }
                 try:
                     self._check(schedule)
@@ -126,7 +124,7 @@ class GemmWgmma(Sketch):
             ld, tile_rows = block_p + 4, block_q
         else:
             ld, tile_rows = block_q + (8 - block_q) % 32, block_p
-        ring = schedule["stages"] * (block_p + block_q) * 128
+        ring = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
         row_values = pad_to(tile_rows * 4 * self.row_fields, 16)
         return ld, pad_to(max(ring, tile_rows * ld * 4), 16) + row_values + 16 * schedule["stages"]
 
@@ -142,7 +140,7 @@ class GemmWgmma(Sketch):
             f"{columns} columns a tile cut the chunks of the row statistics",
         )
         check(split == 1 or vector % 4 == 0, "split-K needs vectors of four columns")
-        steps = self.steps
+        steps = -(-self.steps // schedule["atoms"])
         multicast = schedule["multicast"]
         check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
         p_tiles = -(-self._sides(schedule)[0] // block_p)
@@ -175,6 +173,10 @@ class GemmWgmma(Sketch):
         barriers_at = smem - 16 * stages
         tile_rows = block_q if swap else block_p
         row_values_at = barriers_at - pad_to(tile_rows * 4 * self.row_fields, 16)
+        threads = block_p * 2 + 128
+        # Two that fit one multiprocessor: the next kernel's prologue then runs beside this one's end.
+        fits_twice = 2 * (smem + 1024) <= self.target.smem_per_sm and threads <= 256
+        blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
         functor = emitter.functor("Epilogue", "acc")
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
@@ -189,14 +191,14 @@ struct Config {{
   static constexpr int SPLIT = {split}, MULTICAST = {schedule["multicast"]};
   static constexpr bool P_CONSTANT = {str(p.constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
-  static constexpr bool EARLY_TRIGGER = {str(bool(schedule["early_trigger"])).lower()};
-  static constexpr bool PREFETCH = {str(bool(schedule["prefetch"])).lower()};
+  static constexpr int REGISTERS = {min(255, 65536 // (threads * blocks_per_sm))};
+  static constexpr int ATOMS = {schedule["atoms"]};
   static constexpr int STAGE_LD = {ld};
   static constexpr int ROW_VALUES_AT = {row_values_at}, BARRIERS_AT = {barriers_at};
 }};
 
 {functor}
-extern "C" __global__ void __launch_bounds__({block_p * 2 + 128}, 1)
+extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             const __grid_constant__ ptx::TensorMap q_map{declarations}) {{
   gemm_wgmma<Config>(p_map, q_map, Epilogue{{{names}}});
@@ -210,7 +212,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             schedule,
             source,
             (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
-            block_p * 2 + 128,
+            threads,
             smem,
             (*maps, *(argument for _, argument in region.parameters.values())),
             (split * schedule["multicast"], 1, 1),

@@ -365,7 +365,7 @@ def _decode_launch(
     program = None
     if data["program"] is not None:
         program = _decode_program(data["program"], sources, arch)
-        known = {*group.graph.inputs, *group.graph.constants, *group.graph.outputs}
+        known = {*group.graph.inputs, *group.graph.outputs, *graph.constants}
         for argument in program.arguments:
             if argument.value not in known:
                 raise EncodingError(f"{group.name} has no stored value %{argument.value}")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from gtco.codegen.program import KernelProgram
@@ -41,6 +41,41 @@ class Launch:
     def modules(self) -> tuple[str, ...]:
         """The user's modules that its operators come from."""
         return tuple(dict.fromkeys(n.source for n in self.group.compute if n.source))
+
+
+WEIGHTS = 1 << 16
+"""Bytes from which on a constant is worth fetching ahead."""
+
+
+def fetch_ahead(launches: Sequence[Launch], distance: int) -> tuple[Launch, ...]:
+    """Let each generated kernel bring to L2 the weights of the one `distance` launches later.
+
+    Weights come from device memory once a call; a kernel that finds its own in L2 does not wait
+    for them at every turn of its ring.
+    """
+    result = []
+    for index, launch in enumerate(launches):
+        later = launches[index + distance] if index + distance < len(launches) else None
+        weights = _weights(later) if later is not None and distance else None
+        if launch.program is not None and weights is not None:
+            name, nbytes = weights
+            launch = replace(launch, program=launch.program.fetching(name, nbytes))
+        result.append(launch)
+    return tuple(result)
+
+
+def _weights(launch: Launch) -> tuple[str, int] | None:
+    """The largest constant that a generated kernel reads, if it is large."""
+    if launch.program is None:
+        return None
+    constants = launch.group.graph.constants
+    read = {argument.value for argument in launch.program.arguments} & set(constants)
+    sizes = {name: constants[name].numel() * constants[name].itemsize for name in read}
+    large = [(nbytes, name) for name, nbytes in sizes.items() if nbytes >= WEIGHTS]
+    if not large:
+        return None
+    nbytes, name = max(large)
+    return name, nbytes
 
 
 @dataclass(frozen=True, eq=False)

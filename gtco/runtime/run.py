@@ -84,7 +84,7 @@ def time_program(
             BoundLaunch(kernel, program, tensors, dependent=dependent and index > 0)
             for index, tensors in enumerate(alive)
         ]
-        return _time_chain(chain, repeat)
+        return time_chain(chain, repeat)
 
 
 def time_library(
@@ -94,7 +94,7 @@ def time_library(
     device = _device(values)
     with torch.cuda.device(device), torch.no_grad():
         tensors = _copies(group, values, device, copies)
-        return _time_chain([bind_library(group, each) for each in tensors], repeat)
+        return time_chain([bind_library(group, each) for each in tensors], repeat)
 
 
 def _copies(
@@ -106,7 +106,7 @@ def _copies(
     return [{**base, **{name: base[name].clone() for name in names}} for _ in range(copies)]
 
 
-def _time_chain(chain: Sequence[Callable[[int], None]], repeat: int) -> float:
+def time_chain(chain: Sequence[Callable[[int], None]], repeat: int) -> float:
     def enqueue() -> None:
         stream = torch.cuda.current_stream().cuda_stream
         for launch in chain:
