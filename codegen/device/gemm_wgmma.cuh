@@ -15,8 +15,8 @@ namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
-// Q_CONSTANT, ATOMS (of 128 bytes of K a stage), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT
-// (bytes), BARRIERS_AT (bytes).
+// Q_CONSTANT, ATOMS (of 128 bytes of K a stage), REGISTERS (a thread's), STAGE_LD,
+// ROW_VALUES_AT, INBOX_AT and BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -36,12 +36,16 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
   constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
   constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
+  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that a block finishes
+  constexpr int SLICE_BYTES = SLICE * C::STAGE_LD * 4;
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x P_BYTES and ATOMS x Q_BYTES)
   const u32 full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 empty = full + 8 * C::STAGES;
   float* staged = reinterpret_cast<float*>(smem);  // (TILE_ROWS, STAGE_LD), after the loop
+  float* inbox = reinterpret_cast<float*>(smem + C::INBOX_AT);  // (SPLIT - 1, SLICE, STAGE_LD)
+  const u32 inbox_at = ptx::shared_address(inbox), inbox_full = empty + 8 * C::STAGES;
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -55,7 +59,6 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
                         : max_of(0, min_of(SPLIT_STEPS, ALL_STEPS - first));
   const int row0 = C::SWAP ? q0 : p0, col0 = C::SWAP ? p0 : q0;
 
-  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);      // rows that this block finishes
   constexpr int FREE = C::REGISTERS - C::BLOCK_Q / 2 - 48;  // beside the loop's
   EpilogueTile<SLICE, TILE_COLUMNS, ALL_THREADS, min_of(64, FREE) * 4, Functor> tile(
       functor, thread, C::SPLIT > 1 ? rank * SLICE : 0, batch * C::ROWS + row0, col0,
@@ -66,10 +69,14 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::mbarrier_init(full + 8 * s, 1);
       ptx::mbarrier_init(empty + 8 * s, CONSUMERS * 4 * C::MULTICAST);
     }
+    if constexpr (C::SPLIT > 1) ptx::mbarrier_init(inbox_full, 1);
     ptx::fence_mbarrier_init();
+    if constexpr (C::SPLIT > 1)
+      ptx::mbarrier_arrive_expect_tx(inbox_full, (C::SPLIT - 1) * SLICE_BYTES);
   }
-  if constexpr (C::MULTICAST > 1) {  // a peer's copies count on this block's barriers
-    ptx::barrier_cluster_arrive_relaxed();
+  // A peer's copies count on this block's barriers: multicast at once, partial tiles at the end.
+  if constexpr (CLUSTER) ptx::barrier_cluster_arrive_relaxed();
+  if constexpr (C::MULTICAST > 1) {
     ptx::barrier_cluster_wait();
   } else {
     __syncthreads();
@@ -102,12 +109,11 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
               acc, ptx::wgmma_descriptor(p_tile + atom * P_BYTES + k),
               ptx::wgmma_descriptor(q_tile + atom * Q_BYTES + k), 1);
       ptx::wgmma_commit_group();
-      if (step > 0) {  // one group stays in flight; the one before has read its tiles
-        ptx::wgmma_wait_group<1>(acc);
-        release((step - 1) % C::STAGES);
-      }
+      // Filling the ring takes longer than multiplying: the slot goes back before the next is
+      // awaited.
+      ptx::wgmma_wait_group<0>(acc);
+      release(s);
     }
-    ptx::wgmma_wait_group<0>(acc);
     ptx::griddepcontrol_launch_dependents();
     __syncthreads();  // the ring becomes the staging buffer
 
@@ -127,6 +133,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
             make_float2(acc[j * 4 + 2], acc[j * 4 + 3]);
       }
     }
+    if constexpr (C::SPLIT > 1) ptx::fence_proxy_async();  // the copy engine reads them
   };
 
   if (warp >= CONSUMERS * 4) {
@@ -193,33 +200,38 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     consume();
   }
 
+  __syncthreads();
   constexpr int V = Functor::VECTOR;
   if constexpr (C::SPLIT > 1) {
-    static_assert(C::SPLIT == 1 || V % 4 == 0, "partial tiles are read four floats at a time");
-    ptx::barrier_cluster_arrive();
-    ptx::barrier_cluster_wait();
-    const u32 staged_at = ptx::shared_address(smem);
+    ptx::barrier_cluster_wait();  // every block's inbox can take copies
+    if (thread < C::SPLIT && thread != rank) {
+      const int slot = rank < thread ? rank : rank - 1;  // in the inbox of block `thread`
+      ptx::cp_async_bulk_to_cluster(ptx::mapa(inbox_at + slot * SLICE_BYTES, thread),
+                                    ring + thread * SLICE_BYTES, SLICE_BYTES,
+                                    ptx::mapa(inbox_full, thread));
+    }
+    __syncwarp();
+    ptx::mbarrier_wait(inbox_full, 0);
+    ptx::barrier_cluster_arrive_relaxed();  // what the peers sent has left them
     tile.run(row_values, [&](int r, int c) {
       Vec<float, V> sum = map<V>([](int) { return 0.0f; });
-      const u32 at = staged_at + (r * C::STAGE_LD + c) * 4;
 #pragma unroll
-      for (int peer = 0; peer < C::SPLIT; ++peer)  // always in this order: the same bits
+      for (int peer = 0; peer < C::SPLIT; ++peer) {  // always in this order: the same bits
+        const int slot = peer < rank ? peer : peer - 1;
+        const float* from = peer == rank ? staged + r * C::STAGE_LD
+                                         : inbox + (slot * SLICE + r - rank * SLICE) * C::STAGE_LD;
+        const Vec<float, V> part = load<V>(from + c);
 #pragma unroll
-        for (int i = 0; i < V; i += 4) {
-          const Vec<float, 4> part = ptx::ld_shared_cluster_v4(ptx::mapa(at + i * 4, peer));
-#pragma unroll
-          for (int e = 0; e < 4; ++e) sum[i + e] += part[e];
-        }
+        for (int i = 0; i < V; ++i) sum[i] += part[i];
+      }
       return sum;
     });
   } else {
-    __syncthreads();
     tile.run(row_values, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
+    if constexpr (C::MULTICAST > 1) ptx::barrier_cluster_arrive_relaxed();
   }
-  if constexpr (CLUSTER) {  // nobody leaves while a peer reads its tile or counts on its barriers
-    ptx::barrier_cluster_arrive_relaxed();
-    ptx::barrier_cluster_wait();
-  }
+  // Nobody leaves while a peer takes its tile or counts on its barriers.
+  if constexpr (CLUSTER) ptx::barrier_cluster_wait();
 }
 #endif
 

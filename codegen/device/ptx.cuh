@@ -257,13 +257,14 @@ __device__ __forceinline__ u32 mapa(u32 address, u32 rank) {
   return r;
 }
 
-__device__ __forceinline__ Vec<float, 4> ld_shared_cluster_v4(u32 address) {
-  Vec<float, 4> r;
-  asm volatile("ld.shared::cluster.v4.f32 {%0,%1,%2,%3}, [%4];"
-               : "=f"(r[0]), "=f"(r[1]), "=f"(r[2]), "=f"(r[3])
-               : "r"(address)
-               : "memory");
-  return r;
+// 9.7.9.25.5.1 cp.async.bulk: from this block's shared memory into that of a block of the cluster,
+// whose barrier counts the bytes. `to` and `barrier` come from mapa.
+__device__ __forceinline__ void cp_async_bulk_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(to),
+      "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
 }
 
 // 9.7.13.6 fence.proxy.async: shared memory written by stores becomes visible to the copy engine

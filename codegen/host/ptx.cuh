@@ -202,10 +202,19 @@ inline void barrier_cluster_wait() {
   while (host::cluster.round == host::threads[host::current].cluster_round) host::yield();
 }
 
-inline Vec<float, 4> ld_shared_cluster_v4(u32 address) {
-  Vec<float, 4> r;
-  std::memcpy(&r, host::shared(address), sizeof r);
-  return r;
+inline void fence_proxy_async() {}
+
+inline void cp_async_bulk_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
+  if (to % 16 || from % 16 || bytes % 16)
+    host::fail("cp.async.bulk between addresses or of a size that is no multiple of 16");
+  const u32 mine = mapa(from & OFFSET, host::rank());
+  host::transfers.push_back([=] {
+    std::memcpy(host::shared(to), host::shared(mine), bytes);
+    host::Barrier& counted = host::barrier(barrier);
+    counted.bytes -= bytes;
+    host::settle(counted);
+  });
+  ++host::progress;
 }
 
 }  // namespace gtco::ptx

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,17 @@ from gtco.graph import Group
 from gtco.target import Target
 
 ELEMENTS = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class _SharedMemory:
+    """Where what lies, in bytes; `stage_ld` is the row pitch of the staged tile in elements."""
+
+    stage_ld: int
+    row_values_at: int
+    inbox_at: int
+    barriers_at: int
+    nbytes: int
 
 
 class GemmWgmma(Sketch):
@@ -96,7 +108,7 @@ class GemmWgmma(Sketch):
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         blocks = problem.batch * -(-p_size // block_p) * -(-q_size // block_q) * split
         per_sm = -(-blocks // self.target.sm_count)
-        resident = max(1, self.target.smem_per_sm // (self._smem(schedule)[1] + 1024))
+        resident = max(1, self.target.smem_per_sm // (self._smem(schedule).nbytes + 1024))
         waves = -(-per_sm // resident)
         together = min(per_sm, resident)
         steps = -(-self.steps // split)
@@ -117,16 +129,19 @@ class GemmWgmma(Sketch):
         sides = (self.problem.rows, self.problem.columns)
         return (sides[1], sides[0]) if schedule["swap"] else sides
 
-    def _smem(self, schedule: Schedule) -> tuple[int, int]:
-        """(leading dimension of the staged tile, bytes of shared memory)."""
+    def _smem(self, schedule: Schedule) -> _SharedMemory:
         block_p, block_q = schedule["block_p"], schedule["block_q"]
         if schedule["swap"]:
             ld, tile_rows = block_p + 4, block_q
         else:
             ld, tile_rows = block_q + (8 - block_q) % 32, block_p
         ring = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
-        row_values = pad_to(tile_rows * 4 * self.row_fields, 16)
-        return ld, pad_to(max(ring, tile_rows * ld * 4), 16) + row_values + 16 * schedule["stages"]
+        slice_bytes = -(-tile_rows // schedule["split"]) * ld * 4  # of the staged tile
+        row_values_at = pad_to(max(ring, schedule["split"] * slice_bytes), 16)
+        inbox_at = row_values_at + pad_to(tile_rows * 4 * self.row_fields, 16)
+        barriers_at = inbox_at + (schedule["split"] - 1) * slice_bytes
+        barriers = 16 * (schedule["stages"] + 1)
+        return _SharedMemory(ld, row_values_at, inbox_at, barriers_at, barriers_at + barriers)
 
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
@@ -139,7 +154,6 @@ class GemmWgmma(Sketch):
             not self.has_stats or columns % 64 == 0,
             f"{columns} columns a tile cut the chunks of the row statistics",
         )
-        check(split == 1 or vector % 4 == 0, "split-K needs vectors of four columns")
         steps = -(-self.steps // schedule["atoms"])
         multicast = schedule["multicast"]
         check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
@@ -152,7 +166,7 @@ class GemmWgmma(Sketch):
         threads = block_p * 2 + 128
         most = min(240, 65536 // threads)
         check(registers <= most, f"about {registers} registers a thread, of {most}")
-        _, smem = self._smem(schedule)
+        smem = self._smem(schedule).nbytes
         limit = self.target.smem_per_block
         check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
 
@@ -169,13 +183,10 @@ class GemmWgmma(Sketch):
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)
         p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
-        ld, smem = self._smem(schedule)
-        barriers_at = smem - 16 * stages
-        tile_rows = block_q if swap else block_p
-        row_values_at = barriers_at - pad_to(tile_rows * 4 * self.row_fields, 16)
+        smem = self._smem(schedule)
         threads = block_p * 2 + 128
         # Two that fit one multiprocessor: the next kernel's prologue then runs beside this one's end.
-        fits_twice = 2 * (smem + 1024) <= self.target.smem_per_sm and threads <= 256
+        fits_twice = 2 * (smem.nbytes + 1024) <= self.target.smem_per_sm and threads <= 256
         blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
         functor = emitter.functor("Epilogue", "acc")
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
@@ -193,8 +204,8 @@ struct Config {{
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
   static constexpr int REGISTERS = {min(255, 65536 // (threads * blocks_per_sm))};
   static constexpr int ATOMS = {schedule["atoms"]};
-  static constexpr int STAGE_LD = {ld};
-  static constexpr int ROW_VALUES_AT = {row_values_at}, BARRIERS_AT = {barriers_at};
+  static constexpr int STAGE_LD = {smem.stage_ld}, ROW_VALUES_AT = {smem.row_values_at};
+  static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
 }};
 
 {functor}
@@ -213,7 +224,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             source,
             (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
             threads,
-            smem,
+            smem.nbytes,
             (*maps, *(argument for _, argument in region.parameters.values())),
             (split * schedule["multicast"], 1, 1),
         )
