@@ -62,7 +62,7 @@ class GemmWgmma(Sketch):
             Knob("stages", (2, 3, 4, 5, 6, 8)),
             Knob("split", (1, 2, 3, 4, 6, 8)),
             Knob("multicast", (1, 2, 4)),
-            Knob("atoms", (1, 2)),
+            Knob("atoms", (1, 2, 3, 4)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
