@@ -119,6 +119,7 @@ void start_cluster(const std::vector<Index>& indices) {
   resident = 0;
   std::memset(gtco::smem, 0xff, smem_bytes);
   for (int i = 0; i < total; ++i) {
+    threads[i].pc = reinterpret_cast<const char*>(kernel) + 1;
     threads[i].clocks.reset(agents);
     tick(i);
   }
@@ -177,8 +178,8 @@ void fail_of(int thread, const void* pc, const std::string& what) {
   if (!error.empty()) return;
   error = thread_name(thread) + ", " + place(pc);
   const auto& calls = threads[thread].calls;
-  for (auto call = calls.rbegin(); call != calls.rend(); ++call)
-    if (in_kernel(*call)) error += " < " + place(*call);
+  for (int i = static_cast<int>(calls.size()) - 1; i > 0; --i)  // the first is not the kernel's
+    if (in_kernel(calls[i])) error += " < " + place(calls[i]);
   error += ": " + what;
 }
 

@@ -208,7 +208,8 @@ using namespace host;
 TOUCH(1)
 TOUCH(2)
 TOUCH(4)
-TOUCH(8) TOUCH(16)
+TOUCH(8)
+TOUCH(16)
 
     extern "C" void __tsan_read_range(void* p, unsigned long bytes) {
   touch(p, bytes, false, AT);
@@ -228,5 +229,7 @@ extern "C" void __tsan_func_entry(void* caller) {
   if (current >= 0) self().calls.push_back(caller);
 }
 extern "C" void __tsan_func_exit() {
-  if (current >= 0 && !self().calls.empty()) self().calls.pop_back();
+  if (current < 0 || self().calls.empty()) return;
+  self().calls.pop_back();
+  self().pc = AT;
 }

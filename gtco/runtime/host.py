@@ -19,7 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
-from gtco.graph import Graph, Group
+from gtco.graph import Group
 from gtco.interpreter import interpret
 from gtco.runtime.nvrtc import CubinCache, cache_folder
 from gtco.runtime.plan import Plan
@@ -38,7 +38,7 @@ from gtco.runtime.poison import poisoned
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
 _ERROR_LINES = 12
-_FLAGS = ("-std=c++17", "-fPIC", "-fno-sanitize=undefined", "-w")  # zig asks for the sanitizer
+_FLAGS = ("-std=c++17", "-fPIC", "-fno-sanitize=undefined", "-w", "-Wno-psabi")  # zig asks for the sanitizer
 _WRAPPERS = ("ptx.cuh", "wgmma.cuh", "instructions.h")  # a line in them says nothing
 _ONE_AT_A_TIME = Lock()  # there is one machine
 
@@ -78,14 +78,21 @@ class HostKernel:
         self._entry = ctypes.CDLL(str(self._library)).enter
 
     def __call__(
-        self, program: KernelProgram, graph: Graph, tensors: Mapping[str, Tensor], seed: int = 0
+        self,
+        program: KernelProgram,
+        tensors: Mapping[str, Tensor],
+        *,
+        constants: Collection[str],
+        outputs: Collection[str],
+        seed: int = 0,
     ) -> None:
         """Run every block.
 
         Args:
             program: with the source of this kernel and the arguments of this launch.
-            graph: of the program's group: which tensors are constants, and which outputs.
             tensors: the stored values that the arguments name, contiguous and on the CPU.
+            constants: of those, what no kernel ever writes.
+            outputs: of those, what this kernel may write.
             seed: of the order in which threads and blocks run, and bulk copies land.
 
         Raises:
@@ -98,8 +105,8 @@ class HostKernel:
                     name.encode(),
                     tensors[name].data_ptr(),
                     tensors[name].nbytes,
-                    name in graph.constants,
-                    name in graph.outputs,
+                    name in constants,
+                    name in outputs,
                 )
                 for name in names
             )
@@ -162,7 +169,9 @@ def run_on_host(
     tensors = {name: each.contiguous() for name, each in {**graph.constants, **values}.items()}
     for name in graph.outputs:
         tensors[name] = poisoned(graph.specs[name], torch.device("cpu"))
-    HostKernel(program)(program, graph, tensors, seed)
+    HostKernel(program)(
+        program, tensors, constants=graph.constants, outputs=graph.outputs, seed=seed
+    )
     return {name: tensors[name] for name in graph.outputs}
 
 
@@ -205,7 +214,9 @@ class HostExecutable:
                 continue
             for name in graph.outputs:
                 values[name] = poisoned(graph.specs[name], self.device)
-            self._kernels[launch.program.name](launch.program, graph, values)
+            self._kernels[launch.program.name](
+                launch.program, values, constants=graph.constants, outputs=graph.outputs
+            )
         outputs = []
         for name in plan.graph.outputs:
             base, chain = plan.outputs[name]
