@@ -38,7 +38,8 @@ from gtco.runtime.poison import poisoned
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
 _ERROR_LINES = 12
-_FLAGS = ("-std=c++17", "-fPIC", "-fno-sanitize=undefined", "-w", "-Wno-psabi")  # zig asks for the sanitizer
+# zig would add the sanitizer of undefined behaviour, gcc a note on every tensor map.
+_FLAGS = ("-std=c++17", "-fPIC", "-fno-sanitize=undefined", "-w", "-Wno-psabi")
 _WRAPPERS = ("ptx.cuh", "wgmma.cuh", "instructions.h")  # a line in them says nothing
 _ONE_AT_A_TIME = Lock()  # there is one machine
 

@@ -19,11 +19,21 @@ _HEAD = """\
 #include "vector.cuh"
 
 namespace gtco {
-extern "C" __global__ void
-ENTRY_POINT(const __grid_constant__ ptx::TensorMap map, const float* x, const float* w, float* y) {
+__device__ __forceinline__ void run(const ptx::TensorMap& map, const float* x, const float* w,
+                                    float* y) {
   extern __shared__ __align__(1024) unsigned char smem[];
   float* tile = reinterpret_cast<float*>(smem);
   const int thread = threadIdx.x, block = blockIdx.x;
+"""
+_TAIL = """\
+}
+}  // namespace gtco
+
+extern "C" __global__ void
+ENTRY_POINT(const __grid_constant__ gtco::ptx::TensorMap map, const float* x, const float* w,
+            float* y) {
+  gtco::run(map, x, w, y);
+}
 """
 
 
@@ -58,7 +68,7 @@ class Planted:
             "fault",
             "fault",
             {},
-            f"{_HEAD}{body}}}\n}}  // namespace gtco\nusing namespace gtco;\n",
+            _HEAD + body + _TAIL,
             "sm_90a",
             (self.blocks, 1, 1),
             self.threads,

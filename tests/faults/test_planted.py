@@ -32,12 +32,16 @@ ONE_COPY = """\
     ptx::cp_async_bulk_tensor(to, map, 0, 0, 0, barrier);
   }
 """
+COPIED = """\
+  ptx::mbarrier_wait(barrier, 0);  // here
+  y[thread] = tile[thread];
+"""
 TWO_COPIES = (
     ONE_COPY
     + """\
   ptx::mbarrier_wait(barrier, 0);
   y[thread] = tile[thread % 4];
-  __syncthreads();
+  __syncthreads();  // the slot is free
   if (thread == 0) {
     ptx::mbarrier_arrive_expect_tx(barrier, 8192);
     ptx::cp_async_bulk_tensor(to, map, 0, 8, 0, barrier);
@@ -53,7 +57,8 @@ PRODUCT = """\
   __syncthreads();
   const u32 at = ptx::shared_address(smem);
   ptx::wgmma_fence();
-  ptx::Wgmma<float, 8>::mma(acc, ptx::wgmma_descriptor(at), ptx::wgmma_descriptor(at + 8192), 1);  // here
+  const u64 a = ptx::wgmma_descriptor(at), b = ptx::wgmma_descriptor(at + 8192);
+  ptx::Wgmma<float, 8>::mma(acc, a, b, 1);  // here
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);
   for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];  // here
@@ -82,7 +87,7 @@ PLANTED = {
         r"reads byte 8192 of %x",
     ),
     "a vector that is not aligned": Planted(
-        WAIT + "  const auto v = load<4>(x + 4 * thread);  // here\n  store<4>(y + 4 * thread, v);\n",
+        WAIT + "  y[thread] = load<4>(x + 4 * thread)[0];  // here\n",
         "load<4>(x + 4 *", "load<4>(x + 1 *", "16 bytes that is not aligned",
     ),
     "cp.async outside a tensor": Planted(
@@ -155,8 +160,7 @@ PLANTED = {
         "asynchronous copy that is under way|nobody wrote|a bulk copy into it is under way",
     ),
     "a slot filled again while it is read": Planted(
-        WAIT + TWO_COPIES, "  __syncthreads();\n  if (thread == 0) {\n    ptx::mbarrier_arrive_expect_tx(barrier, 8192);\n    ptx::cp_async_bulk_tensor(to, map, 0, 8",  # noqa: E501
-        "  if (thread == 0) {\n    ptx::mbarrier_arrive_expect_tx(barrier, 8192);\n    ptx::cp_async_bulk_tensor(to, map, 0, 8",  # noqa: E501
+        WAIT + TWO_COPIES, "  __syncthreads();  // the slot is free\n", "",
         "orders it after the read by block|an asynchronous copy that is under way",
     ),
     "no fence.proxy.async": Planted(
@@ -172,7 +176,7 @@ PLANTED = {
         "8192);", "4096);", "lacks -4096 bytes|is under way|nobody wrote",
     ),
     "too many bytes expected": Planted(
-        WAIT + ONE_COPY + "  ptx::mbarrier_wait(barrier, 0);  // here\n  y[thread] = tile[thread];\n",
+        WAIT + ONE_COPY + COPIED,
         "8192);", "8196);", "waits for ever for a phase of an mbarrier.* lacks 4 bytes",
     ),
     "a reused parity": Planted(
@@ -180,16 +184,17 @@ PLANTED = {
         "an asynchronous copy that is under way|orders it after the (read|write) by",
     ),
     "a peer that ends before its shared memory is read": Planted(
-        WAIT + PEERS, "  ptx::barrier_cluster_arrive_relaxed();\n  ptx::barrier_cluster_wait();\n", "",
+        WAIT + PEERS, "  ptx::barrier_cluster_arrive_relaxed();\n  ptx::barrier_cluster_wait();\n",
+        "",
         "its block ends, and no barrier orders that after the access|its block has ended",
         blocks=2, cluster=2,
     ),
     "a relaxed arrival that publishes nothing": Planted(
-        WAIT + PEERS, "  ptx::barrier_cluster_arrive();\n", "  ptx::barrier_cluster_arrive_relaxed();\n",
+        WAIT + PEERS, "barrier_cluster_arrive();", "barrier_cluster_arrive_relaxed();",
         "no barrier orders it after the write by block", blocks=2, cluster=2,
     ),
     "an mbarrier that is used before everybody knows of it": Planted(
-        WAIT + ONE_COPY + "  ptx::mbarrier_wait(barrier, 0);  // here\n  y[thread] = tile[thread];\n",
+        WAIT + ONE_COPY + COPIED,
         "  __syncthreads();\n", "",
         "an mbarrier that nobody initialised|no barrier orders that after its mbarrier.init",
     ),
@@ -210,8 +215,8 @@ PLANTED = {
         "thread 0.*ends without griddepcontrol.wait",
     ),
     "a barrier that some threads do not reach": Planted(
-        WAIT + "  __syncthreads();  // here\n", "__syncthreads()", "if (thread < 40) __syncthreads()",
-        "waits for ever for the other threads at a block barrier; 24 threads of its block have ended",
+        WAIT + "  __syncthreads();  // here\n", "__sync", "if (thread < 40) __sync",
+        "for ever for the other threads at a block barrier; 24 threads of its block have ended",
     ),
     "two barriers for the lanes of a warp": Planted(
         WAIT + "  if (thread % 2 == 0) y[thread] = 1.0f;\n  __syncthreads();\n",
@@ -225,11 +230,11 @@ PLANTED = {
     ),
     "two threads that store one output": Planted(
         WAIT + "  y[thread] = x[thread];  // here\n", "y[thread]", "y[thread % 63]",
-        r"writes byte 0 of %y: no barrier orders it after the write by block \(0, 0, 0\), thread \d+",
+        r"byte 0 of %y: no barrier orders it after the write by block \(0, 0, 0\), thread \d+",
     ),
     "two blocks that store one output": Planted(
         WAIT + "  y[block * 64 + thread] = x[thread];  // here\n", "block * 64", "block * 63",
-        r"writes byte \d+ of %y: no barrier orders it after the write by a block of another cluster",
+        r"byte \d+ of %y: no barrier orders it after the write by a block of another cluster",
         blocks=2,
     ),
     "an output read that nobody wrote": Planted(
