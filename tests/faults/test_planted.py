@@ -88,7 +88,7 @@ PLANTED = {
     ),
     "a vector that is not aligned": Planted(
         WAIT + "  y[thread] = load<4>(x + 4 * thread)[0];  // here\n",
-        "load<4>(x + 4 *", "load<4>(x + 1 *", "16 bytes that is not aligned",
+        "load<4>(x + 4 *", "load<4>(x + 1 *", r"\d+ bytes that is not aligned",
     ),
     "cp.async outside a tensor": Planted(
         WAIT + """\
@@ -238,7 +238,7 @@ PLANTED = {
         blocks=2,
     ),
     "an output read that nobody wrote": Planted(
-        WAIT + "  y[thread] = 1.0f;\n  y[thread] += x[thread];  // here\n",
+        WAIT + "  y[thread] = 1.0f;\n  y[64 + thread] = y[thread];  // here\n",
         "  y[thread] = 1.0f;\n", "", "of %y: nobody wrote it",
     ),
 }  # fmt: skip
