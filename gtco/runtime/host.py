@@ -76,7 +76,10 @@ class HostKernel:
     def __init__(self, program: KernelProgram) -> None:
         self.name = program.name
         self._library = _kernel_library(program)
-        self._entry = ctypes.CDLL(str(self._library)).enter
+        library = ctypes.CDLL(str(self._library))
+        self._entry = library.enter
+        self._launch = library.gtco_host_launch  # of the machine that it is linked to
+        self._launch.restype = ctypes.c_char_p
 
     def __call__(
         self,
@@ -123,10 +126,8 @@ class HostKernel:
             )
         )
         x, y, z = program.cluster
-        launch = ctypes.CDLL(str(_machine())).gtco_host_launch
-        launch.restype = ctypes.c_char_p
         with _ONE_AT_A_TIME:
-            error = launch(
+            error = self._launch(
                 self._entry,
                 given,
                 len(given),
