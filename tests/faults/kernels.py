@@ -87,16 +87,21 @@ class Planted:
         return self.program(self.body.replace(self.old, self.new))
 
 
-def run(program: KernelProgram, seed: int) -> Tensor:
-    """What the kernel stores to y; -1 where it stores nothing.
-
-    Raises:
-        HostError: the machine found a mistake.
-    """
-    tensors = {
+def tensors() -> dict[str, Tensor]:
+    """What a kernel reads, and y: -1 where it stores nothing."""
+    return {
         "x": torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS),
         "w": torch.ones(ROWS, COLUMNS),
         "y": torch.full((ROWS, COLUMNS), -1.0),
     }
-    HostKernel(program)(program, tensors, constants=("w",), outputs=("y",), seed=seed)
-    return tensors["y"]
+
+
+def run(program: KernelProgram, seed: int) -> Tensor:
+    """What the kernel leaves in y.
+
+    Raises:
+        HostError: the machine found a mistake.
+    """
+    given = tensors()
+    HostKernel(program)(program, given, constants=("w",), outputs=("y",), seed=seed)
+    return given["y"]
