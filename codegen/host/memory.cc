@@ -205,11 +205,9 @@ using namespace host;
   extern "C" void __tsan_write##bytes(void* p) { touch(p, bytes, true, AT); }           \
   extern "C" void __tsan_unaligned_read##bytes(void* p) { touch(p, bytes, false, AT); } \
   extern "C" void __tsan_unaligned_write##bytes(void* p) { touch(p, bytes, true, AT); }
-TOUCH(1)
-TOUCH(2)
-TOUCH(4)
-TOUCH(8)
-TOUCH(16)
+// clang-format off
+TOUCH(1) TOUCH(2) TOUCH(4) TOUCH(8) TOUCH(16)
+    // clang-format on
 
     extern "C" void __tsan_read_range(void* p, unsigned long bytes) {
   touch(p, bytes, false, AT);

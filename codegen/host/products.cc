@@ -178,6 +178,8 @@ void wgmma_wait(int pending) {
     for (const Product& product : thread.products.front()) multiply(product);
     thread.products.erase(thread.products.begin());
   }
+  // A lane that goes on may hand back what the whole warp has read.
+  execute_together("wgmma.wait_group", nullptr, [](int) {});
   thread.clocks.learn(product_agent(current), thread.product_groups - thread.products.size());
 }
 

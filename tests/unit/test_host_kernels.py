@@ -1,6 +1,7 @@
 """Every sketch of every kernel case on the host build, in two schedules and two orders of threads.
 
-The GPU tests run the same cases. `--thorough` adds the largest and takes six random schedules each.
+The GPU tests run the same cases. `--thorough` adds the largest, six random schedules of each and
+eight orders.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
-SEEDS = (0, 1)
 CASES: dict[str, Callable[[], Group]] = {
     **tile_groups.ELEMENTWISE,
     **tile_groups.ROWWISE,
@@ -43,7 +43,7 @@ def test_right_in_every_schedule(case: str, request: pytest.FixtureRequest) -> N
     assert sketches
     for sketch in sketches:
         for program in sample(sketch, 6 if thorough else 1):
-            for seed in SEEDS:
+            for seed in range(8 if thorough else 2):
 
                 def run(
                     program: KernelProgram,
