@@ -196,8 +196,7 @@ bool check_global(const void* p, int bytes, bool write, const void* pc) {
 
 using namespace host;
 
-// -- in place of the thread sanitizer's library
-// ----------------------------------------------------
+// -- in place of the thread sanitizer's library ----------------------------------------------
 
 #define AT __builtin_return_address(0)
 #define TOUCH(bytes)                                                                    \
@@ -205,13 +204,13 @@ using namespace host;
   extern "C" void __tsan_write##bytes(void* p) { touch(p, bytes, true, AT); }           \
   extern "C" void __tsan_unaligned_read##bytes(void* p) { touch(p, bytes, false, AT); } \
   extern "C" void __tsan_unaligned_write##bytes(void* p) { touch(p, bytes, true, AT); }
-// clang-format off
-TOUCH(1) TOUCH(2) TOUCH(4) TOUCH(8) TOUCH(16)
-    // clang-format on
+TOUCH(1);
+TOUCH(2);
+TOUCH(4);
+TOUCH(8);
+TOUCH(16);
 
-    extern "C" void __tsan_read_range(void* p, unsigned long bytes) {
-  touch(p, bytes, false, AT);
-}
+extern "C" void __tsan_read_range(void* p, unsigned long bytes) { touch(p, bytes, false, AT); }
 extern "C" void __tsan_write_range(void* p, unsigned long bytes) { touch(p, bytes, true, AT); }
 extern "C" void* __tsan_memcpy(void* to, const void* from, unsigned long bytes) {
   touch(from, bytes, false, AT);
