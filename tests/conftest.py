@@ -16,6 +16,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--update-golden", action="store_true", help="write the golden files instead of comparing"
     )
+    parser.addoption(
+        "--thorough", action="store_true", help="every kernel case on the CPU, in more schedules"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

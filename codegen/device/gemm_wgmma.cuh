@@ -82,11 +82,11 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     __syncthreads();
   }
 
-  const auto consume = [&]() {
-    float acc[C::BLOCK_Q / 2];
+  float acc[C::BLOCK_Q / 2];  // of a consumer
 #pragma unroll
-    for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] = 0.0f;
-    const int group = warp / 4;
+  for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] = 0.0f;
+  const int group = warp / 4;
+  const auto consume = [&]() {
     const auto release = [&](int s) {  // to every block whose producer fills this slot
       if constexpr (C::MULTICAST > 1) {
         if (lane < C::MULTICAST) ptx::mbarrier_arrive_cluster(ptx::mapa(empty + 8 * s, lane));
@@ -114,9 +114,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::wgmma_wait_group<0>(acc);
       release(s);
     }
-    ptx::griddepcontrol_launch_dependents();
-    __syncthreads();  // the ring becomes the staging buffer
-
+  };
+  const auto stage = [&]() {
     const int p = group * 64 + warp % 4 * 16 + lane / 4;
 #pragma unroll
     for (int j = 0; j < C::BLOCK_Q / 8; ++j) {
@@ -192,14 +191,15 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     }
     __syncwarp();
     if (warp == CONSUMERS * 4) tile.fetch();
-    ptx::griddepcontrol_launch_dependents();
-    __syncthreads();  // as the consumers do, ahead of their staging
   } else {
     ptx::griddepcontrol_wait();
     tile.fetch();
     consume();
   }
+  ptx::griddepcontrol_launch_dependents();
 
+  __syncthreads();  // the ring becomes the staging buffer
+  if (warp < CONSUMERS * 4) stage();
   __syncthreads();
   constexpr int V = Functor::VECTOR;
   if constexpr (C::SPLIT > 1) {

@@ -1,7 +1,10 @@
 """Run generated kernels on the CPU: the same CUDA source against `codegen/host`.
 
 For correctness at small shapes, not for speed. A C++ compiler is needed: the system's, else the one
-in the `ziglang` wheel. What it makes lives in a folder of this process and goes with it.
+in the `ziglang` wheel. Kernels are compiled with its thread sanitizer, so that every load and
+store reports to the machine in `codegen/host`, which takes the place of the sanitizer's library: it
+checks that each access lies in its tensor, and that barriers order it. What the compiler makes is
+cached by content in the user's cache folder.
 """
 
 from __future__ import annotations
@@ -16,10 +19,11 @@ import struct
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -28,15 +32,20 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.graph import Group
 from gtco.interpreter import interpret
+from gtco.runtime.nvrtc import CubinCache, cache_folder
 from gtco.runtime.plan import Plan
 from gtco.runtime.poison import poisoned
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
 _ERROR_LINES = 12
+# zig would add the sanitizer of undefined behaviour, gcc a note on every tensor map.
+_FLAGS = ("-std=c++17", "-fPIC", "-fno-sanitize=undefined", "-w", "-Wno-psabi")
+_WRAPPERS = ("ptx.cuh", "wgmma.cuh", "instructions.h")  # a line in them says nothing
+_ONE_AT_A_TIME = Lock()  # there is one machine
 
 
 class HostError(RuntimeError):
-    """A kernel broke a rule of the machine; names kernel, block and thread."""
+    """A kernel broke a rule of the machine; names kernel, block, thread and line."""
 
 
 class HostCompilerError(RuntimeError):
@@ -54,16 +63,6 @@ def find_compiler() -> tuple[str, ...] | None:
     return None
 
 
-@cache
-def _folder() -> tempfile.TemporaryDirectory[str]:
-    """The device's headers with the host's in place of those it knows; removed when we end."""
-    folder = tempfile.TemporaryDirectory(prefix="gtco-host-")
-    for source in (DEVICE_HEADERS, HOST_HEADERS):
-        for path in (*source.glob("*.cuh"), *source.glob("*.h")):
-            shutil.copy(path, folder.name)
-    return folder
-
-
 class HostKernel:
     """A generated kernel compiled for the CPU.
 
@@ -76,35 +75,72 @@ class HostKernel:
 
     def __init__(self, program: KernelProgram) -> None:
         self.name = program.name
-        self._launch = ctypes.CDLL(str(_shared_object(program))).launch
+        self._library = _kernel_library(program)
+        library = ctypes.CDLL(str(self._library))
+        self._entry = library.enter
+        self._launch = library.gtco_host_launch  # of the machine that it is linked to
         self._launch.restype = ctypes.c_char_p
 
     def __call__(
-        self, program: KernelProgram, tensors: Mapping[str, Tensor], order: int = 0
+        self,
+        program: KernelProgram,
+        tensors: Mapping[str, Tensor],
+        *,
+        constants: Collection[str],
+        outputs: Collection[str],
+        seed: int = 0,
     ) -> None:
         """Run every block.
 
         Args:
             program: with the source of this kernel and the arguments of this launch.
             tensors: the stored values that the arguments name, contiguous and on the CPU.
-            order: 0 to 3: in which order threads and blocks run, and bulk copies land.
+            constants: of those, what no kernel ever writes.
+            outputs: of those, what this kernel may write.
+            seed: of the order in which threads and blocks run, and bulk copies land.
 
         Raises:
             HostError: the kernel breaks a rule or waits for ever.
         """
-        memory = [
-            _tensor_map(argument, tensors[argument.value])
-            if isinstance(argument, TensorMapArgument)
-            else tensors[argument.value]
+        names = list(dict.fromkeys(argument.value for argument in program.arguments))
+        given = (_Tensor * len(names))(
+            *(
+                _Tensor(
+                    name.encode(),
+                    tensors[name].data_ptr(),
+                    tensors[name].nbytes,
+                    name in constants,
+                    name in outputs,
+                )
+                for name in names
+            )
+        )
+        maps = [
+            _tensor_map(argument) if isinstance(argument, TensorMapArgument) else None
             for argument in program.arguments
         ]
-        array = (ctypes.c_void_p * len(memory))(*(each.data_ptr() for each in memory))
-        x, y, z = program.cluster
-        error = self._launch(
-            array, *program.grid, program.block, x * y * z, program.smem_bytes, order
+        arguments = (_Argument * len(maps))(
+            *(
+                _Argument(names.index(argument.value), None if each is None else each.data_ptr())
+                for argument, each in zip(program.arguments, maps, strict=True)
+            )
         )
+        x, y, z = program.cluster
+        with _ONE_AT_A_TIME:
+            error = self._launch(
+                self._entry,
+                given,
+                len(given),
+                arguments,
+                len(arguments),
+                (ctypes.c_int * 3)(*program.grid),
+                program.block,
+                x * y * z,
+                program.smem_bytes,
+                seed,
+            )
         if error is not None:
-            raise HostError(f"kernel {self.name}, {error.decode()}")
+            raise HostError(f"kernel {self.name}, {_with_lines(self._library, error.decode())}")
 
 
 def compile_host(programs: Sequence[KernelProgram]) -> dict[str, HostKernel]:
@@ -114,14 +150,14 @@ def compile_host(programs: Sequence[KernelProgram]) -> dict[str, HostKernel]:
         HostCompilerError: no compiler, or it refuses a source.
     """
     distinct = {program.name: program for program in programs}
-    _folder()  # ahead of the threads: each would make one of its own
+    _machine()  # ahead of the threads: each would make one of its own
     workers = max(1, len(os.sched_getaffinity(0)))
     with ThreadPoolExecutor(workers) as pool:
         return dict(zip(distinct, pool.map(HostKernel, distinct.values()), strict=True))
 
 
 def run_on_host(
-    program: KernelProgram, group: Group, values: Mapping[str, Tensor], order: int = 0
+    program: KernelProgram, group: Group, values: Mapping[str, Tensor], seed: int = 0
 ) -> dict[str, Tensor]:
     """Each output of `group` by name; what the kernel did not write is NaN.
 
@@ -129,13 +165,15 @@ def run_on_host(
         program: made from `group`.
         group: its inputs and outputs.
         values: each input by name, on the CPU.
-        order: as for `HostKernel`.
+        seed: as for `HostKernel`.
     """
     graph = group.graph
     tensors = {name: each.contiguous() for name, each in {**graph.constants, **values}.items()}
     for name in graph.outputs:
         tensors[name] = poisoned(graph.specs[name], torch.device("cpu"))
-    HostKernel(program)(program, tensors, order)
+    HostKernel(program)(
+        program, tensors, constants=graph.constants, outputs=graph.outputs, seed=seed
+    )
     return {name: tensors[name] for name in graph.outputs}
 
 
@@ -178,7 +216,9 @@ class HostExecutable:
                 continue
             for name in graph.outputs:
                 values[name] = poisoned(graph.specs[name], self.device)
-            self._kernels[launch.program.name](launch.program, values)
+            self._kernels[launch.program.name](
+                launch.program, values, constants=graph.constants, outputs=graph.outputs
+            )
         outputs = []
         for name in plan.graph.outputs:
             base, chain = plan.outputs[name]
@@ -189,33 +229,110 @@ class HostExecutable:
         return outputs
 
 
-def _shared_object(program: KernelProgram) -> Path:
+# -- compiling -------------------------------------------------------------------------------------
+
+
+def _command() -> tuple[str, ...]:
     compiler = find_compiler()
     if compiler is None:
         raise HostCompilerError(
             "running kernels on the CPU needs a C++ compiler: install g++ or clang++, or "
             "`pip install ziglang`"
         )
-    folder = Path(_folder().name)
-    code = program.code + _entry(program)
-    name = hashlib.sha256(code.encode()).hexdigest()[:16]
-    source, library = folder / f"{name}.cc", folder / f"{name}.so"
+    return compiler
+
+
+@cache
+def _version(compiler: tuple[str, ...]) -> str:
+    return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
+
+
+@cache
+def _headers() -> tempfile.TemporaryDirectory[str]:
+    """The device's headers with the host's in place of those it knows; removed when we end."""
+    folder = tempfile.TemporaryDirectory(prefix="gtco-host-")
+    for source in (DEVICE_HEADERS, HOST_HEADERS):
+        for path in source.iterdir():
+            if path.suffix in (".cuh", ".h", ".cc"):
+                shutil.copy(path, folder.name)
+    return folder
+
+
+@cache
+def _headers_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(Path(_headers().name).iterdir()):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()
+
+
+@cache
+def _libraries() -> Path:
+    """Where shared objects are kept: the user's cache, or a folder that goes with this process."""
+    folder = CubinCache(cache_folder().parent / "host")
+    if folder.folder is not None and folder.writable:
+        return folder.folder
+    return Path(_headers().name)
+
+
+def _build(
+    name: str, sources: Mapping[str, str], flags: Sequence[str], link: Sequence[str]
+) -> Path:
+    """A shared object of `sources` (text by file name), compiled with `flags`, from the cache.
+
+    Raises:
+        HostCompilerError: no compiler, or it refuses the source.
+    """
+    compiler = _command()
+    parts = (*compiler, _version(compiler), _headers_digest(), *flags, *link, *sources.values())
+    key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    library = _libraries() / f"{name}-{key}.so"
     if library.exists():
         return library
-    source.write_text(code)
-    made = Path(tempfile.mkstemp(dir=folder, suffix=".so")[1])
-    arch = 10 * int(program.arch[3:5])
-    flags = (f"-D__CUDA_ARCH__={arch}", "-std=c++17", "-O1", "-fPIC", "-shared", "-w")
-    command = [*compiler, *flags, f"-I{folder}", str(source), "-o", str(made)]
-    result = subprocess.run(command, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory(dir=_libraries()) as folder:
+        for file, text in sources.items():
+            Path(folder, file).write_text(text)
+        objects = [f"{file}.o" for file in sources]
+        for file, made in zip(sources, objects, strict=True):
+            common = (
+                "-std=c++17",
+                "-fPIC",
+                "-fno-sanitize=undefined",
+                "-w",
+                f"-I{_headers().name}",
+            )
+            _compile(
+                [*compiler, *flags, *common, "-x", "c++", "-c", file, "-o", made], folder, name
+            )
+        soname = f"-Wl,-soname,{library.name}"
+        _compile([*compiler, "-shared", *objects, soname, *link, "-o", "made.so"], folder, name)
+        return Path(folder, "made.so").rename(library)
+
+
+def _compile(command: Sequence[str], folder: str, name: str) -> None:
+    result = subprocess.run(command, capture_output=True, text=True, cwd=folder)
     if result.returncode != 0:
         lines = "\n".join(f"  {line}" for line in result.stderr.splitlines()[:_ERROR_LINES])
-        raise HostCompilerError(f"{compiler[-1]} refuses kernel {program.name}:\n{lines}")
-    return made.rename(library)
+        raise HostCompilerError(f"the C++ compiler refuses {name}:\n{lines}")
+
+
+@cache
+def _machine() -> Path:
+    """The machine that runs kernels, as a shared object."""
+    sources = {path.name: path.read_text() for path in sorted(HOST_HEADERS.glob("*.cc"))}
+    return _build("machine", sources, ("-O2", "-U_FORTIFY_SOURCE"), ())
+
+
+def _kernel_library(program: KernelProgram) -> Path:
+    machine = _machine()
+    flags = ("-O1", "-g1", "-fsanitize=thread", f"-D__CUDA_ARCH__={10 * int(program.arch[3:5])}")
+    link = (str(machine), "-Wl,-rpath,$ORIGIN")
+    file = f"{program.name}.cu"
+    return _build(program.name, {file: program.code + _entry(program)}, flags, link)
 
 
 def _entry(program: KernelProgram) -> str:
-    """A C function that runs the kernel over its grid, cluster by cluster."""
+    """A C function that runs one thread of the kernel."""
     match = re.search(rf"{program.name}\(([^)]*)\)", program.code)
     assert match is not None
     kinds = [text.rsplit(" ", 1)[0] for text in re.split(r",\s+", match[1])]
@@ -226,26 +343,56 @@ def _entry(program: KernelProgram) -> str:
         for at, kind in enumerate(kinds)
     )
     return f"""
-extern "C" const char* launch(void** arguments, int x, int y, int z, int block, int cluster,
-                              int smem_bytes, int order) {{
-  host::kernel = [=] {{ {program.name}({values}); }};
-  host::error.clear();
-  for (int i = 0; i < x * y * z && host::error.empty(); i += cluster) {{
-    std::vector<Index> blocks;
-    for (int j = i; j < i + cluster; ++j) blocks.push_back({{j % x, j / x % y, j / (x * y)}});
-    host::run_cluster(blocks, block, smem_bytes, order);
-  }}
-  return host::error.empty() ? nullptr : host::error.c_str();
+extern "C" __attribute__((no_sanitize("thread"))) void enter(void** arguments) {{
+  {program.name}({values});
 }}
 """
 
 
-def _tensor_map(argument: TensorMapArgument, tensor: Tensor) -> Tensor:
-    """The host library's TensorMap, in memory that is aligned as it asks."""
+def _with_lines(library: Path, error: str) -> str:
+    """`error` with its `<pc ...>` replaced by source lines, innermost first."""
+    places = sorted(set(re.findall(r"<pc (\w+)>", error)))
+    tool = shutil.which("addr2line")
+    if tool is None:
+        return re.sub(r"<pc \w+>", "an unknown line (addr2line of binutils would know)", error)
+    command = [tool, "-a", "-i", "-e", str(library), *places]
+    text = subprocess.run(command, capture_output=True, text=True).stdout
+    lines: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.startswith("0x"):
+            frames = lines.setdefault(f"{int(line, 16):x}", [])
+        else:
+            frames.append(Path(line.split(" ")[0]).name)
+    for place, frames in lines.items():
+        shown = [each for each in frames if not each.startswith(_WRAPPERS)]
+        error = error.replace(f"<pc {place}>", " < ".join(shown or frames))
+    return error
+
+
+class _Tensor(ctypes.Structure):
+    """machine.cc's TensorGiven."""
+
+    _fields_ = (
+        ("name", ctypes.c_char_p),
+        ("data", ctypes.c_void_p),
+        ("bytes", ctypes.c_size_t),
+        ("constant", ctypes.c_int),
+        ("output", ctypes.c_int),
+    )
+
+
+class _Argument(ctypes.Structure):
+    """machine.cc's ArgumentGiven."""
+
+    _fields_ = (("tensor", ctypes.c_int), ("map", ctypes.c_void_p))
+
+
+def _tensor_map(argument: TensorMapArgument) -> Tensor:
+    """The host library's TensorMap, in memory that is aligned as it asks; its base is an offset."""
     size = argument.dtype.itemsize
     packed = struct.pack(
         "<Q3q2q5i",
-        tensor.data_ptr() + argument.offset * size,
+        argument.offset * size,
         *argument.sizes,
         *(stride * size for stride in argument.strides),
         *argument.box,

@@ -21,7 +21,7 @@ from tests.kernel_checks import wrong_outputs
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
-ORDERS = range(4)
+SEEDS = (0, 1)
 PLAIN = {"split": 1, "multicast": 1}
 CLUSTERS = {"plain": PLAIN, "split": {**PLAIN, "split": 2}, "multicast": {**PLAIN, "multicast": 2}}
 
@@ -97,16 +97,16 @@ def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:
 
 
 def verdicts(made: KernelProgram) -> list[str]:
-    """What every order of threads, blocks and landings finds wrong."""
+    """What every schedule finds wrong."""
     work = group()
     values = random_values(work, torch.device("cpu"), seed=3)
     found: list[str] = []
-    for order in ORDERS:
+    for seed in SEEDS:
 
         def run(
-            program: KernelProgram, group: Group, values: Mapping[str, Tensor], order: int = order
+            program: KernelProgram, group: Group, values: Mapping[str, Tensor], seed: int = seed
         ) -> Mapping[str, Tensor]:
-            return run_on_host(program, group, values, order)
+            return run_on_host(program, group, values, seed)
 
         try:
             found += wrong_outputs(made, work, values, run)
@@ -124,5 +124,5 @@ def test_the_kernel_itself_is_right(cluster: str) -> None:
 def test_a_planted_fault_is_caught(fault: str) -> None:
     cluster, old, new = FAULTS[fault]
     found = verdicts(program(cluster, old, new))
-    assert found
-    assert all("gtco_gemm" in each or "%" in each for each in found)
+    assert len(found) == len(SEEDS)
+    assert all("kernel gtco_gemm" in each for each in found)

@@ -39,12 +39,22 @@ CASES = [
 
 
 @pytest.mark.parametrize(("name", "values"), CASES)
-def test_right_in_every_order(name: str, values: tuple[int, ...]) -> None:
+def test_right_in_every_schedule(name: str, values: tuple[int, ...]) -> None:
     group = GROUPS[name]()
     schedule = {**dict(zip(KNOBS, values, strict=True)), "early_trigger": 0}
     program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
     given = random_values(group, torch.device("cpu"), seed=1)
-    for order in (0, 1, 2, 3):
+    for seed in (0, 1):
         assert not wrong_outputs(
-            program, group, given, lambda p, g, v, order=order: run_on_host(p, g, v, order)
+            program, group, given, lambda p, g, v, seed=seed: run_on_host(p, g, v, seed)
         )
+
+
+def test_multicast_is_right_in_many_schedules() -> None:
+    """Lanes hand slots back to peers one by one: none may do so before its warp has read them."""
+    group = GROUPS["norm and GELU"]()
+    schedule = {**dict(zip(KNOBS, (1, 64, 24, 2, 1, 4, 1), strict=True)), "early_trigger": 0}
+    program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
+    given = random_values(group, torch.device("cpu"), seed=1)
+    for seed in range(16):
+        run_on_host(program, group, given, seed)

@@ -11,7 +11,7 @@ import torch
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.attention import Attention
 from gtco.graph import Group
-from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.host import HostError, find_compiler, run_on_host
 from gtco.target import TARGETS
 from tests import attention_groups as groups
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
@@ -64,7 +64,7 @@ def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
 
 @needs_compiler
 def test_the_host_build_rejects_a_missing_wait() -> None:
-    """Copies arrive as late as the waits allow: one wait dropped, and the answer is wrong."""
+    """Copies arrive as late as the waits allow: what nobody waited for is not there."""
     group = groups.cross((1,), 16, 100, 16)
     values = inputs_of(group)
     program = Attention(group, H100).emit({"block_q": 16, "block_k": 32, "warps_k": 1, "stages": 2})
@@ -74,7 +74,8 @@ def test_the_host_build_rejects_a_missing_wait() -> None:
     wrong = dataclasses.replace(
         program, source=f'#include "epilogue.cuh"\n{never}{lax}{program.source}'
     )
-    assert wrong_outputs(wrong, group, values, run_on_host)
+    with pytest.raises(HostError, match="an asynchronous copy that is under way"):
+        run_on_host(wrong, group, values)
 
 
 def test_source(golden: Callable[[str, object], None]) -> None:

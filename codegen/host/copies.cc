@@ -1,0 +1,270 @@
+// Barriers, asynchronous copies, and what orders them.
+#include <cstring>
+
+#include "machine.h"
+
+namespace host {
+
+namespace {
+
+Barrier& find(u32 address) {
+  const auto found = barriers.find(address);
+  if (found == barriers.end()) {
+    fail("uses an mbarrier that nobody initialised");
+  } else if (self().clocks.done(found->second.made.agent) < found->second.made.clock) {
+    fail("uses an mbarrier, and no barrier orders that after its mbarrier.init by " +
+         describe(found->second.made));
+  }
+  const u32 owner = address >> RANK_SHIFT;
+  if (int(owner) != rank()) {
+    if (blocks[owner].left == 0) fail("uses an mbarrier of a block that has ended");
+    const Event event = event_of(current, self().pc);
+    blocks[owner].visits[event.agent] = event;
+  }
+  return found->second;
+}
+
+void settle(Barrier& barrier) {
+  ++progress;
+  if (barrier.pending != 0 || barrier.bytes != 0) return;
+  barrier.phase ^= 1;
+  barrier.pending = barrier.count;
+  barrier.complete.join(barrier.arriving);
+}
+
+void one_line(Meeting& meeting, int line) {
+  if (meeting.arrived % meeting.size == 0) meeting.line = line;
+  if (meeting.line != line)
+    fail("is at the barrier of line " + std::to_string(line) +
+         " while other threads are at that of line " + std::to_string(meeting.line));
+}
+
+}  // namespace
+
+// -- barriers
+// --------------------------------------------------------------------------------------
+
+void sync_threads(int line) {
+  HERE;
+  Meeting& all = blocks[rank()].all;
+  one_line(all, line);
+  meet(all, "the other threads at a block barrier");
+}
+
+void sync_warp() {
+  HERE;
+  meet(warps[current / 32].sync, "the other lanes at a warp barrier");
+}
+
+void bar_sync(int id, int count, int line) {
+  HERE;
+  Meeting& meeting = blocks[rank()].named[id];
+  if (meeting.size == 0) {
+    meeting.size = count;
+    meeting.arriving.reset(agent_count());
+    meeting.complete.reset(agent_count());
+  }
+  if (meeting.size != count) fail("names a barrier with two thread counts");
+  one_line(meeting, line);
+  meet(meeting, "the other threads at a named barrier");
+}
+
+void cluster_arrive(bool release) {
+  HERE;
+  self().cluster_round = cluster.round;
+  arrive(cluster, release);
+}
+
+void cluster_wait() {
+  HERE;
+  wait(cluster, self().cluster_round, "the other threads at a cluster barrier");
+}
+
+void griddepcontrol_wait() {
+  self().waited = true;
+  self().clocks.learn(grid_agent(), 1);
+}
+
+void fence_proxy_async() {
+  self().clocks.fence();
+  tick(current);
+}
+
+void mbarrier_init(u32 address, u32 arrivals) {
+  HERE;
+  int slot = 0;
+  for (const auto& [other, barrier] : barriers)
+    slot += other != address && other >> RANK_SHIFT == address >> RANK_SHIFT;
+  if (shared(address, 8) == nullptr || address % 8 != 0) fail("no place for an mbarrier");
+  if (slot >= BLOCK_BARRIERS) fail("more mbarriers than the host build can follow");
+  Barrier barrier;
+  barrier.count = barrier.pending = arrivals;
+  barrier.made = event_of(current, self().pc);
+  barrier.agent = copy_agent(rank(), slot);
+  barrier.arriving.reset(agent_count());
+  barrier.complete.reset(agent_count());
+  barriers[address] = barrier;
+}
+
+void mbarrier_arrive(u32 address, bool release) {
+  HERE;
+  Barrier& barrier = find(address);
+  if (barrier.pending == 0) fail("is one arrival more than the mbarrier expects");
+  if (release) {
+    barrier.arriving.join(self().clocks);
+  } else {
+    barrier.arriving.join_order(self().clocks);
+  }
+  tick(current);
+  --barrier.pending;
+  settle(barrier);
+}
+
+void mbarrier_arrive_expect_tx(u32 address, u32 bytes) {
+  HERE;
+  Barrier& barrier = find(address);
+  if (barrier.pending == 0) fail("is one arrival more than the mbarrier expects");
+  barrier.bytes += bytes;
+  barrier.arriving.join(self().clocks);
+  tick(current);
+  --barrier.pending;
+  settle(barrier);
+}
+
+void mbarrier_wait(u32 address, u32 parity) {
+  HERE;
+  if (int(address >> RANK_SHIFT) != rank()) fail("waits for an mbarrier of another block");
+  Barrier& barrier = find(address);
+  while (barrier.phase == parity) yield("a phase of an mbarrier");
+  self().clocks.join(barrier.complete);
+}
+
+// -- cp.async
+// --------------------------------------------------------------------------------------
+
+void cp_async(u32 to, const void* from, int bytes, bool valid) {
+  HERE;
+  Thread& thread = self();
+  if (to % bytes != 0 || reinterpret_cast<u64>(from) % bytes != 0)
+    fail("cp.async between addresses that are not aligned");
+  if (valid) check_global(from, bytes, false, thread.pc);
+  check_shared(to, bytes, {Kind::WRITE, event_of(current, thread.pc), &thread.clocks, true},
+               current);
+  thread.open.push_back({to, valid ? from : nullptr, bytes});
+}
+
+void cp_async_commit() {
+  Thread& thread = self();
+  thread.groups.push_back(std::move(thread.open));
+  thread.open.clear();
+}
+
+void cp_async_wait(int pending) {
+  HERE;
+  auto& groups = self().groups;
+  while (static_cast<int>(groups.size()) > pending) {
+    for (const Copy& copy : groups.front()) {
+      unsigned char* const to = shared(copy.to, copy.bytes);
+      if (copy.from) {
+        std::memcpy(to, copy.from, copy.bytes);
+      } else {
+        std::memset(to, 0, copy.bytes);
+      }
+      blocks[rank()].shadow.land(copy.to & OFFSET, copy.bytes, event_of(current, self().pc));
+    }
+    groups.erase(groups.begin());
+  }
+}
+
+// -- the copy engine
+// -------------------------------------------------------------------------------
+
+void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 targets) {
+  HERE;
+  Thread& thread = self();
+  const int row_bytes = map.box[0] * map.element_bytes;
+  if (map.swizzle_bytes == 128 && (to % 1024 != 0 || row_bytes != 128))
+    fail("a swizzled tile is not made of rows of 128 bytes at a multiple of 1024");
+  find(barrier);
+  for (int row = y; row < y + map.box[1]; ++row) {
+    if (row < 0 || row >= map.sizes[1] || z < 0 || z >= map.sizes[2] || x >= map.sizes[0]) continue;
+    const gtco::i64 count = x + map.box[0] < map.sizes[0] ? map.box[0] : map.sizes[0] - x;
+    const u64 from =
+        map.base + x * gtco::i64(map.element_bytes) + row * map.strides[0] + z * map.strides[1];
+    check_global(reinterpret_cast<const void*>(from), count * map.element_bytes, false, thread.pc);
+  }
+  for (u32 block = 0; block < blocks.size(); ++block) {
+    if ((targets >> block & 1) == 0) continue;
+    const u32 there = mapa(to, block);
+    check_shared(there, row_bytes * map.box[1],
+                 {Kind::ASYNC_WRITE, event_of(current, thread.pc), &thread.clocks, true}, current);
+    transfers.push_back({there, mapa(barrier, block), map, x, y, z, 0, 0, current, thread.pc});
+  }
+  ++progress;
+}
+
+void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
+  HERE;
+  Thread& thread = self();
+  if (to % 16 != 0 || from % 16 != 0 || bytes % 16 != 0)
+    fail("a bulk copy between addresses or of a size that is no multiple of 16");
+  find(barrier);
+  const Event event = event_of(current, thread.pc);
+  // What nobody wrote may travel along: the padding of a tile.
+  check_shared(from, bytes, {Kind::ASYNC_READ, event, &thread.clocks, false, true}, current);
+  check_shared(to, bytes, {Kind::ASYNC_WRITE, event, &thread.clocks, true}, current);
+  transfers.push_back({to, barrier, {}, 0, 0, 0, from, bytes, current, thread.pc});
+  ++progress;
+}
+
+void land(const Transfer& transfer) {
+  const TensorMap& map = transfer.map;
+  const bool sent = transfer.bytes > 0;  // from shared memory
+  if (sent && blocks[transfer.from >> RANK_SHIFT].left == 0)
+    return fail_of(transfer.thread, transfer.pc, "its block ended before what it sent had left");
+  const auto found = barriers.find(transfer.barrier);
+  if (found == barriers.end())
+    return fail_of(transfer.thread, transfer.pc,
+                   "a bulk copy counts on an mbarrier that nobody initialised");
+  Barrier& barrier = found->second;
+  const int row_bytes = map.box[0] * map.element_bytes;
+  const int bytes = sent ? transfer.bytes : row_bytes * map.box[1];
+  const Event event{barrier.agent, ++barrier.landed, cluster_number, transfer.pc, true};
+  const int owner = transfer.to >> RANK_SHIFT;
+  if (sent) std::memcpy(shared(transfer.to, bytes), shared(transfer.from, bytes), bytes);
+  for (int row = 0; !sent && row < map.box[1]; ++row)
+    for (int column = 0; column < map.box[0]; ++column) {
+      const u32 at = transfer.to + row * row_bytes + column * map.element_bytes;
+      unsigned char* const to =
+          shared(map.swizzle_bytes == 128 ? swizzled(at) : at, map.element_bytes);
+      const int x = transfer.x + column, y = transfer.y + row, z = transfer.z;
+      const bool inside =
+          x >= 0 && y >= 0 && z >= 0 && x < map.sizes[0] && y < map.sizes[1] && z < map.sizes[2];
+      const u64 from =
+          map.base + x * gtco::i64(map.element_bytes) + y * map.strides[0] + z * map.strides[1];
+      if (inside) {
+        std::memcpy(to, reinterpret_cast<const void*>(from), map.element_bytes);
+      } else {
+        std::memset(to, 0, map.element_bytes);
+      }
+    }
+  blocks[owner].shadow.land(transfer.to & OFFSET, bytes, event);
+  if (owner != transfer.thread / block_threads) blocks[owner].visits[event.agent] = event;
+  barrier.bytes -= bytes;
+  barrier.arriving.learn(event.agent, event.clock);
+  settle(barrier);
+}
+
+// -- addresses
+// -------------------------------------------------------------------------------------
+
+u32 shared_address(const void* p) {
+  const auto* const at = static_cast<const unsigned char*>(p);
+  return static_cast<u32>(at - gtco::smem) | u32(rank()) << RANK_SHIFT;
+}
+
+u32 block_rank() { return rank(); }
+
+u32 mapa(u32 address, u32 rank) { return (address & OFFSET) | rank << RANK_SHIFT; }
+
+}  // namespace host

@@ -1,0 +1,76 @@
+// The calls of a kernel to the machine that runs it: one a PTX instruction, by the thread that
+// runs.
+#pragma once
+
+#include "cuda_host.h"
+#include "types.cuh"
+
+namespace gtco {
+// The shared memory of the block that runs; those of its cluster's other blocks are kept aside.
+extern unsigned char smem[];
+
+namespace ptx {
+// What the driver encodes for the GPU, as the runner writes it for us.
+struct alignas(64) TensorMap {
+  u64 base;
+  i64 sizes[3], strides[2];  // elements; bytes
+  i32 box[3], element_bytes, swizzle_bytes;
+  u8 rest[48];
+};
+static_assert(sizeof(TensorMap) == 128, "as large as the GPU's");
+}  // namespace ptx
+}  // namespace gtco
+
+namespace host {
+
+using gtco::u32;
+using gtco::u64;
+using gtco::ptx::TensorMap;
+
+enum class Type { F16, BF16, TF32 };
+
+// `line` is where the kernel says it: the lanes of a warp meet at one barrier, not at two.
+void sync_threads(int line);
+void sync_warp();
+void bar_sync(int id, int count, int line);
+void shuffle_xor(const void* mine, void* theirs, int bytes, int offset);
+
+u32 shared_address(const void* p);
+void ldmatrix(u32* r, u32 address, bool trans);
+void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type);
+
+void cp_async(u32 to, const void* from, int bytes, bool valid);
+void cp_async_commit();
+void cp_async_wait(int pending);
+
+void griddepcontrol_wait();
+void fence_proxy_async();
+
+void mbarrier_init(u32 address, u32 arrivals);
+void mbarrier_arrive(u32 address, bool release);
+void mbarrier_arrive_expect_tx(u32 address, u32 bytes);
+void mbarrier_wait(u32 address, u32 parity);
+void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 blocks);
+
+void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier);
+
+void cluster_arrive(bool release);
+void cluster_wait();
+u32 block_rank();
+u32 mapa(u32 address, u32 rank);
+
+void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type);
+void wgmma_commit();
+void wgmma_wait(int pending);
+
+}  // namespace host
+
+__forceinline__ void __syncthreads(int line = __builtin_LINE()) { host::sync_threads(line); }
+__forceinline__ void __syncwarp() { host::sync_warp(); }
+
+template <class T>
+__forceinline__ T __shfl_xor_sync(unsigned, T x, int offset) {
+  T r;
+  host::shuffle_xor(&x, &r, sizeof x, offset);
+  return r;
+}

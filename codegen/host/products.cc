@@ -1,0 +1,186 @@
+// What the lanes of a warp do together: shuffles, ldmatrix, mma.sync, wgmma.
+#include <cstring>
+
+#include "machine.h"
+
+namespace host {
+
+namespace {
+
+float widened(gtco::u16 bits, Type type) {
+  if (type == Type::BF16) return bit_cast_to<float>(u32(bits) << 16);
+  return static_cast<float>(bit_cast_to<_Float16>(bits));
+}
+
+template <class T>
+T& operand(int thread) {
+  return *static_cast<T*>(threads[thread].operands);
+}
+
+struct Shuffle {
+  const void* mine;
+  void* theirs;
+  int bytes, offset;
+};
+
+struct Matrices {
+  u32* r;
+  u32 address;
+  bool trans;
+};
+
+struct Multiply {
+  float* d;
+  const u32* a;
+  u32 b[2];
+  Type type;
+};
+
+// The 32 bytes of row `row` of a wgmma tile with rows of 128 bytes, as floats; how many.
+int row_of(float (&values)[16], u32 tile, int row, Type type) {
+  int count = 0;
+  for (int byte = 0; byte < 32; byte += 16) {
+    const unsigned char* const from = shared(swizzled(tile + row * 128 + byte), 16);
+    if (type == Type::TF32) {
+      u32 bits[4];
+      std::memcpy(bits, from, 16);
+      for (u32 each : bits) values[count++] = bit_cast_to<float>(each & 0xffffe000);
+    } else {
+      gtco::u16 bits[8];
+      std::memcpy(bits, from, 16);
+      for (gtco::u16 each : bits) values[count++] = widened(each, type);
+    }
+  }
+  return count;
+}
+
+// Register 4 j + i of a thread: row (warp % 4) 16 + lane / 4 + i / 2 * 8, column j 8 + lane % 4 * 2
+// + i % 2.
+void multiply(const Product& product) {
+  const int thread = current % block_threads;
+  const int row = thread % 128 / 32 * 16 + thread % 32 / 4;
+  float left[2][16], right[16];
+  row_of(left[0], product.a, row, product.type);
+  row_of(left[1], product.a, row + 8, product.type);
+  for (int j = 0; j < product.n / 8; ++j)
+    for (int i = 0; i < 2; ++i) {
+      const int count = row_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
+      for (int half = 0; half < 2; ++half) {
+        float& to = product.d[4 * j + 2 * half + i];
+        float sum = product.accumulate ? to : 0.0f;
+        for (int k = 0; k < count; ++k) sum += left[half][k] * right[k];
+        to = sum;
+      }
+    }
+}
+
+}  // namespace
+
+void shuffle_xor(const void* mine, void* theirs, int bytes, int offset) {
+  HERE;
+  Shuffle operands{mine, theirs, bytes, offset};
+  execute_together("shfl.sync", &operands, [](int first) {
+    for (int lane = 0; lane < 32; ++lane) {
+      const Shuffle& to = operand<Shuffle>(first + lane);
+      std::memcpy(to.theirs, operand<Shuffle>(first + (lane ^ to.offset)).mine, to.bytes);
+    }
+  });
+}
+
+// Lane l gets elements (l / 4, l % 4 * 2) and the next of each matrix; lanes 8 j to 8 j + 7 give
+// the rows of matrix j.
+void ldmatrix(u32* r, u32 address, bool trans) {
+  HERE;
+  if (address % 16) fail("ldmatrix at an address that is no multiple of 16");
+  Matrices operands{r, address, trans};
+  execute_together("ldmatrix", &operands, [](int first) {
+    unsigned char rows[32][16];
+    for (int lane = 0; lane < 32; ++lane) {
+      Thread& thread = threads[first + lane];
+      const u32 from = operand<Matrices>(first + lane).address;
+      const Event event = event_of(first + lane, thread.pc);
+      check_shared(from, 16, {Kind::READ, event, &thread.clocks}, first + lane);
+      std::memcpy(rows[lane], shared(from, 16), 16);
+    }
+    for (int lane = 0; lane < 32; ++lane) {
+      const Matrices& to = operand<Matrices>(first + lane);
+      for (int j = 0; j < 4; ++j) {
+        gtco::u16 pair[2];
+        for (int e = 0; e < 2; ++e) {
+          const int row = to.trans ? lane % 4 * 2 + e : lane / 4;
+          const int column = to.trans ? lane / 4 : lane % 4 * 2 + e;
+          std::memcpy(&pair[e], rows[j * 8 + row] + column * 2, 2);
+        }
+        to.r[j] = pair[0] | u32(pair[1]) << 16;
+      }
+    }
+  });
+}
+
+// A: register i is rows (i % 2) * 8 + l / 4, k (i / 2) * 8 + l % 4 * 2; B: register i is k
+// i * 8 + l % 4 * 2, column l / 4; D: registers 2 i are rows i * 8 + l / 4, column l % 4 * 2.
+void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type) {
+  HERE;
+  Multiply operands{d, a, {b0, b1}, type};
+  execute_together("mma.sync", &operands, [](int first) {
+    float left[16][16], right[8][16];
+    for (int lane = 0; lane < 32; ++lane) {
+      const Multiply& from = operand<Multiply>(first + lane);
+      for (int i = 0; i < 4; ++i)
+        for (int e = 0; e < 2; ++e)
+          left[i % 2 * 8 + lane / 4][i / 2 * 8 + lane % 4 * 2 + e] =
+              widened(from.a[i] >> (16 * e), from.type);
+      for (int i = 0; i < 2; ++i)
+        for (int e = 0; e < 2; ++e)
+          right[lane / 4][i * 8 + lane % 4 * 2 + e] = widened(from.b[i] >> (16 * e), from.type);
+    }
+    for (int lane = 0; lane < 32; ++lane)
+      for (int j = 0; j < 4; ++j) {
+        const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
+        float& to = operand<Multiply>(first + lane).d[j];
+        for (int k = 0; k < 16; ++k) to += left[row][k] * right[column][k];
+      }
+  });
+}
+
+// -- wgmma
+// -----------------------------------------------------------------------------------------
+
+// The first lane of a warp stands for it: it reads the warp's 16 rows of A and all of B.
+void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
+  HERE;
+  Thread& thread = self();
+  const u32 a_tile = a, b_tile = b;
+  thread.open_products.push_back({d, n, a_tile, b_tile, accumulate, type});
+  if (current % 32 != 0) return;
+  const Event event{product_agent(current), thread.product_groups + 1, cluster_number, thread.pc};
+  const auto read = [&](u32 tile, int row) {
+    for (int byte = 0; byte < 32; byte += 16)
+      check_shared(swizzled(tile + row * 128 + byte), 16, {Kind::ASYNC_READ, event, &thread.clocks},
+                   current);
+  };
+  const int row = current % block_threads % 128 / 32 * 16;
+  for (int i = 0; i < 16; ++i) read(a_tile, row + i);
+  for (int i = 0; i < n; ++i) read(b_tile, i);
+}
+
+void wgmma_commit() {
+  Thread& thread = self();
+  ++thread.product_groups;
+  thread.products.push_back(std::move(thread.open_products));
+  thread.open_products.clear();
+}
+
+void wgmma_wait(int pending) {
+  HERE;
+  Thread& thread = self();
+  while (static_cast<int>(thread.products.size()) > pending) {
+    for (const Product& product : thread.products.front()) multiply(product);
+    thread.products.erase(thread.products.begin());
+  }
+  // A lane that goes on may hand back what the whole warp has read.
+  execute_together("wgmma.wait_group", nullptr, [](int) {});
+  thread.clocks.learn(product_agent(current), thread.product_groups - thread.products.size());
+}
+
+}  // namespace host

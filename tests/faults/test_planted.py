@@ -1,0 +1,265 @@
+"""Mistakes planted in small kernels: the host build names each, and passes the right twin."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from gtco.runtime.host import HostError, find_compiler
+from tests.faults.kernels import X_MAP, Planted, run
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+SEEDS = (0, 1)
+
+WAIT = "  ptx::griddepcontrol_wait();\n"
+NEIGHBOUR = """\
+  tile[thread] = x[thread];
+  __syncthreads();
+  y[thread] = tile[(thread + 32) % 64];  // here
+"""
+ONE_COPY = """\
+  const u32 barrier = ptx::shared_address(smem + 16384), to = ptx::shared_address(smem);
+  if (thread == 0) {
+    ptx::mbarrier_init(barrier, 1);
+    ptx::fence_mbarrier_init();
+  }
+  __syncthreads();
+  if (thread == 0) {
+    ptx::mbarrier_arrive_expect_tx(barrier, 8192);
+    ptx::cp_async_bulk_tensor(to, map, 0, 0, 0, barrier);
+  }
+"""
+COPIED = """\
+  ptx::mbarrier_wait(barrier, 0);  // here
+  y[thread] = tile[thread];
+"""
+TWO_COPIES = (
+    ONE_COPY
+    + """\
+  ptx::mbarrier_wait(barrier, 0);
+  y[thread] = tile[thread % 4];
+  __syncthreads();  // the slot is free
+  if (thread == 0) {
+    ptx::mbarrier_arrive_expect_tx(barrier, 8192);
+    ptx::cp_async_bulk_tensor(to, map, 0, 8, 0, barrier);
+  }
+  ptx::mbarrier_wait(barrier, 1);
+  y[64 + thread] = tile[thread % 4];
+"""
+)
+PRODUCT = """\
+  float acc[4] = {};
+  for (int i = thread; i < 2304; i += 128) tile[i] = w[i % 1024];
+  ptx::fence_proxy_async();
+  __syncthreads();
+  const u32 at = ptx::shared_address(smem);
+  ptx::wgmma_fence();
+  const u64 a = ptx::wgmma_descriptor(at), b = ptx::wgmma_descriptor(at + 8192);
+  ptx::Wgmma<float, 8>::mma(acc, a, b, 1);  // here
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>(acc);
+  for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];  // here
+"""
+PEERS = """\
+  tile[thread] = x[thread] + block;
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+  const u32 at = ptx::mapa(ptx::shared_address(tile + thread % 16 * 4), 1 - block);
+  y[block * 64 + thread] = ptx::ld_shared_cluster_v4(at)[0];  // here
+  ptx::barrier_cluster_arrive_relaxed();
+  ptx::barrier_cluster_wait();
+"""
+
+PLANTED = {
+    "a load outside a tensor": Planted(
+        WAIT + "  y[thread] = x[thread + 1984];  // here\n", "1984", "1985",
+        r"reads byte 8192 of %x, which has 8192",
+    ),
+    "a store outside a tensor": Planted(
+        WAIT + "  y[2047 - thread] = x[thread];  // here\n", "2047 -", "62 -",
+        r"writes byte -4 of %y",
+    ),
+    "a vector that crosses a tensor's end": Planted(
+        WAIT + "  y[thread] = load<4>(x + 4 * (thread + 448))[0];  // here\n", "448", "449",
+        r"reads byte 8192 of %x",
+    ),
+    "a vector that is not aligned": Planted(
+        WAIT + "  y[thread] = load<4>(x + 4 * thread)[0];  // here\n",
+        "load<4>(x + 4 *", "load<4>(x + 1 *", r"\d+ bytes that is not aligned",
+    ),
+    "cp.async outside a tensor": Planted(
+        WAIT + """\
+  ptx::cp_async<16>(ptx::shared_address(tile + 4 * thread), x + 4 * (thread + 448), true);  // here
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  y[thread] = tile[4 * thread];
+""", "448", "449", r"reads byte 8192 of %x",
+    ),
+    "a tensor map larger than its tensor": Planted(
+        WAIT + ONE_COPY + "  ptx::mbarrier_wait(barrier, 0);\n  y[thread] = tile[thread];\n",
+        "map, 0, 0, 0", "map, 0, 1, 0", r"reads byte 8192 of %x",
+        map=dataclasses.replace(X_MAP, sizes=(32, 65, 1)),
+    ),
+    "a store to an input": Planted(
+        WAIT + "  y[thread] = x[thread];  // here\n",
+        "y[thread] = x", "const_cast<float*>(x)[thread] = w", "writes %x, which is no output",
+    ),
+    "shared memory that nobody wrote": Planted(
+        WAIT + NEIGHBOUR, "tile[thread] = x[thread]", "if (thread > 0) tile[thread] = x[thread]",
+        r"reads shared memory at byte 0: nobody wrote it",
+    ),
+    "no barrier between a write and another thread's read": Planted(
+        WAIT + NEIGHBOUR, "  __syncthreads();\n", "",
+        r"no barrier orders it after the write by block \(0, 0, 0\), thread \d+ at|nobody wrote it",
+    ),
+    "no barrier between a read and another thread's write": Planted(
+        WAIT + NEIGHBOUR + "  __syncthreads();\n  tile[thread] = 0.0f;  // here\n",
+        "// here\n  __syncthreads();\n", "\n",
+        r"no barrier orders it after the read by block|no barrier orders it after the write by",
+    ),
+    "a warp's barrier between two warps": Planted(
+        WAIT + NEIGHBOUR, "  __syncthreads();", "  __syncwarp();",
+        r"no barrier orders it after the write by block|nobody wrote it",
+    ),
+    "a shuffle in place of a warp's barrier": Planted(
+        WAIT + """\
+  tile[thread] = x[thread];
+  __syncwarp();
+  const float other = __shfl_xor_sync(~0u, x[thread], 1);
+  y[thread] = tile[thread ^ 1] + other;  // here
+""", "  __syncwarp();\n", "", "no barrier orders it after the write by",
+    ),
+    "no wait for cp.async": Planted(
+        WAIT + """\
+  tile[thread] = 0.0f;
+  ptx::cp_async<4>(ptx::shared_address(tile + thread), x + thread, true);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  y[thread] = tile[thread];  // here
+""", "  ptx::cp_async_wait<0>();\n", "",
+        "reads shared memory at byte .* an asynchronous copy that is under way, started at",
+    ),
+    "a wait for cp.async and no barrier": Planted(
+        WAIT + """\
+  ptx::cp_async<4>(ptx::shared_address(tile + thread), x + thread, true);
+  ptx::cp_async_commit();
+  ptx::cp_async_wait<0>();
+  __syncthreads();
+  y[thread] = tile[(thread + 1) % 64];  // here
+""", "  __syncthreads();\n", "",
+        "asynchronous copy that is under way|nobody wrote|orders it after the write",
+    ),
+    "no wait for a bulk copy": Planted(
+        WAIT + ONE_COPY + """\
+  ptx::mbarrier_wait(barrier, 0);
+  y[thread] = tile[thread];  // here
+""", "  ptx::mbarrier_wait(barrier, 0);\n", "",
+        "asynchronous copy that is under way|nobody wrote|a bulk copy into it is under way",
+    ),
+    "a slot filled again while it is read": Planted(
+        WAIT + TWO_COPIES, "  __syncthreads();  // the slot is free\n", "",
+        "orders it after the read by block|an asynchronous copy that is under way",
+    ),
+    "no fence.proxy.async": Planted(
+        WAIT + PRODUCT, "  ptx::fence_proxy_async();\n", "",
+        "no fence.proxy.async comes after the write by block", threads=128,
+    ),
+    "accumulators read before wgmma.wait_group": Planted(
+        WAIT + PRODUCT, "  ptx::wgmma_wait_group<0>(acc);\n", "",
+        "touches accumulators before wgmma.wait_group", threads=128,
+    ),
+    "too few bytes expected": Planted(
+        WAIT + ONE_COPY + "  ptx::mbarrier_wait(barrier, 0);\n  y[thread] = tile[thread];\n",
+        "8192);", "4096);", "lacks -4096 bytes|is under way|nobody wrote",
+    ),
+    "too many bytes expected": Planted(
+        WAIT + ONE_COPY + COPIED,
+        "8192);", "8196);", "waits for ever for a phase of an mbarrier.* lacks 4 bytes",
+    ),
+    "a reused parity": Planted(
+        WAIT + TWO_COPIES, "ptx::mbarrier_wait(barrier, 1);", "ptx::mbarrier_wait(barrier, 0);",
+        "an asynchronous copy that is under way|orders it after the (read|write) by",
+    ),
+    "a peer that ends before its shared memory is read": Planted(
+        WAIT + PEERS, "  ptx::barrier_cluster_arrive_relaxed();\n  ptx::barrier_cluster_wait();\n",
+        "",
+        "its block ends, and no barrier orders that after the access|its block has ended",
+        blocks=2, cluster=2,
+    ),
+    "a relaxed arrival that publishes nothing": Planted(
+        WAIT + PEERS, "barrier_cluster_arrive();", "barrier_cluster_arrive_relaxed();",
+        "no barrier orders it after the write by block", blocks=2, cluster=2,
+    ),
+    "an mbarrier that is used before everybody knows of it": Planted(
+        WAIT + ONE_COPY + COPIED,
+        "  __syncthreads();\n", "",
+        "an mbarrier that nobody initialised|no barrier orders that after its mbarrier.init",
+    ),
+    "an input before the dependent-launch wait": Planted(
+        f"  const float mine = w[thread];\n{WAIT}  y[thread] = mine + x[thread];\n",
+        "mine = w[", "mine = x[", r"reads %x, which is no constant, before griddepcontrol.wait",
+    ),
+    "an output before the dependent-launch wait": Planted(
+        f"{WAIT}  y[thread] = w[thread];  // here\n  ptx::griddepcontrol_wait();\n",
+        WAIT + "  y", "  y", r"writes %y, which is no constant, before griddepcontrol.wait",
+    ),
+    "a bulk copy of an input before the dependent-launch wait": Planted(
+        WAIT + ONE_COPY + "  ptx::mbarrier_wait(barrier, 0);\n  ptx::griddepcontrol_wait();\n",
+        WAIT + "  const", "  const", r"reads %x, which is no constant, before griddepcontrol.wait",
+    ),
+    "a path without the dependent-launch wait": Planted(
+        WAIT, WAIT, "  if (thread > 0) ptx::griddepcontrol_wait();\n",
+        "thread 0.*ends without griddepcontrol.wait",
+    ),
+    "a barrier that some threads do not reach": Planted(
+        WAIT + "  __syncthreads();  // here\n", "__sync", "if (thread < 40) __sync",
+        "for ever for the other threads at a block barrier; 24 threads of its block have ended",
+    ),
+    "two barriers for the lanes of a warp": Planted(
+        WAIT + "  if (thread % 2 == 0) y[thread] = 1.0f;\n  __syncthreads();\n",
+        "y[thread] = 1.0f;\n", "__syncthreads();\n  else\n",
+        r"is at the barrier of line \d+ while other threads are at that of line \d+",
+    ),
+    "lanes that do not take part in a shuffle": Planted(
+        WAIT + "  const float a = x[thread];\n  y[thread] = __shfl_xor_sync(~0u, a, 1);  // here\n",
+        "y[thread] = __shfl", "if (thread % 32 < 16) y[thread] = __shfl",
+        "waits for ever for shfl.sync",
+    ),
+    "two threads that store one output": Planted(
+        WAIT + "  y[thread] = x[thread];  // here\n", "y[thread]", "y[thread % 63]",
+        r"byte 0 of %y: no barrier orders it after the write by block \(0, 0, 0\), thread \d+",
+    ),
+    "two blocks that store one output": Planted(
+        WAIT + "  y[block * 64 + thread] = x[thread];  // here\n", "block * 64", "block * 63",
+        r"byte \d+ of %y: no barrier orders it after the write by a block of another cluster",
+        blocks=2,
+    ),
+    "an output read that nobody wrote": Planted(
+        WAIT + "  y[thread] = 1.0f;\n  y[64 + thread] = y[thread];  // here\n",
+        "  y[thread] = 1.0f;\n", "", "of %y: nobody wrote it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_right_twin_passes(name: str, seed: int) -> None:
+    run(PLANTED[name].right, seed)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_mistake_is_named(name: str, seed: int) -> None:
+    planted = PLANTED[name]
+    program = planted.wrong
+    with pytest.raises(HostError, match=planted.message) as caught:
+        run(program, seed)
+    message = str(caught.value)
+    where = rf"kernel {program.name}, block \(\d+, 0, 0\), thread \d+, .*{program.name}\.cu:\d+"
+    assert re.match(where, message), message
+    lines = program.code.splitlines()
+    here = [f".cu:{i}" for i, line in enumerate(lines, 1) if line.endswith("// here")]
+    assert not here or any(re.search(rf"\{each}\b", message) for each in here), message

@@ -1,0 +1,59 @@
+"""What the host build's own tests run, on a GPU: the same answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.cost_model.measure import random_values
+from gtco.graph import Group
+from gtco.runtime import run as gpu
+from gtco.runtime.driver import BoundLaunch
+from gtco.runtime.host import find_compiler
+from gtco.target import TARGETS
+from tests.faults import kernels
+from tests.faults.test_planted import PLANTED
+from tests.kernel_checks import wrong_outputs
+from tests.unit import test_host_wgmma
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        torch.cuda.is_available() and torch.cuda.get_device_capability() != (9, 0),
+        reason="needs wgmma",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), test_host_wgmma.CASES)
+def test_wgmma_matches_fp64(name: str, values: tuple[int, ...]) -> None:
+    group = test_host_wgmma.GROUPS[name]()
+    schedule = {**dict(zip(test_host_wgmma.KNOBS, values, strict=True)), "early_trigger": 0}
+    program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
+    given = random_values(group, torch.device("cpu"), seed=1)
+
+    def run(
+        program: KernelProgram, group: Group, values: Mapping[str, Tensor]
+    ) -> Mapping[str, Tensor]:
+        there = {name: value.cuda() for name, value in values.items()}
+        return {name: y.cpu() for name, y in gpu.run_group(program, group, there).items()}
+
+    assert not wrong_outputs(program, group, given, run)
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.parametrize("name", PLANTED)
+def test_the_right_twins_of_planted_mistakes_give_the_same(name: str) -> None:
+    program = PLANTED[name].right
+    tensors = {name: tensor.cuda() for name, tensor in kernels.tensors().items()}
+    kernel = gpu.load_program(program, torch.cuda.current_device())
+    launch = BoundLaunch(kernel, program, tensors, dependent=False)
+    torch.cuda.synchronize()
+    launch(torch.cuda.current_stream().cuda_stream)
+    torch.cuda.synchronize()
+    torch.testing.assert_close(tensors["y"].cpu(), kernels.run(program, seed=0))

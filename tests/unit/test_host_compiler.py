@@ -1,0 +1,93 @@
+"""Which compiler the host build takes, what it keeps, and what it says when one is missing."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from gtco.codegen.program import KernelProgram
+from gtco.runtime import host
+from gtco.runtime.host import HostCompilerError, HostError, HostKernel, find_compiler
+from tests.faults.kernels import Planted, run
+
+needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+ONE = Planted(
+    "  ptx::griddepcontrol_wait();\n  y[thread] = x[thread];\n", "y[thread]", "y[-thread]", ""
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    find_compiler.cache_clear()
+    yield
+    find_compiler.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("installed", "wheel", "expected"),
+    [
+        (("g++", "clang++"), True, ("/bin/g++",)),
+        (("c++", "clang++"), True, ("/bin/c++",)),
+        (("clang++",), False, ("/bin/clang++",)),
+        ((), True, (sys.executable, "-m", "ziglang", "c++")),
+        ((), False, None),
+    ],
+)
+def test_the_systems_compiler_else_the_wheels(
+    installed: tuple[str, ...],
+    wheel: bool,
+    expected: tuple[str, ...] | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def which(name: str) -> str | None:
+        return f"/bin/{name}" if name in installed else None
+
+    monkeypatch.setattr(host, "shutil", SimpleNamespace(which=which))
+    found = object() if wheel else None
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: found)
+    assert find_compiler() == expected
+
+
+@needs_compiler
+def test_what_the_compiler_made_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(host, "_libraries", lambda: tmp_path)
+    host._machine.cache_clear()
+    HostKernel(ONE.right)
+    made = sorted(path.name for path in tmp_path.iterdir())
+    assert [name.split("-")[0] for name in made] == [ONE.right.name, "machine"]
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise AssertionError("compiles again")
+
+    monkeypatch.setattr(subprocess, "run", refuse)
+    HostKernel(ONE.right)
+    with pytest.raises(AssertionError, match="compiles again"):
+        HostKernel(ONE.wrong)
+    host._machine.cache_clear()
+
+
+@needs_compiler
+def test_a_kernel_that_does_not_compile_is_named() -> None:
+    program: KernelProgram = dataclasses.replace(
+        ONE.right, source=ONE.right.source.replace("griddepcontrol_wait", "no_such_instruction")
+    )
+    with pytest.raises(
+        HostCompilerError, match=rf"(?s)refuses {program.name}:.*no_such_instruction"
+    ):
+        HostKernel(program)
+
+
+@needs_compiler
+def test_without_addr2line_it_says_what_would_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    HostKernel(ONE.wrong)
+    which = shutil.which
+    monkeypatch.setattr(shutil, "which", lambda name: None if name == "addr2line" else which(name))
+    with pytest.raises(HostError, match=r"thread \d+, an unknown line .*: writes byte -\d+ of %y"):
+        run(ONE.wrong, seed=0)
