@@ -18,7 +18,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import torch
@@ -28,7 +28,7 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.graph import Group
 from gtco.interpreter import interpret
-from gtco.runtime.plan import Plan
+from gtco.runtime.plan import Launch, Plan, Visit
 from gtco.runtime.poison import poisoned
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
@@ -166,19 +166,20 @@ class HostExecutable:
         Raises:
             HostError: a kernel breaks a rule or waits for ever.
         """
+        return self.walk(inputs, lambda launch, values, run: run())
+
+    def walk(self, inputs: Sequence[Tensor], visit: Visit) -> list[Tensor]:
+        """The same, with `visit` called for each launch.
+
+        Raises:
+            HostError: a kernel breaks a rule or waits for ever.
+        """
         plan = self.plan
         values = dict(self._constants)
         for name, tensor in zip(plan.graph.inputs, inputs, strict=True):
             values[name] = tensor.detach().contiguous()
         for launch in plan.launches:
-            graph = launch.group.graph
-            if launch.program is None:
-                results = interpret(graph, [values[name] for name in graph.inputs])
-                values.update(zip(graph.outputs, (x.contiguous() for x in results), strict=True))
-                continue
-            for name in graph.outputs:
-                values[name] = poisoned(graph.specs[name], self.device)
-            self._kernels[launch.program.name](launch.program, values)
+            visit(launch, values, partial(self._run, launch, values))
         outputs = []
         for name in plan.graph.outputs:
             base, chain = plan.outputs[name]
@@ -187,6 +188,16 @@ class HostExecutable:
                 result = node.definition.reference(result, **node.attrs)
             outputs.append(result)
         return outputs
+
+    def _run(self, launch: Launch, values: dict[str, Tensor]) -> None:
+        graph = launch.group.graph
+        if launch.program is None:
+            results = interpret(graph, [values[name] for name in graph.inputs])
+            values.update(zip(graph.outputs, (x.contiguous() for x in results), strict=True))
+            return
+        for name in graph.outputs:
+            values[name] = poisoned(graph.specs[name], self.device)
+        self._kernels[launch.program.name](launch.program, values)
 
 
 def _shared_object(program: KernelProgram) -> Path:

@@ -11,18 +11,15 @@ from rich.console import Console
 from torch import nn
 
 from gtco import show
+from gtco.answers import Call, Inputs, fresh_inputs, in_precision, references
 from gtco.bench import (
     BenchResult,
-    Call,
-    Inputs,
     NoGpu,
     Timing,
     WrongAnswer,
     bench,
     check_answers,
     compare,
-    fresh_inputs,
-    in_precision,
     kernel_times,
     parse_peers,
     percentiles,
@@ -180,11 +177,11 @@ class Cancelling(nn.Module):
 def test_answers_are_checked_on_fresh_poisoned_and_hard_inputs() -> None:
     model = located(nn.LayerNorm(256, eps=1e-6).half(), torch.randn(4, 256).half())
     result = BenchResult()
-    check_answers(result, {"gtco": model.module}, model, model.module, None)
+    check_answers(result, {"gtco": model.module}, model, references(model, None), None)
     assert len(result.verdicts["gtco"]) == 3
     for wrong in (Forgetful(model.module), Cancelling(), nn.Identity()):
         with pytest.raises(WrongAnswer, match="gtco's answer for"):
-            check_answers(BenchResult(), {"gtco": wrong}, model, model.module, None)
+            check_answers(BenchResult(), {"gtco": wrong}, model, references(model, None), None)
 
 
 @torch.no_grad()
@@ -192,7 +189,7 @@ def test_a_peers_wrong_answer_is_on_record_and_stops_nothing() -> None:
     model = located(nn.Linear(64, 64).half(), torch.randn(4, 64).half())
     result = BenchResult()
     contestants = {"gtco": model.module, "eager": nn.Identity()}
-    check_answers(result, contestants, model, model.module, None)
+    check_answers(result, contestants, model, references(model, None), None)
     assert not result.verdicts["eager"]["normal"].ok
     assert result.to_dict()["verdicts"]["eager"]["normal"]["ok"] is False
     assert result.verdicts["gtco"]["normal"].ok
