@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -248,6 +250,70 @@ def test_external_data(tmp_path: Path) -> None:
         with pytest.raises(OnnxError, match=r"not valid|cannot be read"):
             load_onnx(external(folder, location))
             pytest.fail(location)
+
+
+def test_external_data_of_a_model_in_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(80))
+    model = onnx.load(external(tmp_path, "w.bin"), load_external_data=False)
+    with pytest.raises(OnnxError, match=r"initializer 'w'.*load the model by its path|not valid"):
+        load_onnx(model)
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import torch
+from gtco.frontend.onnx import load_onnx
+from gtco.frontend.torch_export import capture
+from gtco.interpreter import interpret
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+before = peak()
+model = load_onnx(Path(sys.argv[1]))
+rows = torch.tensor([0, 262143])
+graph = capture(model, (rows,)).graph
+(y,) = interpret(graph, (rows,))
+print(y[0, 0].item(), y[1, -1].item(), (peak() - before) / 2**30)
+"""
+
+
+def test_a_model_of_3_gb(tmp_path: Path) -> None:
+    """Three tables of 1 GiB in one sparse file, of which the last elements are not zero."""
+    pytest.importorskip("resource", reason="the peak of memory is asked of the system")
+    rows, columns = 2**18, 2**10
+    names = ["a", "b", "c"]
+    nodes = [helper.make_node("Gather", [name, "rows"], [f"{name}_rows"]) for name in names]
+    nodes.append(helper.make_node("Sum", [f"{name}_rows" for name in names], ["y"]))
+    tensors = []
+    with (tmp_path / "weights.bin").open("wb") as data:
+        for number, name in enumerate(names):
+            start, length = number << 30, 4 * rows * columns
+            tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[rows, columns])
+            tensor.data_location = TensorProto.EXTERNAL
+            facts = {"location": "weights.bin", "offset": str(start), "length": str(length)}
+            for key, value in facts.items():
+                tensor.external_data.add(key=key, value=value)
+            data.seek(start + length - 4)
+            data.write(np.float32(10**number).tobytes())
+            tensors.append(tensor)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("rows", TensorProto.INT64, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, columns])],
+        tensors,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = save(model, tmp_path / "m.onnx")
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, last, grown_gb = map(float, done.stdout.split())
+    assert (first, last) == (0, 111)
+    assert 3 < grown_gb < 5.5, "once in the buffers, and one tensor on its way there"
 
 
 def test_a_node_says_what_it_does_not_support(tmp_path: Path) -> None:
