@@ -146,9 +146,7 @@ def references(model: Located, precision: str | None) -> References:
     captured = capture(model.module, model.args, model.kwargs)
     eager = model.module
     if precision in ("fp16", "bf16"):
-        eager = Interpreted(
-            replace(captured, graph=lower_precision(captured.graph, DTYPES[precision]))
-        )
+        eager = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
     return References(eager, Interpreted(captured).exact)
 
 

@@ -173,7 +173,7 @@ def bench(
     runtime = OnnxRuntime(model) if "onnxruntime" in peers else None
     model = _on_gpu(model)
     result = BenchResult()
-    with torch.no_grad(), _float32_products(options.precision):
+    with torch.no_grad(), float32_products(options.precision):
         tell("compiling with gtco")
         compiled = gtco.compile(model.module, model.args, model.kwargs, **asdict(options))
         result.launches = len(compiled.launches)
@@ -215,7 +215,7 @@ def _one_line(error: Exception) -> str:
 
 
 @contextmanager
-def _float32_products(precision: str | None) -> Iterator[None]:
+def float32_products(precision: str | None) -> Iterator[None]:
     """Let torch use tf32 in fp32 models exactly when gtco does, so that peers do equal work."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")

@@ -27,7 +27,7 @@ from gtco.answers import (
     poison,
     references,
 )
-from gtco.bench import Tell
+from gtco.bench import Tell, float32_products
 from gtco.check import Precision, Verdict, judge
 from gtco.frontend.torch_export import Captured
 from gtco.interpreter import interpret
@@ -175,7 +175,7 @@ def compare(
     on_gpu = torch.cuda.is_available() and options.target != HOST
     model = model.file_on("cuda" if on_gpu else "cpu")
     given = (model.args, model.kwargs)
-    with torch.no_grad(), library_precision(options.precision):
+    with torch.no_grad(), float32_products(options.precision):
         tell("compiling with gtco")
         compiled = gtco.compile(model.module, *given, **asdict(options))
         compiled.prepare()

@@ -208,6 +208,8 @@ def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
                 program = choice.sketch(group, target).emit(choice.schedule)
             predicted = choice.run_us or roofline_us(group, target)
             launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
+    generated = sum(launch.program is not None for launch in launches)
+    log.info("%d groups for %s, %d of them generated", len(launches), target.arch, generated)
     order = {group.name: position for position, group in enumerate(fused.groups)}
     return tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
 

@@ -16,6 +16,7 @@ from gtco.check import Verdict
 from gtco.compare import Comparison, GroupCheck
 from gtco.demo import NAME, TARGET, Rehearsal
 from gtco.frontend.torch_export import Captured
+from gtco.onnx_peer import OnnxRuntime
 from gtco.report import make_report, telling_refusals
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.module import (
@@ -97,6 +98,11 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
             f"({spread} over the rounds), {ratio['single_p50']:.2f} times in single calls",
             highlight=False,
         )
+    if OnnxRuntime.name in result.timings:
+        line = (
+            f"{OnnxRuntime.name} ran on the CPU, copies from and to the GPU included: no GPU peer"
+        )
+        console.print(line, highlight=False)
     for name, reason in result.failures.items():
         console.print(f"{name} failed: {reason}", markup=False, highlight=False)
     for kind, verdict in result.verdicts["gtco"].items():

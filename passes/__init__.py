@@ -55,6 +55,7 @@ def run_pipeline(graph: Graph, dump: Path | None = None, log: Log | None = None)
     Raises:
         GraphError: a pass broke the graph.
     """
+    log = Log() if log is None else log
     if dump is not None:
         dump.mkdir(parents=True, exist_ok=True)
         (dump / "00-captured.txt").write_text(f"{graph}\n")
@@ -65,4 +66,6 @@ def run_pipeline(graph: Graph, dump: Path | None = None, log: Log | None = None)
         _log.debug("%s: %d nodes became %d", step.__name__, before, len(graph.nodes))
         if dump is not None:
             (dump / f"{number:02}-{step.__name__}.txt").write_text(f"{graph}\n")
+    for rule, count in log.applied.items():
+        _log.debug("applied %d times: %s", count, rule)
     return graph

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -40,6 +41,8 @@ from gtco.runtime.encoding import (
 from gtco.runtime.module import CompiledModule, check_signature
 from gtco.runtime.plan import Plan, PlanError
 from gtco.target import TargetError
+
+log = logging.getLogger("gtco.runtime")
 
 FORMAT = "gtco-artifact"
 FORMAT_VERSION = "1"
@@ -117,6 +120,7 @@ def save(
         file.write(len(header).to_bytes(8, "little") + header)
         for data in parts.values():
             file.write(data())
+    log.info("saved %s: %d weights, %d kernels", path, len(tensors), len(kernels))
 
 
 def _plan_text(
@@ -245,6 +249,7 @@ def read(path: str | os.PathLike[str]) -> Artifact:
         _try_signature(captured)
         _check_kernels(plan, kernels)
         _check_parts(content, parts)
+        log.info("read %s: %d weights, %d kernels", path, len(weights), len(kernels))
         return Artifact(str(content["gtco_version"]), plan, captured, kernels)
     except TargetError as error:
         raise ArtifactError(f"{path} was made for another GPU: {error}") from error

@@ -19,6 +19,7 @@ from gtco.runtime.library import bind_library
 from gtco.runtime.plan import Plan, Visit
 
 log = logging.getLogger("gtco.runtime")
+codegen_log = logging.getLogger("gtco.codegen")
 
 Step = Callable[[int], None]
 """Enqueues work on the CUDA stream with this handle, which is torch's current one."""
@@ -46,6 +47,14 @@ def compile_programs(plan: Plan) -> dict[str, CompiledKernel]:
         if not isinstance(result, CompiledKernel):
             raise result
         kernels[job.name] = result
+        codegen_log.debug(
+            "%s for %s: %d registers, %d bytes spilled, %d bytes of code",
+            result.name,
+            result.arch,
+            result.registers,
+            result.spill_bytes,
+            len(result.cubin),
+        )
     return kernels
 
 

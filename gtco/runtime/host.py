@@ -157,7 +157,7 @@ class HostExecutable:
         programs = [launch.program for launch in plan.launches if launch.program is not None]
         self._kernels = compile_host(programs)
         self._constants = {
-            name: plan.graph.constants[name].detach().cpu().contiguous() for name in plan.constants
+            name: _aligned(plan.graph.constants[name].detach().cpu()) for name in plan.constants
         }
 
     def __call__(self, inputs: Sequence[Tensor], *, static_outputs: bool) -> list[Tensor]:
@@ -177,7 +177,7 @@ class HostExecutable:
         plan = self.plan
         values = dict(self._constants)
         for name, tensor in zip(plan.graph.inputs, inputs, strict=True):
-            values[name] = tensor.detach().contiguous()
+            values[name] = _aligned(tensor.detach())
         for launch in plan.launches:
             visit(launch, values, partial(self._run, launch, values))
         outputs = []
@@ -198,6 +198,12 @@ class HostExecutable:
         for name in graph.outputs:
             values[name] = poisoned(graph.specs[name], self.device)
         self._kernels[launch.program.name](launch.program, values)
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """`tensor`, contiguous and at an address from which kernels may copy 16 bytes at a time."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 def _shared_object(program: KernelProgram) -> Path:

@@ -91,7 +91,6 @@ def compile_uncached(code: str, name: str, arch: str) -> CompiledKernel:
     Raises:
         CompileError: with the kernel's name and the first errors.
     """
-    log.debug("compiling %s for %s", name, arch)
     options = ProgramOptions(
         name=f"{name}.cu",
         arch=arch,  # left out, cuda-core would ask the driver for a GPU

@@ -103,6 +103,19 @@ def test_the_table_names_everyone_and_what_failed() -> None:
     assert text.count("WRONG") == 1
     assert "63 launches; 75.0% of gtco's GPU time" in text
     assert "Memcpy DtoD" in text
+    assert "ran on the CPU" not in text
+
+
+def test_onnx_runtime_is_named_as_what_runs_on_the_cpu() -> None:
+    result = BenchResult(
+        verdicts={"gtco": {"normal": Verdict("")}, "onnxruntime (CPU)": {"normal": Verdict("")}},
+        timings={"gtco": timing(100, 100), "onnxruntime (CPU)": timing(1000, 1000)},
+    )
+    compare(result, ["onnxruntime"])
+    out = io.StringIO()
+    show.bench(Console(file=out, width=120), "model.onnx", result)
+    assert "onnxruntime (CPU) takes 10.00 times as long as gtco" in out.getvalue()
+    assert "onnxruntime (CPU) ran on the CPU" in out.getvalue()
 
 
 def test_kernels_are_added_up_by_name() -> None:
@@ -119,6 +132,7 @@ def test_kernels_are_added_up_by_name() -> None:
 def test_peers_are_parsed() -> None:
     assert parse_peers("eager, inductor,eager") == ("eager", "inductor")
     assert parse_peers("") == ()
+    assert parse_peers("onnxruntime") == ("onnxruntime",)
     with pytest.raises(UsageError, match="tensorrt"):
         parse_peers("eager,tensorrt")
 
