@@ -26,16 +26,12 @@ ort = pytest.importorskip("onnxruntime")
 REFUSED = {
     "batchnorm_epsilon_training_mode": "training_mode is on",
     "batchnorm_example_training_mode": "training_mode is on",
-    "maxpool_with_argmax_2d_precomputed_pads": "output Indices",
-    "maxpool_with_argmax_2d_precomputed_strides": "output Indices",
     "resize_downsample_scales_cubic_align_corners": "no whole size",
     "resize_downsample_scales_linear_align_corners": "no whole size",
     "training_dropout": "training_mode is on",
     "training_dropout_default": "training_mode is on",
     "training_dropout_default_mask": "training_mode is on",
     "training_dropout_mask": "training_mode is on",
-    "training_dropout_zero_ratio": "training_mode is on",
-    "training_dropout_zero_ratio_mask": "training_mode is on",
 }
 """The node tests of claimed operators and gtco's types that fail, and what refuses each."""
 
