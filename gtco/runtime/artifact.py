@@ -27,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gtco import logs
 from gtco.frontend.torch_export import Captured
 from gtco.graph import DTYPE_NAMES, GraphError
 from gtco.options import OptionError
@@ -84,7 +85,9 @@ def load(path: str | os.PathLike[str]) -> CompiledModule:
         ArtifactError: no such file, a damaged or edited one (naming the part), one of another
             format version, or one for an architecture that this gtco does not know.
         GpuMemoryError: the GPU that it is for is here and has too little memory.
+        OptionError: an unknown area in `GTCO_LOGS`.
     """
+    logs.configure()
     artifact = read(path)
     return CompiledModule(artifact.plan, artifact.captured, dict(artifact.kernels))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ import gtco
 from gtco.answers import fresh_inputs, references
 from gtco.codegen.program import KernelProgram
 from gtco.compare import check_groups, compare, compare_artifact, judge_outputs, max_abs_error
+from gtco.frontend.torch_export import Captured
 from gtco.locate import Located, UsageError, locate
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.host import HostKernel, find_compiler
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Plan
 from gtco.target import TargetError
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -118,6 +122,25 @@ def test_another_structure_and_lost_elements_are_wrong() -> None:
     assert max_abs_error(torch.tensor([1]), torch.tensor([2])) is None
 
 
+@needs_compiler
+def test_an_artifact_is_judged_by_its_own_graph(
+    model: Located, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernels for sm_90a run on the CPU here, from what the file says."""
+
+    def on_the_host(plan: Plan, captured: Captured, kernels: object) -> CompiledModule:
+        return CompiledModule(replace(plan, options=HOST), captured)
+
+    gtco.compile(model.module, model.args, target="sm_90a").save(tmp_path / "a.gtco")
+    monkeypatch.setattr("gtco.compare.CompiledModule", on_the_host)
+    result = compare_artifact(tmp_path / "a.gtco", layers=True)
+    assert not result.wrong and len(result.groups) > 1
+    assert {each.contestant for each in result.outputs} == {"gtco", "its graph in torch"}
+    plant(monkeypatch, "gtco_gemm", 2.0)
+    wrong = compare_artifact(tmp_path / "a.gtco")
+    assert "gtco's output ['small'] for normal inputs is wrong" in wrong.wrong[0]
+
+
 @NO_GPU
 def test_without_the_gpu_it_says_so(model: Located, tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="compiled for sm_90a, and no CUDA GPU is here"):
@@ -161,6 +184,14 @@ def test_onnx_runtime_wants_a_file_and_its_package(
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UsageError, match="pip install onnxruntime"):
         OnnxRuntime(locate(str(onnx_file)))
+
+
+def test_a_file_moves_to_a_device_and_a_functions_model_stays(
+    model: Located, onnx_file: Path
+) -> None:
+    moved = locate(str(onnx_file)).file_on("meta")
+    assert {each.device.type for each in (*moved.args, *moved.module.buffers())} == {"meta"}
+    assert model.file_on("meta") is model
 
 
 def test_the_references_of_a_file_compute_in_the_precision_that_was_asked_for(
