@@ -281,6 +281,11 @@ def cache_folder() -> Path:
     return Path(platformdirs.user_cache_dir("gtco", appauthor=False)) / "cubins"
 
 
+def host_folder() -> Path:
+    """Where kernels that were compiled for the CPU are kept, beside the cubins."""
+    return cache_folder().parent / "host"
+
+
 @cache
 def user_cache() -> CubinCache:
     """The cache in the user's own folder."""

@@ -206,7 +206,9 @@ def test_compare_prints_errors_and_exits_with_0(run: Run) -> None:
 
 @NEEDS_COMPILER
 def test_compare_of_a_wrong_kernel_exits_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostKernel, "__call__", lambda *args: None)  # the outputs stay poisoned
+    monkeypatch.setattr(
+        HostKernel, "__call__", lambda *args, **kwargs: None
+    )  # the outputs stay poisoned
     outcome = run("compare", "models_here:mlp", "--target", "host", "--layers")
     assert outcome.code == 1
     assert "gtco's output for normal inputs is wrong: NaN in" in outcome.stderr
@@ -233,36 +235,55 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
     assert "error: file: File exists" in refused.stderr
 
 
+@NEEDS_COMPILER
 def test_the_cache_is_shown_verified_and_cleared(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = nvrtc.CubinCache(tmp_path / "cubins")
-    monkeypatch.setattr(nvrtc, "user_cache", lambda: cache)
     monkeypatch.setattr(cli_cache, "user_cache", lambda: cache)
     monkeypatch.setattr(compile_pool, "user_cache", lambda: cache)
     monkeypatch.setattr(cli_cache, "cache_folder", lambda: tmp_path / "cubins")
-    assert "0 cubins, 0.0 MB" in run("cache", "info").stdout
+    monkeypatch.setattr(cli_cache, "host_folder", lambda: tmp_path / "host")
+    assert "0 cubins of 0.0 MB" in run("cache", "info").stdout
     run("compile", "models_here:mlp", "--target", "sm_80")
+    (tmp_path / "host").mkdir()
+    library = tmp_path / "host" / "kernel.so"
+    command = [*(find_compiler() or ()), "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=b"int seven() { return 7; }", check=True)
     entries = cache.entries()
     info = json.loads(run("cache", "info", "--json").stdout)
-    assert info["cubins"] == len(entries) > 0
-    assert info["bytes"] == sum(path.stat().st_size for path in entries)
+    assert info["cubins"]["entries"] == len(entries) > 0
+    assert info["cubins"]["bytes"] == sum(path.stat().st_size for path in entries)
+    assert info["host_builds"]["entries"] == 1
     assert run("cache", "verify").code == 0
     entries[0].write_bytes(b"damaged")
+    library.write_bytes(library.read_bytes()[:-1])
     outcome = run("cache", "verify", "--json")
     assert outcome.code == 1 and "were dropped" in outcome.stderr
-    assert json.loads(outcome.stdout)["damaged"] == [entries[0].name]
+    assert json.loads(outcome.stdout)["damaged"] == [entries[0].name, library.name]
     assert run("cache", "verify").code == 0
-    run("compile", "models_here:mlp", "--target", "sm_80")
+    assert not library.exists() and not entries[0].exists()
+
+
+def test_the_cache_is_cleared_by_those_who_mean_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = nvrtc.CubinCache(tmp_path / "cubins")
+    monkeypatch.setattr(cli_cache, "user_cache", lambda: cache)
+    monkeypatch.setattr(cli_cache, "host_folder", lambda: tmp_path / "host")
+    (tmp_path / "host").mkdir()
+    files = [tmp_path / "cubins" / "a.cubin", tmp_path / "host" / "b.so"]
+    for path in files:
+        path.write_bytes(bytes(10))
     asked = run("cache", "clear")
     assert asked.code == 2 and "--yes" in asked.stderr
-    assert cache.entries() == entries
     monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
     assert run("cache", "clear").code == 1
-    assert cache.entries() == entries
+    assert all(path.exists() for path in files)
     monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
-    assert run("cache", "clear").code == 0
-    assert cache.entries() == []
+    outcome = run("cache", "clear")
+    assert outcome.code == 0 and "removed 1 cubin of" in outcome.stdout
+    assert not any(path.exists() for path in files)
     assert "removed 0 cubins" in run("cache", "clear", "--yes").stdout
 
 

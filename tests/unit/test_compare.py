@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,9 +64,9 @@ def plant(monkeypatch: pytest.MonkeyPatch, kernel: str, error: float) -> None:
     right = HostKernel.__call__
 
     def wrong(
-        self: HostKernel, program: KernelProgram, tensors: Mapping[str, Tensor], order: int = 0
+        self: HostKernel, program: KernelProgram, tensors: Mapping[str, Tensor], **how: Any
     ) -> None:
-        right(self, program, tensors, order)
+        right(self, program, tensors, **how)
         if program.name.startswith(kernel):
             tensors[program.arguments[-1].value].view(-1)[3] += error
 
