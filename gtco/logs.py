@@ -2,8 +2,6 @@
 
 Each area has a logger `gtco.AREA`. A name in the list shows its messages of level INFO, a name with
 a plus those of level DEBUG as well; without the variable only warnings are shown.
-
-This module must stay light to import: compile workers import it.
 """
 
 from __future__ import annotations

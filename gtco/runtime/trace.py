@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -30,17 +31,6 @@ def label(launch: Launch) -> str:
     return f"{launch.group.name}: {', '.join(launch.modules) or 'no module'}"
 
 
-@contextmanager
-def named_range(name: str, device: torch.device) -> Iterator[None]:
-    """A range for torch's profiler and, on a GPU, for NVTX."""
-    with record_function(name):
-        if device.type != "cuda":
-            yield
-            return
-        with torch.cuda.nvtx.range(name):
-            yield
-
-
 def write_trace(path: str | os.PathLike[str], plan: Plan, walk: Callable[[Visit], object]) -> None:
     """Profile one walk through `plan` and write it as Chrome's JSON.
 
@@ -52,27 +42,35 @@ def write_trace(path: str | os.PathLike[str], plan: Plan, walk: Callable[[Visit]
     Raises:
         OSError: the file cannot be written.
     """
-    with open(path, "w"):  # the profiler would only log that it cannot
-        pass
     on_gpu = plan.options.target != HOST
-    device = torch.device("cuda" if on_gpu else "cpu")
+    nvtx = torch.cuda.nvtx.range if on_gpu else nullcontext
 
     def visit(launch: Launch, values: dict[str, Tensor], run: Callable[[], object]) -> None:
-        with named_range(label(launch), device):
+        with record_function(label(launch)), nvtx(label(launch)):
             run()
 
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         walk(visit)
-    profiler.export_chrome_trace(os.fspath(path))
-    _describe(path, plan, GPU_TIMES if on_gpu else HOST_TIMES)
+    content = _exported(profiler)
+    content["gtco"] = _describe(plan, GPU_TIMES if on_gpu else HOST_TIMES)
+    with open(path, "w") as file:
+        json.dump(content, file)
 
 
-def _describe(path: str | os.PathLike[str], plan: Plan, times: str) -> None:
-    """Add to the trace what its times are and what each range ran."""
-    with open(path) as file:
-        content: dict[str, Any] = json.load(file)
-    content["gtco"] = {
+def _exported(profiler: profile) -> dict[str, Any]:
+    """The profiler's own Chrome JSON, which it only writes to a file."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "trace.json")
+        profiler.export_chrome_trace(path)
+        with open(path) as file:
+            content: dict[str, Any] = json.load(file)
+    return content
+
+
+def _describe(plan: Plan, times: str) -> dict[str, Any]:
+    """What the times are and what each range ran."""
+    return {
         "times": times,
         "target": plan.options.target or plan.target.arch,
         "launches": [
@@ -85,5 +83,3 @@ def _describe(path: str | os.PathLike[str], plan: Plan, times: str) -> None:
             for launch in plan.launches
         ],
     }
-    with open(path, "w") as file:
-        json.dump(content, file)
