@@ -28,6 +28,9 @@ from gtco.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
+MAX_HEAD = 256
+"""Elements of the widest head that stays in registers; attention over channels has wider ones."""
+
 
 @dataclass(frozen=True)
 class _Attention:
@@ -154,6 +157,9 @@ def _check(edit: Editor, match: _Attention) -> str | None:
             continue
         if not edit.read_once(value):
             return f"%{value} is read elsewhere too, so it must be stored"
+    width = max(edit.shape(match.q)[-1], edit.shape(match.v)[-1])
+    if width > MAX_HEAD:
+        return f"its heads are {width} elements wide; up to {MAX_HEAD} fit one kernel"
     leading = {edit.shape(x)[:-2] for x in (match.q, match.k, match.v)}
     if len(leading) != 1:
         return "q, k and v differ in their batch dimensions"

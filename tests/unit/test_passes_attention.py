@@ -55,6 +55,7 @@ def test_attention_form(golden: Golden) -> None:
         (lambda c, q, k, v: ((q @ k.mT + c.mask) * 0.3).softmax(-1) @ v, "scales the mask too"),
         (lambda c, q, k, v: (p := (q @ k.mT).softmax(-1)) @ v + p.sum(), "read elsewhere too"),
         (lambda c, q, k, v: (q @ k[:1].mT).softmax(-1) @ v, "batch dimensions"),
+        (lambda c, q, k, v: (q @ k.mT).softmax(-1) @ v.repeat(1, 1, 1, 40), "320 elements wide"),
         (lambda c, q, k, v: (q @ k.mT + c.mask.float()).softmax(-1) @ v, "not of q's dtype"),
     ],
 )
