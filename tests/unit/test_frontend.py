@@ -128,6 +128,12 @@ X = torch.randn(2, 6, 8, dtype=torch.float64, generator=torch.Generator().manual
 Y = X.flip(0)
 
 
+def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
+    x = x.clone()
+    x[index] = value
+    return x
+
+
 @pytest.mark.parametrize(
     "function",
     [
@@ -162,6 +168,9 @@ Y = X.flip(0)
         lambda x, y: ((x > 0) & (y > 0) | ~(x < y), F.normalize(x, dim=-1), y.norm(dim=1)),
         lambda x, y: x + torch.ones_like(y) + torch.full_like(x, 2) + y.new_zeros(8),
         lambda x, y: (x, x, y + 0),
+        lambda x, y: assigned(x, (slice(None), slice(1, 4)), y[:, 2:5]),
+        lambda x, y: assigned(x, (slice(None), slice(2, None), slice(0, 3)), 7.0),
+        lambda x, y: assigned(x, (..., slice(None)), y[0].float()),
     ],
 )  # fmt: skip
 def test_operators(function: Callable[..., Any]) -> None:
