@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from experiments.models.transformers_zoo import randomize
 from gtco import compiler
 from gtco.env import environment
 from gtco.frontend.torch_export import capture
@@ -77,8 +78,8 @@ def examine(name: str) -> dict[str, Any]:
 
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False).eval()
-    size = model.pretrained_cfg.get("fixed_input_size") and model.pretrained_cfg["input_size"]
-    image = torch.randn(1, *(size or model.pretrained_cfg["input_size"]))
+    randomize(model)
+    image = torch.randn(1, *model.pretrained_cfg["input_size"])
     started = time.perf_counter()
     options = Options.of(target="sm_90a")
     plan, captured = compiler.make_plan(model.half(), (image.half(),), None, options)
