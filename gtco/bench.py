@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -16,21 +16,30 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import gtco
-from gtco.check import Precision, Verdict, judge
+from gtco.answers import (
+    INPUT_KINDS,
+    Call,
+    Inputs,
+    References,
+    compute_precision,
+    fresh_inputs,
+    poison,
+    references,
+)
+from gtco.check import Verdict, judge
 from gtco.locate import Located, UsageError
+from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
 
-Call = Callable[..., Any]
-Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 Tell = Callable[[str], None]
 
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 INDUCTOR_MODES = ("reduce-overhead", "max-autotune")
 PEERS: Mapping[str, tuple[str, ...]] = {
     "eager": ("eager",),
     "inductor": tuple(f"inductor {mode}" for mode in INDUCTOR_MODES),
+    "onnxruntime": (OnnxRuntime.name,),
 }
 """What `--against` takes, and the contestants that each name stands for."""
 
@@ -142,6 +151,7 @@ def bench(
     *,
     rounds: int = 5,
     calls: int = 100,
+    trace: Path | None = None,
     tell: Tell = lambda message: None,
 ) -> BenchResult:
     """Compile `model`, check its answers and time it in turn with its peers.
@@ -152,43 +162,51 @@ def bench(
         peers: keys of `PEERS`.
         rounds: how often every contestant has its turn.
         calls: single calls, and calls back to back, of one turn.
+        trace: a file for a Chrome trace of one call of gtco's.
         tell: called with a line of progress.
 
     Raises:
         NoGpu: there is none, or the model is not on it.
+        UsageError: ONNX Runtime is asked for and cannot run this model, or is not installed.
         WrongAnswer: gtco's answer is wrong; nothing is timed then.
     """
-    _require_gpu(model)
+    runtime = OnnxRuntime(model) if "onnxruntime" in peers else None
+    model = _on_gpu(model)
     result = BenchResult()
-    with torch.no_grad(), _float32_products(options.precision):
+    with torch.no_grad(), float32_products(options.precision):
         tell("compiling with gtco")
         compiled = gtco.compile(model.module, model.args, model.kwargs, **asdict(options))
         result.launches = len(compiled.launches)
         given = (model.args, model.kwargs)
-        peer_model = in_precision(model.module, options.precision)
+        truth = references(model, options.precision)
         contestants: dict[str, Call] = {"gtco": compiled}
         for name in itertools.chain.from_iterable(PEERS[peer] for peer in peers):
             tell(f"preparing {name}")
             try:
-                contestants[name] = _prepare(name, peer_model, given)
+                ours = runtime if runtime and name == runtime.name else None
+                contestants[name] = ours or _prepare(name, truth.eager, given)
             except Exception as error:
                 result.failures[name] = _one_line(error)
         tell("checking answers")
-        check_answers(result, contestants, model, peer_model, options.precision)
+        check_answers(result, contestants, model, truth, options.precision)
         inputs = [fresh_inputs(given, "normal", seed) for seed in range(4)]
         result.timings = time_rounds(contestants, inputs, CudaClock(), rounds, calls, tell)
         tell("profiling gtco's kernels")  # last: the profiler slows later launches down
         result.kernels = profile_kernels(one_after_another(compiled), inputs[0])
+        if trace is not None:
+            compiled.trace(trace, *inputs[0][0], **inputs[0][1])
     compare(result, peers)
     return result
 
 
-def _require_gpu(model: Located) -> None:
+def _on_gpu(model: Located) -> Located:
     if not torch.cuda.is_available():
         raise NoGpu("gtco bench times kernels and finds no CUDA GPU; `gtco compile` needs none")
+    model = model.file_on("cuda")
     tensors = [*model.module.parameters(), *pytree.tree_leaves((model.args, model.kwargs))]
     if not all(leaf.is_cuda for leaf in tensors if isinstance(leaf, Tensor)):
         raise NoGpu(f"{model.name} is not on the GPU: return module.cuda() and CUDA arguments")
+    return model
 
 
 def _one_line(error: Exception) -> str:
@@ -197,7 +215,7 @@ def _one_line(error: Exception) -> str:
 
 
 @contextmanager
-def _float32_products(precision: str | None) -> Iterator[None]:
+def float32_products(precision: str | None) -> Iterator[None]:
     """Let torch use tf32 in fp32 models exactly when gtco does, so that peers do equal work."""
     matmul, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
@@ -210,38 +228,6 @@ def _float32_products(precision: str | None) -> Iterator[None]:
 
 
 # -- contestants ---------------------------------------------------------------------------------
-
-
-class InPrecision(nn.Module):
-    """A model that computes in `dtype` between inputs and outputs of other float types."""
-
-    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
-        super().__init__()
-        first = next((p.dtype for p in model.parameters() if p.is_floating_point()), dtype)
-        self.outside = first
-        self.dtype = dtype
-        self.model = copy.deepcopy(model).to(dtype)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        inner_args, inner_kwargs = cast_floats((args, kwargs), self.dtype)
-        return cast_floats(self.model(*inner_args, **inner_kwargs), self.outside)
-
-
-def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
-    """`model` as torch would run it in `precision`; itself where that changes no dtype."""
-    dtype = DTYPES.get(precision or "")
-    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return model if dtype is None or floats <= {dtype} else InPrecision(model, dtype)
-
-
-def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
-    """`tree` with every floating-point tensor in `dtype`."""
-
-    def cast(leaf: Any) -> Any:
-        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
-        return leaf.to(dtype) if is_float else leaf
-
-    return pytree.tree_map(cast, tree)
 
 
 class GraphedEager:
@@ -300,58 +286,18 @@ def _prepare(name: str, model: nn.Module, inputs: Inputs) -> Call:
 
 # -- answers -------------------------------------------------------------------------------------
 
-INPUT_KINDS = ("normal", "large mean", "outliers")
-
-
-def fresh_inputs(like: Inputs, kind: str, seed: int) -> Inputs:
-    """Random arguments of the shapes, dtypes and devices of `like`.
-
-    Args:
-        kind: "normal" floats, those around a mean of 8, or those with one in 1000 times 30;
-            integers stay within the range of the given ones.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def draw(leaf: Tensor) -> Tensor:
-        if leaf.dtype == torch.bool:
-            return leaf  # a mask: random ones would mask whole rows
-        if not leaf.is_floating_point():
-            low, high = (int(leaf.min()), int(leaf.max())) if leaf.numel() else (0, 0)
-            drawn = torch.randint(low, high + 1, leaf.shape, generator=generator)
-            return drawn.to(leaf.device, leaf.dtype)
-        values = torch.randn(leaf.shape, generator=generator)
-        if kind == "large mean":
-            values += 8
-        elif kind == "outliers":
-            values[torch.rand(leaf.shape, generator=generator) < 1e-3] *= 30
-        return values.to(leaf.device, leaf.dtype)
-
-    inputs: Inputs = pytree.tree_map_only(Tensor, draw, like)
-    return inputs
-
-
-def compute_precision(model: Located, precision: str | None) -> Precision:
-    """The key of `gtco.check.BOUNDS` for what the compiled module computes in."""
-    if precision is not None:
-        return DTYPES.get(precision, precision)
-    leaves = [*model.module.parameters(), *pytree.tree_leaves((model.args, model.kwargs))]
-    floats = [x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
-    narrow = [dtype for dtype in floats if dtype in (torch.float16, torch.bfloat16)]
-    return narrow[0] if narrow else torch.float32
-
 
 def check_answers(
     result: BenchResult,
     contestants: dict[str, Call],
     model: Located,
-    peer_model: nn.Module,
+    truth: References,
     precision: str | None,
 ) -> None:
     """Judge every contestant on each kind of input; outputs are poisoned after each look."""
     for seed, kind in enumerate(INPUT_KINDS):
         args, kwargs = fresh_inputs((model.args, model.kwargs), kind, 100 + seed)
-        reference = exact_answer(model.module, (args, kwargs))
-        eager = peer_model(*args, **kwargs)
+        reference, eager = truth.exact((args, kwargs)), truth.eager(*args, **kwargs)
         for name, call in contestants.items():
             answer = call(*args, **kwargs)
             verdict = judge(answer, eager, reference, compute_precision(model, precision))
@@ -359,26 +305,6 @@ def check_answers(
             poison(answer)
             if name == "gtco" and not verdict.ok:
                 raise WrongAnswer(f"gtco's answer for {kind} inputs is {verdict}")
-
-
-def exact_answer(module: nn.Module, inputs: Inputs) -> Any:
-    """The module's answer in fp64, or in fp32 where one of its operators has no fp64."""
-
-    def run(dtype: torch.dtype) -> Any:
-        args, kwargs = cast_floats(inputs, dtype)
-        return copy.deepcopy(module).to(dtype)(*args, **kwargs)
-
-    try:
-        return run(torch.float64)
-    except RuntimeError:
-        return run(torch.float32)
-
-
-def poison(tree: Any) -> None:
-    """Overwrite an answer, so that memory which the next call forgets to write is seen."""
-    for leaf in pytree.tree_leaves(tree):
-        if isinstance(leaf, Tensor):
-            leaf.fill_(float("nan") if leaf.is_floating_point() else 1)
 
 
 # -- times ---------------------------------------------------------------------------------------

@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import torch
-from torch import Tensor
 
-from gtco.bench import (
+from gtco.answers import (
     INPUT_KINDS,
+    Inputs,
+    Interpreted,
+    example_inputs,
+    fresh_inputs,
+    plan_precision,
+    poison,
+)
+from gtco.bench import (
     BenchResult,
     CudaClock,
-    Inputs,
     NoGpu,
     Tell,
     WrongAnswer,
-    fresh_inputs,
     one_after_another,
-    poison,
     profile_kernels,
     time_rounds,
 )
-from gtco.check import Precision, judge
-from gtco.frontend.torch_export import Captured
-from gtco.graph import TensorSpec
-from gtco.interpreter import interpret
+from gtco.check import judge
 from gtco.runtime.artifact import Artifact, read
 from gtco.runtime.library import library_precision
 from gtco.runtime.module import CompiledModule
@@ -35,6 +37,7 @@ def bench_artifact(
     *,
     rounds: int = 5,
     calls: int = 100,
+    trace: Path | None = None,
     tell: Tell = lambda message: None,
 ) -> BenchResult:
     """Check a saved module's answers against its own graph in torch, then time it.
@@ -43,6 +46,7 @@ def bench_artifact(
         path: what `CompiledModule.save` wrote.
         rounds: how often it has its turn.
         calls: single calls, and calls back to back, of one turn.
+        trace: a file for a Chrome trace of one call.
         tell: called with a line of progress.
 
     Raises:
@@ -68,42 +72,21 @@ def bench_artifact(
         result.timings = time_rounds(contestants, inputs, CudaClock(), rounds, calls, tell)
         tell("profiling its kernels")  # last: the profiler slows later launches down
         result.kernels = profile_kernels(one_after_another(compiled), inputs[0])
+        if trace is not None:
+            compiled.trace(trace, *inputs[0][0], **inputs[0][1])
     return result
-
-
-def example_inputs(captured: Captured, device: torch.device) -> Inputs:
-    """Arguments of the right structure, shapes and dtypes: zeros, and masks that let all pass."""
-
-    def example(spec: TensorSpec) -> Tensor:
-        return torch.full(spec.sizes, spec.dtype == torch.bool, dtype=spec.dtype, device=device)
-
-    return captured.arguments([example(spec) for spec in captured.graph.inputs.values()])
 
 
 def _check_answers(
     result: BenchResult, compiled: CompiledModule, artifact: Artifact, like: Inputs
 ) -> None:
-    captured, fused = artifact.captured, artifact.plan.fused
+    graph = Interpreted(artifact.captured, artifact.plan.fused)
     for seed, kind in enumerate(INPUT_KINDS):
         args, kwargs = fresh_inputs(like, kind, 100 + seed)
-        tensors = captured.flatten(args, kwargs)
-        torch_answer = captured.unflatten(interpret(fused, tensors))
-        try:
-            exact = interpret(fused, tensors, dtype=torch.float64)
-        except RuntimeError:  # one of its operators has no fp64
-            exact = interpret(fused, tensors, dtype=torch.float32)
+        torch_answer, exact = graph(*args, **kwargs), graph.exact((args, kwargs))
         answer = compiled(*args, **kwargs)
-        verdict = judge(answer, torch_answer, captured.unflatten(exact), _precision(artifact))
+        verdict = judge(answer, torch_answer, exact, plan_precision(artifact.plan))
         result.verdicts.setdefault("gtco", {})[kind] = verdict
         poison(answer)
         if not verdict.ok:
             raise WrongAnswer(f"the artifact's answer for {kind} inputs is {verdict}")
-
-
-def _precision(artifact: Artifact) -> Precision:
-    """The key of `gtco.check.BOUNDS` for what the module computes in."""
-    if artifact.plan.options.precision == "tf32":
-        return "tf32"
-    dtypes = {spec.dtype for spec in artifact.plan.graph.specs.values()}
-    narrow = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes]
-    return narrow[0] if narrow else torch.float32

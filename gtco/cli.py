@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import inspect
-import json
 import logging
-import math
 import os
-import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
 import gtco
+from gtco import compare as comparison
 from gtco import demo as demo_model
-from gtco import show
-from gtco.bench import BenchResult, bench, parse_peers
+from gtco import dump, logs, show
+from gtco.bench import BenchResult, WrongAnswer, bench, parse_peers
 from gtco.bench_artifact import bench_artifact
+from gtco.cli_base import Json, err, out, print_json, progress, takes_options
+from gtco.cli_cache import cache_app
 from gtco.compiler import make_plan
 from gtco.env import environment
 from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
 from gtco.runtime.artifact import read
+from gtco.runtime.executable import compile_programs
 from gtco.target import TargetError
-
-out = Console(width=None if sys.stdout.isatty() else 120)  # tables keep their shape in a file
-err = Console(stderr=True)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -44,6 +38,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Compile vision models into fused, tuned CUDA kernels.",
 )
+
+app.add_typer(cache_app, name="cache")
 
 Model = Annotated[
     str,
@@ -60,57 +56,38 @@ ModelOrFile = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="save an artifact there")
 ]
-Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 Rounds = Annotated[int, typer.Option(min=1, help="turns of every contestant")]
 Calls = Annotated[int, typer.Option(min=2, help="calls of one turn")]
 Against = Annotated[
     str | None,
     typer.Option(
-        help="peers, separated by commas: eager, inductor (both for a model; a saved artifact has "
-        "none)"
+        help="peers, separated by commas: eager, inductor, onnxruntime (on the CPU; for .onnx "
+        "files); by default eager,inductor; a saved artifact has none"
     ),
 ]
-
-
-def takes_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give `command` one flag for each field of `Options` instead of its parameter `options`."""
-    fields = dataclasses.fields(Options)
-    hints = get_type_hints(Options)
-    descriptions = _field_descriptions()
-
-    @functools.wraps(command)
-    def with_flags(**given: Any) -> None:
-        chosen = {field.name: given.pop(field.name) for field in fields}
-        command(**given, options=Options.of(**chosen))
-
-    own = inspect.signature(command, eval_str=True).parameters.values()
-    flags = [
-        inspect.Parameter(
-            field.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=field.default,
-            annotation=Annotated[hints[field.name], typer.Option(help=descriptions[field.name])],
-        )
-        for field in fields
-    ]
-    parameters = [parameter for parameter in own if parameter.name != "options"]
-    with_flags.__signature__ = inspect.Signature([*parameters, *flags])  # type: ignore[attr-defined]
-    with_flags.__annotations__ = {each.name: each.annotation for each in [*parameters, *flags]}
-    return with_flags
-
-
-def _field_descriptions() -> dict[str, str]:
-    """The `Args:` of the docstring of `Options`, so that a flag's help is written once."""
-    described: dict[str, str] = {}
-    name = ""
-    names = {field.name for field in dataclasses.fields(Options)}
-    for line in inspect.cleandoc(Options.__doc__ or "").splitlines():
-        head, colon, rest = line.strip().partition(":")
-        if colon and head in names:
-            name, line = head, rest
-        if name:
-            described[name] = f"{described.get(name, '')} {line.strip()}".strip()
-    return described
+Oracles = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        help="peers, separated by commas: eager, onnxruntime (for .onnx files); by default eager; "
+        "a saved artifact is compared with its own graph in torch",
+    ),
+]
+Layers = Annotated[
+    bool, typer.Option("--layers", help="check group by group, and name the first that departs")
+]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="write a Chrome trace of one call there")
+]
+Dump = Annotated[
+    Path | None,
+    typer.Option(
+        "--dump",
+        metavar="DIR",
+        help="write the graph after each pass, each kernel's source and cubin, and a script that "
+        "runs it all again",
+    ),
+]
 
 
 @app.command("compile")
@@ -149,6 +126,7 @@ def bench_command(
     against: Against = None,
     rounds: Rounds = 5,
     calls: Calls = 100,
+    trace: Trace = None,
     as_json: Json = False,
     options: Options,
 ) -> None:
@@ -158,39 +136,84 @@ def bench_command(
         peers = parse_peers("eager,inductor" if against is None else against)
         with progress() as tell:
             found = _locate(model, tell)
-            result = bench(found, options, peers, rounds=rounds, calls=calls, tell=tell)
+            result = bench(
+                found, options, peers, rounds=rounds, calls=calls, trace=trace, tell=tell
+            )
         _print_bench(found.name, options, result, as_json)
         return
-    if parse_peers(against or ""):
-        raise UsageError(
-            f"{path} holds kernels, not the model that {against} would run: leave --against out, "
-            "or bench module:function"
-        )
+    _refuse_peers(path, against)
     _refuse_options(path, options)
     with progress() as tell:
-        result = bench_artifact(path, rounds=rounds, calls=calls, tell=tell)
+        result = bench_artifact(path, rounds=rounds, calls=calls, trace=trace, tell=tell)
     _print_bench(model, options, result, as_json)
+
+
+@app.command("compare")
+@takes_options
+def compare_command(
+    *,
+    model: ModelOrFile,
+    against: Oracles = None,
+    layers: Layers = False,
+    as_json: Json = False,
+    options: Options,
+) -> None:
+    """Judge every output of MODEL and its peers against fp64; the exit code is 1 if one is wrong.
+
+    With --target host it needs no GPU, and much time.
+    """
+    path = artifact_path(model)
+    if path is None:
+        peers = comparison.parse_peers("eager" if against is None else against)
+        with progress() as tell:
+            found = _locate(model, tell)
+            result = comparison.compare(found, options, peers, layers=layers, tell=tell)
+    else:
+        _refuse_peers(path, against)
+        _refuse_options(path, options)
+        with progress() as tell:
+            result = comparison.compare_artifact(path, layers=layers, tell=tell)
+    if as_json:
+        print_json(model=model, options=dataclasses.asdict(options), **result.to_dict())
+    else:
+        show.comparison(out, model, result)
+    if result.wrong:
+        raise WrongAnswer(result.wrong[0])
 
 
 @app.command("inspect")
 @takes_options
-def inspect_command(*, model: ModelOrFile, as_json: Json = False, options: Options) -> None:
+def inspect_command(
+    *, model: ModelOrFile, folder: Dump = None, as_json: Json = False, options: Options
+) -> None:
     """Say what MODEL becomes, or what FILE holds, without a GPU: operators, groups, refusals."""
     path = artifact_path(model)
     if path is None:
         with progress() as tell:
             found = _locate(model, tell)
             tell(f"planning {model}")
-            plan, captured = make_plan(found.module, found.args, found.kwargs, options)
-        inspected = show.Inspected(plan, captured)
+            folder = folder or dump.environment_folder()
+            plan, captured = make_plan(found.module, found.args, found.kwargs, options, folder)
+            inspected = show.Inspected(plan, captured)
+            if folder is not None:
+                tell("compiling its kernels")
+                inspected = dataclasses.replace(inspected, compiled=compile_programs(plan))
     else:
         _refuse_options(path, options)
         artifact = read(path)
-        inspected = show.Inspected(artifact.plan, artifact.captured, artifact)
+        inspected = show.Inspected(
+            artifact.plan, artifact.captured, artifact.kernels, artifact.gtco_version
+        )
+        if folder is not None:
+            dump.write_plan(folder, artifact.plan)
+    if folder is not None:
+        dump.write_kernels(folder, inspected.plan, inspected.compiled)
     if as_json:
         print_json(model=model, **show.inspected_json(inspected))
     else:
         show.inspected(out, inspected)
+    if folder is not None:
+        err.print(f"wrote {folder}", markup=False, highlight=False)
 
 
 @app.command("demo")
@@ -228,6 +251,14 @@ def _locate(model: str, tell: Callable[[str], None]) -> Located:
     return locate(model)
 
 
+def _refuse_peers(path: Path, against: str | None) -> None:
+    if against:
+        raise UsageError(
+            f"{path} holds kernels, not the model that {against} would run: leave --against out, "
+            "or name the model"
+        )
+
+
 def _refuse_options(path: Path, options: Options) -> None:
     if options != Options():
         raise UsageError(f"{path} is compiled already: its options cannot be changed")
@@ -238,32 +269,6 @@ def _print_bench(model: str, options: Options, result: BenchResult, as_json: boo
         print_json(model=model, options=dataclasses.asdict(options), **result.to_dict())
     else:
         show.bench(out, model, result)
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """A function that shows a line of progress on stderr."""
-    if not err.is_terminal:
-        yield lambda message: err.print(message, style=None, markup=False, highlight=False)
-        return
-    with err.status("") as status:
-        yield lambda message: status.update(message)
-
-
-def print_json(**payload: Any) -> None:
-    """One JSON object on stdout: `payload`, the command and where it ran."""
-    payload["command"] = shlex.join(["gtco", *sys.argv[1:]])
-    payload["environment"] = environment()
-    sys.stdout.write(json.dumps(_plain(payload), indent=2) + "\n")
-
-
-def _plain(value: Any) -> Any:
-    """`value` with what JSON has no number for (NaN, infinity) as null."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def exit_code(error: Exception) -> int:
@@ -277,16 +282,19 @@ def message(error: Exception) -> str:
     ours = module.startswith("gtco") or isinstance(error, (torch.OutOfMemoryError, ModelError))
     kind = "" if ours else f"unexpected {type(error).__name__}: "
     hint = "" if ours else " (GTCO_DEBUG=1 shows where)"
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"error: {error.filename}: {error.strerror}"
     return f"error: {kind}{error}{hint}"
 
 
 def main() -> None:
     """Run the command line and exit."""
-    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.WARNING)
+    logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module="copyreg"
     )  # torch.export's own
     try:
+        logs.configure()
         app(prog_name="gtco")
     except Exception as error:
         if os.environ.get("GTCO_DEBUG"):

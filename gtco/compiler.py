@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gtco import dump, logs
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
 from gtco.cost_model.database import LIBRARY, RecordTable, shipped_records
@@ -29,7 +32,10 @@ from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, fetch_ahead
 from gtco.target import Target, TargetError, find_target, target_of_capability
 
-log = logging.getLogger("gtco")
+frontend_log = logging.getLogger("gtco.frontend")
+fusion_log = logging.getLogger("gtco.fusion")
+log = logging.getLogger("gtco.codegen")
+tune_log = logging.getLogger("gtco.tune")
 
 FETCH_DISTANCE = 2
 """Launches between a kernel and the one that brings its weights to L2 (experiments.plan_variants)."""
@@ -62,32 +68,65 @@ def compile(
     Raises:
         CaptureError: the model cannot be exported; its kind `OnnxError`: an .onnx file cannot be
             read, or uses what gtco does not support.
-        OptionError: an unknown option or value.
+        OptionError: an unknown option or value, or an unknown area in `GTCO_LOGS`.
         TargetError: the target is unknown, too old, or no GPU is there and none was named.
         FallbackError: `fallback="error"` and an operator has no kernel.
     """
-    return CompiledModule(*make_plan(model, args, kwargs, Options.of(**options)))
+    logs.configure()
+    folder = dump.environment_folder()
+    plan, captured = make_plan(model, args, kwargs, Options.of(**options), folder)
+    compiled = CompiledModule(plan, captured)
+    if folder is not None:
+        dump.write_kernels(folder, plan, compiled.compile_kernels())
+    return compiled
+
+
+def compile_captured(captured: Captured, options: Options) -> CompiledModule:
+    """Compile what `dump.read_captured` read."""
+    return CompiledModule(plan_captured(captured, options), captured)
 
 
 def make_plan(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options
+    model: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] | None,
+    options: Options,
+    folder: Path | None = None,
 ) -> tuple[Plan, Captured]:
     """What `compile` would run, and the model's signature; no kernel is compiled, no GPU used.
 
+    Args:
+        model: as for `compile`.
+        args: likewise.
+        kwargs: likewise.
+        options: how to compile.
+        folder: takes what `gtco.dump` knows of a plan.
+
     Raises:
         CaptureError, TargetError, FallbackError: as for `compile`.
+        OSError: the folder takes no files.
     """
-    target = _resolve_target(options.target)
+    _resolve_target(options.target)  # ahead of the capture, which takes longer
     captured = _capture(model, args, kwargs)
     if options.precision in PRECISIONS:
         lowered = lower_precision(captured.graph, PRECISIONS[options.precision])
         captured = replace(captured, graph=lowered)
-    fused = fuse(captured.graph, target=target)
+    plan = plan_captured(captured, options, folder)
+    if folder is not None:
+        dump.write_plan(folder, plan)
+        dump.write_repro(folder, plan, captured)
+    return plan, captured
+
+
+def plan_captured(captured: Captured, options: Options, folder: Path | None = None) -> Plan:
+    """How `captured` runs; the graph after each pass goes to `folder`."""
+    target = _resolve_target(options.target)
+    fused = _fuse(captured.graph, target, folder)
     launches = select(fused, target)
     _refuse_fallbacks(launches, options.fallback)
     if target.has_dependent_launch:
         launches = fetch_ahead(launches, FETCH_DISTANCE)
-    return Plan(fused, launches, target, options), captured
+    return Plan(fused, launches, target, options)
 
 
 def capture(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
@@ -104,7 +143,19 @@ def _capture(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) 
         model = load_onnx(model)
         args = args or model.example()
         model.to(next((each.device for each in args if isinstance(each, Tensor)), "cpu"))
-    return capture_torch(model, tuple(args), dict(kwargs or {}))
+    captured = capture_torch(model, tuple(args), dict(kwargs or {}))
+    graph = captured.graph
+    frontend_log.info(
+        "captured %s: %d inputs, %d constants of %.1f MB, %d nodes",
+        type(model).__name__,
+        len(graph.inputs),
+        len(graph.constants),
+        sum(graph.specs[name].nbytes for name in graph.constants) / 1e6,
+        len(graph.nodes),
+    )
+    for op, count in Counter(node.op for node in graph.nodes).most_common():
+        frontend_log.debug("%d %s", count, op)
+    return captured
 
 
 def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
@@ -114,8 +165,15 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
         graph: from `capture`.
         target: the architecture whose limits and rates decide.
     """
-    chosen = find_target(target) if isinstance(target, str) else target
-    return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
+    return _fuse(graph, find_target(target) if isinstance(target, str) else target)
+
+
+def _fuse(graph: Graph, target: Target, folder: Path | None = None) -> FusedGraph:
+    fused = fusion.fuse(run_pipeline(graph, folder), partial(roofline_us, target=target))
+    fusion_log.info("%d nodes became %d groups", len(graph.nodes), len(fused.groups))
+    for producer, consumer, reason in fused.refusals:
+        fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
+    return fused
 
 
 @dataclass(frozen=True)
@@ -140,12 +198,22 @@ def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
     for task in tasks(fused, target):
         kind = family(task.group)
         choice = _choose(task, derive(task.group, kind, target), records)
+        log.debug(
+            "%s, %d times: %s %s (%s)",
+            task.group.name,
+            len(task.groups),
+            "aten" if choice.sketch is None else choice.sketch.name,
+            dict(choice.schedule),
+            choice.reason or choice.source,
+        )
         for group in task.groups:
             program = None
             if choice.sketch is not None:
                 program = choice.sketch(group, target).emit(choice.schedule)
             predicted = choice.run_us or roofline_us(group, target)
             launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
+    generated = sum(launch.program is not None for launch in launches)
+    log.info("%d groups for %s, %d of them generated", len(launches), target.arch, generated)
     order = {group.name: position for position, group in enumerate(fused.groups)}
     return tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
 
@@ -163,7 +231,7 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
             _check_knobs(sketch, record.schedule)
             sketch.emit(record.schedule)
         except Illegal as error:
-            log.warning("a record for %s is no longer legal: %s", task.group, error)
+            tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
             return _Choice(type(sketch), record.schedule, "record", run_us=record.run_us)
     reasons = [derivation.reason] if derivation.refusals else []

@@ -21,7 +21,7 @@ from torch import Tensor, fx, nn
 from gtco.compiler import compile as compile_model
 from gtco.options import Options
 
-log = logging.getLogger("gtco")
+log = logging.getLogger("gtco.frontend")
 
 
 class GradError(RuntimeError):

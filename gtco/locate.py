@@ -28,12 +28,31 @@ class ModelError(RuntimeError):
 
 @dataclass(frozen=True)
 class Located:
-    """A model and the arguments to call it with."""
+    """A model and the arguments to call it with.
+
+    Args:
+        name: as the user gave it.
+        module: the model.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        onnx: the file that it was read from, if it was.
+    """
 
     name: str
     module: torch.nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    onnx: Path | None = None
+
+    def file_on(self, device: str) -> Located:
+        """The same, with the model and arguments of an .onnx file on `device`.
+
+        A function of the user's says itself where its model is.
+        """
+        if self.onnx is None:
+            return self
+        args = tuple(each.to(device) for each in self.args)
+        return replace(self, module=self.module.to(device), args=args)
 
 
 def artifact_path(name: str) -> Path | None:
@@ -58,7 +77,7 @@ def locate(name: str) -> Located:
         if not Path(name).is_file():
             raise UsageError(f"there is no file {name!r}")
         model = load_onnx(name)
-        return Located(name, model, model.example(), {})
+        return Located(name, model, model.example(), {}, Path(name))
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         raise UsageError(

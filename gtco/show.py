@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from gtco.bench import BenchResult, KernelTime
+from gtco.check import Verdict
+from gtco.compare import Comparison, GroupCheck
 from gtco.demo import NAME, TARGET, Rehearsal
 from gtco.frontend.torch_export import Captured
+from gtco.onnx_peer import OnnxRuntime
 from gtco.report import make_report, telling_refusals
-from gtco.runtime.artifact import Artifact
+from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.module import (
     CompiledModule,
     KernelInfo,
@@ -26,11 +30,11 @@ from gtco.runtime.plan import Plan
 from gtco.target import TARGETS
 
 
-def _table(title: str, *columns: str) -> Table:
-    """A table whose first column is text and whose other columns are numbers."""
+def _table(title: str, *columns: str, texts: int = 1) -> Table:
+    """A table whose first `texts` columns are text and whose other columns are numbers."""
     table = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left")
+        table.add_column(column, justify="left" if index < texts else "right")
     return table
 
 
@@ -94,6 +98,11 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
             f"({spread} over the rounds), {ratio['single_p50']:.2f} times in single calls",
             highlight=False,
         )
+    if OnnxRuntime.name in result.timings:
+        line = (
+            f"{OnnxRuntime.name} ran on the CPU, copies from and to the GPU included: no GPU peer"
+        )
+        console.print(line, highlight=False)
     for name, reason in result.failures.items():
         console.print(f"{name} failed: {reason}", markup=False, highlight=False)
     for kind, verdict in result.verdicts["gtco"].items():
@@ -113,6 +122,57 @@ def _profile_table(kernels: tuple[KernelTime, ...]) -> Table:
         launches, share = f"{kernel.launches:g}", f"{kernel.share:.1%}"
         table.add_row(kernel.name, launches, f"{kernel.mean_us:.2f}", share)
     return table
+
+
+# -- compare -------------------------------------------------------------------------------------
+
+
+def comparison(console: Console, model: str, result: Comparison) -> None:
+    table = _table(
+        f"{model}, errors against the model in fp64",
+        "",
+        "inputs",
+        "output",
+        "RMSE",
+        "limit",
+        "max abs",
+        "answer",
+        texts=3,
+    )
+    for each in result.outputs:
+        errors = _errors(each.verdict, each.max_abs)
+        table.add_row(each.contestant, each.kind, escape(each.output), *errors)
+    console.print(table, highlight=False)
+    if not result.groups:
+        return
+    table = _table(
+        "each group, given the interpreter's values, against the interpreter in fp64",
+        "group",
+        "operators",
+        "RMSE",
+        "limit",
+        "max abs",
+        "answer",
+        texts=2,
+    )
+    for check in result.groups:
+        errors = _errors(check.verdict, check.max_abs)
+        table.add_row(check.group, " -> ".join(check.ops), *errors)
+    console.print(table, highlight=False)
+    first = result.first_wrong_group
+    line = "no group departs from the interpreter" if first is None else _first_wrong(first)
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _errors(verdict: Verdict, max_abs: float | None) -> tuple[str, ...]:
+    largest = "" if max_abs is None else f"{max_abs:.2e}"
+    answer = "right" if verdict.ok else "WRONG"
+    return f"{verdict.rmse:.2e}", f"{verdict.limit:.2e}", largest, answer
+
+
+def _first_wrong(check: GroupCheck) -> str:
+    modules = ", ".join(check.modules) or "no module"
+    return f"the first group that departs is {check}\n  kernel {check.kernel}, from {modules}"
 
 
 # -- compile and demo ----------------------------------------------------------------------------
@@ -179,22 +239,30 @@ def _kernel_table(title: str, kernels: tuple[KernelInfo, ...]) -> Table:
 
 @dataclass(frozen=True)
 class Inspected:
-    """A plan to look at, and the artifact that it came from, if it did."""
+    """A plan to look at.
+
+    Args:
+        plan: what would run.
+        captured: the model's signature.
+        compiled: the kernels by entry point, if they are compiled.
+        gtco_version: of the gtco that wrote the artifact, if it is one.
+    """
 
     plan: Plan
     captured: Captured
-    artifact: Artifact | None = None
+    compiled: Mapping[str, CompiledKernel] = field(default_factory=dict)
+    gtco_version: str | None = None
 
     @property
     def kernels(self) -> tuple[KernelInfo, ...]:
-        """The artifact's kernels; a plan alone has none compiled."""
-        return kernel_infos(self.plan, self.artifact.kernels) if self.artifact else ()
+        """What is known of the compiled kernels."""
+        return kernel_infos(self.plan, self.compiled) if self.compiled else ()
 
 
 def inspected(console: Console, found: Inspected) -> None:
-    if found.artifact is not None:
+    if found.gtco_version is not None:
         facts = Table.grid(padding=(0, 2))
-        facts.add_row("made by", f"gtco {found.artifact.gtco_version}")
+        facts.add_row("made by", f"gtco {found.gtco_version}")
         facts.add_row("made for", found.plan.target.arch)
         for name, value in asdict(found.plan.options).items():
             facts.add_row(name, str(value))
@@ -206,7 +274,7 @@ def inspected(console: Console, found: Inspected) -> None:
     report = make_report(found.plan, found.captured.graph)
     console.print(report, highlight=False)
     console.print(_launch_table(launch_infos(found.plan)), highlight=False)
-    if found.artifact is not None:
+    if found.kernels:
         console.print(_kernel_table("kernels", found.kernels), highlight=False)
     if report.refusals:
         console.print("each edge not fused", style="bold")
@@ -218,7 +286,7 @@ def inspected(console: Console, found: Inspected) -> None:
 def inspected_json(found: Inspected) -> dict[str, Any]:
     graph = found.captured.graph
     return {
-        "gtco_version": found.artifact.gtco_version if found.artifact else None,
+        "gtco_version": found.gtco_version,
         "options": asdict(found.plan.options),
         "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
         "outputs": [str(graph.specs[name]) for name in graph.outputs],

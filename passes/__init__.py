@@ -1,12 +1,11 @@
 """Rewrites of the graph, in the order in which they run.
 
 Each pass is a function `Graph -> Graph` whose module opens with what it does in printed form.
-With `GTCO_DUMP=dir` the graph after each pass is written to `dir`, as `03-fuse_attention.txt`.
 """
 
 from __future__ import annotations
 
-import os
+import logging
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +19,8 @@ from gtco.passes.normalization import fuse_normalization
 from gtco.passes.rewrite import Log
 from gtco.passes.slices import push_slices
 from gtco.passes.split_norm import split_layer_norm
+
+_log = logging.getLogger("gtco.fusion")
 
 
 class Pass(Protocol):
@@ -48,20 +49,23 @@ def run_pipeline(graph: Graph, dump: Path | None = None, log: Log | None = None)
 
     Args:
         graph: as captured.
-        dump: a folder for the graph after each pass; by default the one that the environment
-            variable GTCO_DUMP names, if any.
+        dump: a folder for the graph after each pass, as `04-fuse_attention.txt`.
         log: collects what was applied and refused.
 
     Raises:
         GraphError: a pass broke the graph.
     """
-    folder = dump or (Path(os.environ["GTCO_DUMP"]) if os.environ.get("GTCO_DUMP") else None)
-    if folder is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "00-captured.txt").write_text(f"{graph}\n")
+    log = Log() if log is None else log
+    if dump is not None:
+        dump.mkdir(parents=True, exist_ok=True)
+        (dump / "00-captured.txt").write_text(f"{graph}\n")
     for number, step in enumerate(PIPELINE, start=1):
+        before = len(graph.nodes)
         graph = step(graph, log)
         graph.verify()
-        if folder is not None:
-            (folder / f"{number:02}-{step.__name__}.txt").write_text(f"{graph}\n")
+        _log.debug("%s: %d nodes became %d", step.__name__, before, len(graph.nodes))
+        if dump is not None:
+            (dump / f"{number:02}-{step.__name__}.txt").write_text(f"{graph}\n")
+    for rule, count in log.applied.items():
+        _log.debug("applied %d times: %s", count, rule)
     return graph

@@ -9,10 +9,16 @@
 
 The scale may stand on q, on k, or on the product before the mask; casts to a wider type around
 the softmax are what `attention` does anyway. A mask that masks nothing goes.
+
+A query that may see no key is NaN as spelled out and 0 from `attention`. So a mask that may forbid
+a query every key stays apart, unless the softmax is guarded as torch's ONNX exporters do it,
+`where(softmax != softmax, 0, softmax)`, which is those zeros. (Beyond them the guard hides NaN
+among the scores themselves, which `attention` shows.)
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +27,9 @@ import torch
 from gtco.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+
+MAX_HEAD = 256
+"""Elements of the widest head that stays in registers; attention over channels has wider ones."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,8 @@ class _Attention:
     inner: tuple[str, ...]
     """Values inside the pattern, which nobody else may read."""
     misplaced_scale: bool
+    guard: frozenset[str]
+    """The two nodes that replace NaN in the softmax by 0, if they are there."""
 
 
 def _scaled(edit: Editor, value: str) -> tuple[str, float] | None:
@@ -72,9 +83,26 @@ def _see_through(edit: Editor, value: str, inner: list[str]) -> str:
     return value
 
 
+def _unguarded(edit: Editor, value: str) -> tuple[str, Node, Node] | None:
+    """(s, comparison, choice) if `value` is `where(s != s, 0, s)`."""
+    choice = edit.producer(value, "where")
+    comparison = choice and edit.producer(choice.inputs[0], "ne")
+    if choice is None or comparison is None:
+        return None
+    _, zero, s = choice.inputs
+    constant = edit.constant(zero)
+    if comparison.inputs != (s, s) or constant is None or bool(constant.any()):
+        return None
+    return s, comparison, choice
+
+
 def _match(edit: Editor, node: Node) -> _Attention | None:
     inner: list[str] = []
     value = _see_through(edit, node.inputs[0], inner)
+    guard: frozenset[str] = frozenset()
+    if guarded := _unguarded(edit, value):
+        inner += [value, guarded[1].name]
+        value, guard = guarded[0], frozenset(node.name for node in guarded[1:])
     softmax = edit.producer(value, "softmax")
     if softmax is None:
         return None
@@ -106,7 +134,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
         k_scale *= inner_scale
     return _Attention(
         q, k or right, node.inputs[1], mask, scale * q_scale * k_scale, k is None,
-        softmax, tuple(inner), misplaced,
+        softmax, tuple(inner), misplaced, guard,
     )  # fmt: skip
 
 
@@ -124,8 +152,14 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     if match.misplaced_scale:
         return "the scale follows the mask, so it scales the mask too"
     for value in match.inner:
+        guarded = match.guard and value == match.softmax.name and not edit.is_output(value)
+        if guarded and {user.name for user in edit.users(value)} == match.guard:
+            continue
         if not edit.read_once(value):
             return f"%{value} is read elsewhere too, so it must be stored"
+    width = max(edit.shape(match.q)[-1], edit.shape(match.v)[-1])
+    if width > MAX_HEAD:
+        return f"its heads are {width} elements wide; up to {MAX_HEAD} fit one kernel"
     leading = {edit.shape(x)[:-2] for x in (match.q, match.k, match.v)}
     if len(leading) != 1:
         return "q, k and v differ in their batch dimensions"
@@ -136,7 +170,45 @@ def _check(edit: Editor, match: _Attention) -> str | None:
         return "the scores are reshaped on the way to or from their mask"
     if match.mask is not None and edit.dtype(match.mask) != edit.dtype(match.q):
         return f"the mask is {edit.specs[match.mask]}, not of q's dtype"
+    if match.mask is not None and not match.guard and _may_forbid_all(edit, match.mask):
+        return (
+            f"the mask %{match.mask} may forbid a query every key, "
+            "which is NaN as it is spelled out and 0 from attention"
+        )
     return None
+
+
+_FINITE = frozenset(("linear", "matmul", "conv2d", "attention", "layer_norm", "softmax", "tanh",
+                     "sigmoid", "erf", "sin", "cos"))  # fmt: skip
+"""Ops that no mask passes: what they give is finite in a model that does not overflow."""
+_PASSES_MASKS = frozenset(("add", "sub", "mul", "relu", "where", "concat", "reshape", "permute",
+                           "expand", "slice"))  # fmt: skip
+"""Ops of which finite operands make finite results."""
+
+
+def _may_forbid_all(edit: Editor, mask: str) -> bool:
+    """Whether a row of the additive `mask` may be all -inf."""
+    constant = edit.constant(mask)
+    if constant is not None:
+        return bool((constant == -torch.inf).all(-1).any())
+    pending, seen = [mask], {mask}
+    while pending:
+        value = pending.pop()
+        constant, node = edit.constant(value), edit.producer(value)
+        if constant is not None:
+            if not bool(constant.isfinite().all()):
+                return True
+            continue
+        if node is not None and node.op in _FINITE:
+            continue
+        if node is None or node.op not in _PASSES_MASKS:
+            return True
+        if not math.isfinite(node.attrs.get("other") or 0):
+            return True
+        operands = node.inputs[1:] if node.op == "where" else node.inputs
+        pending += [operand for operand in operands if operand not in seen]
+        seen.update(operands)
+    return False
 
 
 def _replace(edit: Editor, match: _Attention) -> str:

@@ -4,8 +4,9 @@
     %b = permute(%a, dims=[0, 2, 1])            ->   %y = linear(%x, %w')
     %y = matmul(%b, %w)   (%w a constant)
 
-Views, casts and copies that do nothing go (the rules of `views.py`), a zero-dimensional constant
-operand becomes the attribute `other`, and equal nodes become one.
+Views, casts and copies that do nothing go (the rules of `views.py`), a constant operand of one
+element becomes the attribute `other`, a constant row added to a linear its bias, and equal nodes
+become one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ def _scalar_operand(edit: Editor, node: Node) -> tuple[Node, str, Any] | None:
     pairs = [(0, 1), (1, 0)] if node.op in _COMMUTATIVE else [(0, 1)]
     for x, c in pairs:
         constant = edit.constant(node.inputs[c])
-        if constant is None or constant.dim() != 0 or constant.dtype == torch.bool:
+        if constant is None or constant.numel() != 1 or constant.dtype == torch.bool:
             continue
         value = constant.item()
         specs = [edit.specs[node.inputs[x]]]
@@ -67,10 +68,33 @@ def _linear(edit: Editor, match: tuple[str, str, bool]) -> str:
     return edit.add("linear", x, w)
 
 
+def _biased(edit: Editor, node: Node) -> tuple[Node, str] | None:
+    """The linear without a bias, and the constant row added to it."""
+    for y, b in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
+        linear, bias = edit.producer(node.inputs[y], "linear"), edit.constant(node.inputs[b])
+        if linear is None or bias is None or len(linear.inputs) != 2:
+            continue
+        columns = linear.outputs[0].sizes[-1]
+        is_row = bias.numel() == columns == bias.shape[-1] and linear.outputs == node.outputs
+        plain = linear.attrs.get("out_dtype") is None and bias.dtype == linear.outputs[0].dtype
+        if is_row and plain and edit.read_once(linear.name):
+            return linear, node.inputs[b]
+    return None
+
+
+def _with_bias(edit: Editor, match: tuple[Node, str]) -> str:
+    linear, bias = match
+    if edit.specs[bias].rank != 1:
+        bias = edit.add_constant(bias, edit.constants[bias].reshape(-1))
+    return edit.add("linear", *linear.inputs, bias)
+
+
 RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
-    Rule("op(x, 0-d constant c) -> op(x, other=c)", _BINARY, _scalar_operand, _with_scalar),
+    Rule("op(x, constant c of one element) -> op(x, other=c)", _BINARY,
+         _scalar_operand, _with_scalar),
     Rule("x @ constant -> linear(x, constant.T)", ("matmul",), _constant_matmul, _linear),
+    Rule("linear(x, w) + constant row b -> linear(x, w, b)", ("add",), _biased, _with_bias),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ ICCAD 2021); `gtco.passes.segments` has the recurrence and `gtco.passes.legality
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -18,6 +19,8 @@ from gtco.passes.dataflow import Flow, bits, drop_dead, make_group, materialize_
 from gtco.passes.legality import Legality, family
 from gtco.passes.segments import Solution, find_segments, joined_parts, solve
 from gtco.passes.workload import describe
+
+_log = logging.getLogger("gtco.fusion")
 
 Price = Callable[[Group], float]
 """Predicted time of a group from its start to the next one's, in microseconds."""
@@ -56,6 +59,13 @@ def fuse(graph: Graph, price: Price, *, max_group: int = 16) -> FusedGraph:
         ordered = [flow.compute[flow.index[name]] for name in workload.order]
         if key not in solved:
             solved[key] = solve(legality, ordered, price_of)
+            _log.debug(
+                "a segment of %d nodes from %%%s: %d plans, %d groups",
+                len(ordered),
+                ordered[0].name,
+                solved[key].plans,
+                len(solved[key].groups),
+            )
         legal_plans *= solved[key].plans
         for mask in solved[key].groups:
             partition.append([node for index, node in enumerate(ordered) if mask >> index & 1])

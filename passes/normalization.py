@@ -16,6 +16,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gtco.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
@@ -136,14 +138,15 @@ def _product(edit: Editor, node: Node) -> _Product:
     return _Product(scale, tuple(factors))
 
 
-def _close(a: float, b: float) -> bool:
-    return math.isclose(a, b, rel_tol=1e-4)  # the constants in models have 5 digits or more
+def _close(a: float, b: float, dtype: torch.dtype) -> bool:
+    """Models write constants with 5 digits or more, and store some of them in their own dtype."""
+    return math.isclose(a, b, rel_tol=max(1e-4, torch.finfo(dtype).eps))
 
 
 def _gelu(edit: Editor, node: Node) -> tuple[str, str] | None:
     """(x, "none" or "tanh") of `0.5 * x * (1 + erf(x / sqrt 2))` in any order of factors."""
-    product = _product(edit, node)
-    if len(product.factors) != 2 or not _close(product.scale, 0.5):
+    product, dtype = _product(edit, node), node.outputs[0].dtype
+    if len(product.factors) != 2 or not _close(product.scale, 0.5, dtype):
         return None
     for x, gate in (product.factors, product.factors[::-1]):
         one = _with_number(edit, gate, "add")
@@ -162,14 +165,14 @@ def _is_scaled(edit: Editor, value: str, x: str, factor: float) -> bool:
     """Whether `value` is `factor * x`."""
     times, over = _with_number(edit, value, "mul"), _with_number(edit, value, "div")
     if times:
-        return times[0] == x and _close(times[1], factor)
-    return over is not None and over[0] == x and _close(1 / over[1], factor)
+        return times[0] == x and _close(times[1], factor, edit.dtype(x))
+    return over is not None and over[0] == x and _close(1 / over[1], factor, edit.dtype(x))
 
 
 def _is_cubic(edit: Editor, value: str, x: str) -> bool:
     """Whether `value` is `sqrt(2 / pi) * (x + 0.044715 * x ** 3)`."""
     outer = _with_number(edit, value, "mul")
-    if outer is None or not _close(outer[1], math.sqrt(2 / math.pi)):
+    if outer is None or not _close(outer[1], math.sqrt(2 / math.pi), edit.dtype(x)):
         return False
     total = edit.producer(outer[0], "add")
     if total is None or len(total.inputs) != 2:
@@ -181,7 +184,7 @@ def _is_cubic(edit: Editor, value: str, x: str) -> bool:
         product = _product(edit, cubic)
         power = [_with_number(edit, factor, "pow") for factor in product.factors]
         cube = product.factors == (x, x, x) or power == [(x, 3.0)]
-        if cube and _close(product.scale, 0.044715):
+        if cube and _close(product.scale, 0.044715, edit.dtype(x)):
             return True
     return False
 

@@ -6,7 +6,9 @@
     %y16: f16[8,64] = linear(%x16, %w16)
     %y: f32[8,64] = cast(%y16, dtype=f32)
 
-Accumulation, normalisation and exponentials stay in fp32: that is the kernels' doing.
+Accumulation, normalisation and exponentials stay in fp32: that is the kernels' doing. Constants of
+one element become numbers first, which stay as exact as they are: an epsilon of 1e-12 would be zero
+in f16. A finite constant stays finite: rounded to -inf, a mask would make NaN of a whole row.
 """
 
 from __future__ import annotations
@@ -14,16 +16,18 @@ from __future__ import annotations
 import torch
 
 from gtco.graph import Graph, GraphBuilder
+from gtco.passes.canonicalize import canonicalize
 
 
 def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
     """Compute every f32 value of `graph` in `dtype` (f16 or bf16)."""
+    graph = canonicalize(graph)
     builder = GraphBuilder()
     names: dict[str, str] = {}
     for name, spec in graph.inputs.items():
         names[name] = builder.input(name, spec)
     for name, tensor in graph.constants.items():
-        lowered = tensor.to(dtype) if tensor.dtype == torch.float32 else tensor
+        lowered = _lower(tensor, dtype) if tensor.dtype == torch.float32 else tensor
         names[name] = builder.constant(name, lowered)
     for name, spec in graph.inputs.items():
         if spec.dtype == torch.float32:
@@ -48,3 +52,8 @@ def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
             value = builder.add("cast", value, dtype=original)
         outputs.append(value)
     return builder.build(outputs)
+
+
+def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    most = torch.finfo(dtype).max
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most)).to(dtype)

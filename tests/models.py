@@ -192,6 +192,16 @@ def hf_clip_vision() -> nn.Module:
     return CLIPVisionModel(CLIPVisionConfig(**_TINY)).eval()
 
 
+def hf_clip() -> nn.Module:
+    """Both towers: called with token ids [batch, 16] of a vocabulary of 99, then images."""
+    from transformers import CLIPConfig, CLIPModel
+
+    text = {key: value for key, value in _TINY.items() if key not in ("image_size", "patch_size")}
+    limits = {"vocab_size": 99, "max_position_embeddings": 16, "eos_token_id": 98}
+    config = CLIPConfig(text_config={**text, **limits}, vision_config=_TINY, projection_dim=32)
+    return CLIPModel(config).eval()
+
+
 def hf_siglip_vision() -> nn.Module:
     from transformers import SiglipVisionConfig, SiglipVisionModel
 

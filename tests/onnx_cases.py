@@ -1,4 +1,4 @@
-"""The ONNX package's node tests, as models that gtco can be asked to import."""
+"""The ONNX package's node tests as models that gtco can be asked to import, and small models."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
+import pytest
 import torch
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -150,3 +152,62 @@ def node_cases() -> dict[str, list[Case]]:
 
 def _casts_to_other_types(nodes: Sequence[onnx.NodeProto]) -> bool:
     return any(a.name == "to" and a.i not in DTYPES for node in nodes for a in node.attribute)
+
+
+# -- small models, and ONNX Runtime ----------------------------------------------------------------
+
+RNG = np.random.default_rng(0)
+
+
+def floats(*shape: int) -> np.ndarray[Any, Any]:
+    return RNG.standard_normal(shape).astype(np.float32)
+
+
+def node_model(
+    op: str, opset: int, inputs: list[Any], outputs: int = 1, **attrs: Any
+) -> onnx.ModelProto:
+    """A model of one node: its first input is the model's, the others are initializers."""
+    names = [f"x{i}" if value is not None else "" for i, value in enumerate(inputs)]
+    results = [f"y{i}" for i in range(outputs)]
+    graph = helper.make_graph(
+        [helper.make_node(op, names, results, name="the_node", **attrs)],
+        "g",
+        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, inputs[0].shape)],
+        [onnx.ValueInfoProto(name=name) for name in results],
+        [
+            numpy_helper.from_array(value, name)
+            for name, value in list(zip(names, inputs, strict=True))[1:]
+            if value is not None
+        ],
+    )
+    opsets = [helper.make_opsetid("", opset)]
+    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
+    return onnx.shape_inference.infer_shapes(model, data_prop=True)
+
+
+def run_ort(model: onnx.ModelProto | str, *inputs: np.ndarray[Any, Any]) -> list[Any]:
+    """What ONNX Runtime makes of `model` on the CPU."""
+    ort = pytest.importorskip("onnxruntime")
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    source = model if isinstance(model, str) else model.SerializeToString()
+    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_inputs()]
+    return session.run(None, dict(zip(names, inputs, strict=True)))
+
+
+def ints(*values: int) -> np.ndarray[Any, Any]:
+    return np.array(values, dtype=np.int64)
+
+
+def save(model: onnx.ModelProto, path: Path) -> Path:
+    path.write_bytes(model.SerializeToString())
+    return path
+
+
+def assert_near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
+    found = found if isinstance(found, tuple) else (found,)
+    for x, y in zip(found, expected, strict=True):
+        y = torch.as_tensor(y)
+        torch.testing.assert_close(x, y, rtol=0, atol=tolerance * y.abs().max().item())

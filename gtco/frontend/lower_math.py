@@ -134,17 +134,23 @@ def _not(ctx: Context, x: Value) -> Value | None:
 # -- reductions ----------------------------------------------------------------------------------
 
 
-@_lowers(aten.mean.dim)
-def _mean(
-    ctx: Context,
-    x: Value,
-    dims: Sequence[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    x = ctx.cast(x, dtype)
-    return ctx.add("mean", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+def _reduction(op: str) -> Lowering:
+    def lowering(
+        ctx: Context,
+        x: Value,
+        dims: Sequence[int] | None = None,
+        keepdim: bool = False,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> Value:
+        x = ctx.cast(x, dtype)
+        return ctx.add(op, x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+
+    return lowering
+
+
+_lowers(aten.mean.dim, aten.mean.default)(_reduction("mean"))
+_lowers(aten.sum.dim_IntList, aten.sum.default)(_reduction("sum"))
 
 
 @_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
@@ -153,29 +159,6 @@ def _global_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
         return None
     rank = ctx.rank(x)
     return ctx.add("mean", x, dims=tuple(range(rank - len(size), rank)), keepdim=True)
-
-
-@_lowers(aten.mean.default)
-def _mean_all(ctx: Context, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    return _mean(ctx, x, None, dtype=dtype)  # type: ignore[return-value]
-
-
-@_lowers(aten.sum.dim_IntList)
-def _sum(
-    ctx: Context,
-    x: Value,
-    dims: Sequence[int] | None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    x = ctx.cast(x, dtype)
-    return ctx.add("sum", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
-
-
-@_lowers(aten.sum.default)
-def _sum_all(ctx: Context, x: Value, *, dtype: torch.dtype | None = None) -> Value:
-    return _sum(ctx, x, None, dtype=dtype)  # type: ignore[return-value]
 
 
 @_lowers(aten.amax.default)

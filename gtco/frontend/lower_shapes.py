@@ -129,6 +129,33 @@ def _expand(ctx: Context, x: Value, shape: Sequence[int], implicit: bool = False
     return ctx.expand(x, shape)
 
 
+@_lowers(aten.copy.default)
+def _copy(ctx: Context, x: Value, source: Value, non_blocking: bool = False) -> Value:
+    """What x holds after `x.copy_(source)`."""
+    return ctx.cast(ctx.expand(source, ctx.shape(x)), ctx.dtype(x))
+
+
+@_lowers(aten.slice_scatter.default)
+def _slice_scatter(
+    ctx: Context,
+    x: Value,
+    source: Value,
+    dim: int = 0,
+    start: int | None = None,
+    end: int | None = None,
+    step: int = 1,
+) -> Value | None:
+    """What x holds after `x[start:end] = source`."""
+    dim %= ctx.rank(x)
+    size = ctx.shape(x)[dim]
+    first, last, _ = slice(start, end).indices(size)
+    if step != 1 or first >= last:
+        return None
+    before, after = ctx.slice(x, dim, 0, first), ctx.slice(x, dim, last, size)
+    parts = (before, ctx.cast(source, ctx.dtype(x)), after)
+    return _join(ctx, [part for part in parts if ctx.shape(part)[dim]], dim)
+
+
 @_lowers(aten.slice.Tensor)
 def _slice(
     ctx: Context,

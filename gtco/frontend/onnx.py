@@ -23,6 +23,7 @@ import onnx
 import onnx.inliner
 import torch
 from onnx import numpy_helper
+from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 from torch import Tensor, nn
 
 from gtco.frontend.onnx_call import Call, OnnxError, Op, concrete
@@ -65,9 +66,11 @@ class OnnxModel(nn.Module):
 
     Args:
         model: a checked model without local functions.
+        folder: where its external data is. Read tensor by tensor from there, so that a model of
+            3 GB takes 3 GB.
     """
 
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
         super().__init__()
         graph = model.graph
         opset = _opset(model)
@@ -75,13 +78,15 @@ class OnnxModel(nn.Module):
         self._buffer_of: dict[str, str] = {}
         by_content: dict[tuple[Any, ...], str] = {}
         for index, tensor in enumerate(graph.initializer):
-            value = _tensor(tensor, f"initializer {tensor.name!r}")
+            value = _tensor(tensor, f"initializer {tensor.name!r}", folder)
             self._store(tensor.name, value, by_content, index)
         if graph.sparse_initializer:
             raise OnnxError("sparse initializers are not supported; store them dense")
         self.inputs = tuple(_input(i) for i in graph.input if i.name not in self._buffer_of)
         self._outputs = tuple(output.name for output in graph.output)
-        self._calls = tuple(_call(node, index, opset) for index, node in enumerate(graph.node))
+        self._calls = tuple(
+            _call(node, index, opset, folder) for index, node in enumerate(graph.node)
+        )
         self.eval()
 
     def _store(
@@ -207,18 +212,17 @@ def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModel:
     if not path.is_file():
         raise FileNotFoundError(f"there is no file {path}")
     try:
-        structure = onnx.load(path, load_external_data=False)
+        model = onnx.load(path, load_external_data=False)
     except Exception as error:
         raise OnnxError(f"{path} is no ONNX model, or it is damaged ({_line(error)})") from error
-    if not structure.graph.output:
+    if not model.graph.output:
         raise OnnxError(f"{path} is no ONNX model, or it is damaged: it has no graph with outputs")
-    _opset(structure)
+    _opset(model)
     try:
         onnx.checker.check_model(path, full_check=True)  # by path: it also checks external data
-        model = onnx.load(path)
     except Exception as error:
         raise OnnxError(f"{path} is not valid ({_line(error)})") from error
-    return OnnxModel(_inlined(model))
+    return OnnxModel(_inlined(model), path.parent)
 
 
 def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
@@ -251,35 +255,47 @@ def _opset(model: onnx.ModelProto) -> int:
     raise OnnxError("the model does not import the default operator set (ai.onnx)")
 
 
-def _call(node: onnx.NodeProto, index: int, opset: int) -> Call:
+def _call(node: onnx.NodeProto, index: int, opset: int, folder: Path | None) -> Call:
     where = f"node {node.name or f'number {index}'} ({node.op_type})"
     if node.domain not in DEFAULT_DOMAINS:
         raise OnnxError(f"{where}: the operator {node.domain}::{node.op_type} is not supported")
     if node.op_type not in OPS:
         raise OnnxError(f"{where}: the operator {node.op_type} is not supported")
-    attrs = {each.name: _attribute(each, where) for each in node.attribute}
+    attrs = {each.name: _attribute(each, where, folder) for each in node.attribute}
     return Call(node.op_type, where, opset, attrs, tuple(node.input), tuple(node.output))
 
 
-def _attribute(attribute: onnx.AttributeProto, where: str) -> Any:
+def _attribute(attribute: onnx.AttributeProto, where: str, folder: Path | None) -> Any:
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, onnx.TensorProto):
-        return _tensor(value, f"{where}: attribute {attribute.name!r}")
+        return _tensor(value, f"{where}: attribute {attribute.name!r}", folder)
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
-def _tensor(proto: onnx.TensorProto, where: str) -> Tensor:
+def _tensor(proto: onnx.TensorProto, where: str, folder: Path | None) -> Tensor:
     if proto.data_type not in DTYPES:
         kind = onnx.TensorProto.DataType.Name(proto.data_type)
         raise OnnxError(f"{where} is of type {kind}, which {FLOAT8_AND_STRINGS}")
     dtype = DTYPES[proto.data_type]
     try:
-        array = numpy_helper.to_array(proto)
+        array = numpy_helper.to_array(_with_data(proto, folder))
     except Exception as error:
         raise OnnxError(f"{where} cannot be read ({_line(error)})") from error
     if dtype == torch.bfloat16:  # numpy has no such type: take its bits
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
     return torch.from_numpy(np.array(array, copy=not array.flags.writeable, order="C"))
+
+
+def _with_data(proto: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto:
+    """The tensor with its external data, if it has any, in a copy that goes when it was read."""
+    if not uses_external_data(proto):
+        return proto
+    if folder is None:
+        raise ValueError("its data is in another file: load the model by its path")
+    loaded = onnx.TensorProto()
+    loaded.CopyFrom(proto)
+    load_external_data_for_tensor(loaded, str(folder))
+    return loaded
 
 
 def _input(value: onnx.ValueInfoProto) -> Input:

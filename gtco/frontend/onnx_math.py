@@ -82,10 +82,11 @@ def _prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
 
 
 def _dropout(
-    call: Call, x: Tensor, ratio: Tensor | None = None, training: Tensor | None = None
+    call: Call, x: Tensor, ratio: Tensor | None = None, training_mode: Tensor | None = None
 ) -> Any:
     call.ignore("ratio", "seed")
-    if call.has(2) and any(call.constant(2)):
+    training = call.has(2) and any(call.constant(2))
+    if training and (not call.has(1) or any(call.constant(1))):
         raise call.refuse("training_mode is on; export the model in eval mode")
     return (x, torch.ones_like(x, dtype=torch.bool)) if call.wants(1) else x
 

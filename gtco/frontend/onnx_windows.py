@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -99,20 +100,34 @@ def _conv(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     return convolve(x, weight, bias, window.stride, padding, window.dilation, groups)
 
 
-def _max_pool(call: Call, x: Tensor) -> Tensor:
-    call.ignore("storage_order")  # of the indices
-    if call.wants(1):
-        raise call.refuse("its output Indices is not supported")
+def _max_pool(call: Call, x: Tensor) -> Any:
+    columns_first = bool(call.attr("storage_order", 0))  # of the indices
     window = _window(call, x.shape[2:], call.attr("kernel_shape"))
     pool = MAX_POOLS[len(window.kernel)]
     padding = window.before
     fits = all(2 * pad <= size for pad, size in zip(padding, window.kernel, strict=True))
+    if call.wants(1):
+        if not (x.is_floating_point() and x.dim() == 4 and window.symmetric and fits):
+            raise call.refuse("its output Indices is supported for float images and symmetric pads")
+        y, places = F.max_pool2d(
+            x, window.kernel, window.stride, padding, window.dilation, return_indices=True
+        )
+        return y, _whole_indices(places, x.shape, columns_first)
     if not x.is_floating_point():
         wide = _max_pool_padded(window, x.to(torch.float64), -math.inf)
         return wide.to(x.dtype)
     if not (window.symmetric and fits):
         return _max_pool_padded(window, x, -math.inf)
     return pool(x, window.kernel, window.stride, padding, window.dilation)
+
+
+def _whole_indices(places: Tensor, shape: Sequence[int], columns_first: bool) -> Tensor:
+    """Indices into a whole [n, c, h, w] tensor, of those into each of its images."""
+    batch, channels, height, width = shape
+    if columns_first:
+        places = places % width * height + places // width
+    images = torch.arange(batch * channels, device=places.device) * (height * width)
+    return places + images.reshape(batch, channels, 1, 1)
 
 
 def _max_pool_padded(window: Window, x: Tensor, value: float) -> Tensor:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
@@ -26,6 +27,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from gtco import logs
 from gtco.frontend.torch_export import Captured
 from gtco.graph import DTYPE_NAMES, GraphError
 from gtco.options import OptionError
@@ -40,6 +42,8 @@ from gtco.runtime.encoding import (
 from gtco.runtime.module import CompiledModule, check_signature
 from gtco.runtime.plan import Plan, PlanError
 from gtco.target import TargetError
+
+log = logging.getLogger("gtco.runtime")
 
 FORMAT = "gtco-artifact"
 FORMAT_VERSION = "1"
@@ -81,7 +85,9 @@ def load(path: str | os.PathLike[str]) -> CompiledModule:
         ArtifactError: no such file, a damaged or edited one (naming the part), one of another
             format version, or one for an architecture that this gtco does not know.
         GpuMemoryError: the GPU that it is for is here and has too little memory.
+        OptionError: an unknown area in `GTCO_LOGS`.
     """
+    logs.configure()
     artifact = read(path)
     return CompiledModule(artifact.plan, artifact.captured, dict(artifact.kernels))
 
@@ -117,6 +123,7 @@ def save(
         file.write(len(header).to_bytes(8, "little") + header)
         for data in parts.values():
             file.write(data())
+    log.info("saved %s: %d weights, %d kernels", path, len(tensors), len(kernels))
 
 
 def _plan_text(
@@ -245,6 +252,7 @@ def read(path: str | os.PathLike[str]) -> Artifact:
         _try_signature(captured)
         _check_kernels(plan, kernels)
         _check_parts(content, parts)
+        log.info("read %s: %d weights, %d kernels", path, len(weights), len(kernels))
         return Artifact(str(content["gtco_version"]), plan, captured, kernels)
     except TargetError as error:
         raise ArtifactError(f"{path} was made for another GPU: {error}") from error

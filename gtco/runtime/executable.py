@@ -16,9 +16,10 @@ from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, DriverError, LoadedKernel
 from gtco.runtime.library import bind_library
-from gtco.runtime.plan import Plan
+from gtco.runtime.plan import Plan, Visit
 
 log = logging.getLogger("gtco.runtime")
+codegen_log = logging.getLogger("gtco.codegen")
 
 Step = Callable[[int], None]
 """Enqueues work on the CUDA stream with this handle, which is torch's current one."""
@@ -46,6 +47,14 @@ def compile_programs(plan: Plan) -> dict[str, CompiledKernel]:
         if not isinstance(result, CompiledKernel):
             raise result
         kernels[job.name] = result
+        codegen_log.debug(
+            "%s for %s: %d registers, %d bytes spilled, %d bytes of code",
+            result.name,
+            result.arch,
+            result.registers,
+            result.spill_bytes,
+            len(result.cubin),
+        )
     return kernels
 
 
@@ -147,6 +156,13 @@ class Executable:
         with torch.cuda.stream(self._stream):  # cuBLAS and others allocate at their first call
             self._enqueue(self._steps)
         self._stream.synchronize()
+        log.info(
+            "%d launches on %s: %.1f MB of arena, %.1f MB in all",
+            len(plan.launches),
+            device,
+            arena.nbytes / 1e6,
+            self.nbytes / 1e6,
+        )
         self.enqueue = (
             self._capture() if plan.options.cuda_graph else partial(self._enqueue, self._steps)
         )
@@ -256,6 +272,31 @@ class Executable:
         finally:
             if stream_id != self._default_stream.stream_id:
                 self._done.record(torch.cuda.current_stream())
+
+    def walk(self, inputs: Sequence[Tensor], visit: Visit) -> list[Tensor]:
+        """Run outside the CUDA graph, launch by launch, with `visit` called for each.
+
+        Everything runs on one stream and has ended on return. `visit` may write to the values that
+        its launch reads and stores, and to no others: dead ones share memory with live ones.
+
+        Args:
+            inputs: one per graph input, checked; copied in.
+            visit: has to call what it is given to run the launch.
+
+        Returns:
+            Fresh tensors, one per graph output.
+        """
+        with self._lock, _plain_torch(self.device):
+            torch.cuda.synchronize(self.device)
+            for buffer, tensor in zip(self.inputs, inputs, strict=True):
+                buffer.copy_(tensor)
+            launches = self.plan.launches
+            for launch, step in zip(launches, self._steps, strict=False):
+                visit(launch, self._values, partial(self._enqueue, [step]))
+            self._enqueue(self._steps[len(launches) :])  # outputs that are no views
+            outputs = [output.clone() for output in self.outputs]
+            torch.cuda.synchronize(self.device)
+        return outputs
 
     def _follow_last_call(self) -> None:
         """Let the current stream wait for what the last call enqueued on another one.

@@ -21,7 +21,7 @@ import sys
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from threading import Lock
 
@@ -32,8 +32,8 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.graph import Group
 from gtco.interpreter import interpret
-from gtco.runtime.nvrtc import CubinCache, cache_folder
-from gtco.runtime.plan import Plan
+from gtco.runtime.nvrtc import CubinCache, host_folder
+from gtco.runtime.plan import Launch, Plan, Visit
 from gtco.runtime.poison import poisoned
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
@@ -195,7 +195,7 @@ class HostExecutable:
         programs = [launch.program for launch in plan.launches if launch.program is not None]
         self._kernels = compile_host(programs)
         self._constants = {
-            name: plan.graph.constants[name].detach().cpu().contiguous() for name in plan.constants
+            name: _aligned(plan.graph.constants[name].detach().cpu()) for name in plan.constants
         }
 
     def __call__(self, inputs: Sequence[Tensor], *, static_outputs: bool) -> list[Tensor]:
@@ -204,21 +204,20 @@ class HostExecutable:
         Raises:
             HostError: a kernel breaks a rule or waits for ever.
         """
+        return self.walk(inputs, lambda launch, values, run: run())
+
+    def walk(self, inputs: Sequence[Tensor], visit: Visit) -> list[Tensor]:
+        """The same, with `visit` called for each launch.
+
+        Raises:
+            HostError: a kernel breaks a rule or waits for ever.
+        """
         plan = self.plan
         values = dict(self._constants)
         for name, tensor in zip(plan.graph.inputs, inputs, strict=True):
-            values[name] = tensor.detach().contiguous()
+            values[name] = _aligned(tensor.detach())
         for launch in plan.launches:
-            graph = launch.group.graph
-            if launch.program is None:
-                results = interpret(graph, [values[name] for name in graph.inputs])
-                values.update(zip(graph.outputs, (x.contiguous() for x in results), strict=True))
-                continue
-            for name in graph.outputs:
-                values[name] = poisoned(graph.specs[name], self.device)
-            self._kernels[launch.program.name](
-                launch.program, values, constants=graph.constants, outputs=graph.outputs
-            )
+            visit(launch, values, partial(self._run, launch, values))
         outputs = []
         for name in plan.graph.outputs:
             base, chain = plan.outputs[name]
@@ -227,6 +226,24 @@ class HostExecutable:
                 result = node.definition.reference(result, **node.attrs)
             outputs.append(result)
         return outputs
+
+    def _run(self, launch: Launch, values: dict[str, Tensor]) -> None:
+        graph = launch.group.graph
+        if launch.program is None:
+            results = interpret(graph, [values[name] for name in graph.inputs])
+            values.update(zip(graph.outputs, (x.contiguous() for x in results), strict=True))
+            return
+        for name in graph.outputs:
+            values[name] = poisoned(graph.specs[name], self.device)
+        self._kernels[launch.program.name](
+            launch.program, values, constants=self.plan.constants, outputs=graph.outputs
+        )
+
+
+def _aligned(tensor: Tensor) -> Tensor:
+    """`tensor`, contiguous and at an address from which kernels may copy 16 bytes at a time."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % 16 else tensor
 
 
 # -- compiling -------------------------------------------------------------------------------------
@@ -269,7 +286,7 @@ def _headers_digest() -> str:
 @cache
 def _libraries() -> Path:
     """Where shared objects are kept: the user's cache, or a folder that goes with this process."""
-    folder = CubinCache(cache_folder().parent / "host")
+    folder = CubinCache(host_folder())
     if folder.folder is not None and folder.writable:
         return folder.folder
     return Path(_headers().name)

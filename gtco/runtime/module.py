@@ -16,11 +16,12 @@ from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph, TensorSpec
 from gtco.interpreter import ArgumentError
 from gtco.ops import Slot
+from gtco.options import Options
 from gtco.report import Report, make_report
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.host import HostExecutable
-from gtco.runtime.plan import Launch, Plan, PlanError
+from gtco.runtime.plan import Launch, Plan, PlanError, Visit
 from gtco.target import HOST, Target, TargetError
 
 
@@ -153,10 +154,15 @@ class CompiledModule(nn.Module):
                 device = _fitting_device(self._plan.target)
                 if device is None:
                     raise TargetError(_missing_gpu(self._plan.target))
-                self._executable = Executable(self._plan, device, self._compile())
+                self._executable = Executable(self._plan, device, self.compile_kernels())
             return self._executable
 
-    def _compile(self) -> dict[str, CompiledKernel]:
+    def compile_kernels(self) -> dict[str, CompiledKernel]:
+        """The compiled kernels by entry point; compiles them if need be.
+
+        Raises:
+            CompileError: a kernel does not compile.
+        """
         if self._kernels is None:
             self._kernels = compile_programs(self._plan)
         return self._kernels
@@ -172,7 +178,38 @@ class CompiledModule(nn.Module):
         """
         from gtco.runtime.artifact import save  # which itself makes a module when it loads
 
-        save(path, self._plan, self._captured, self._compile())
+        save(path, self._plan, self._captured, self.compile_kernels())
+
+    def trace(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
+        """Run the model once and write a Chrome trace, for ui.perfetto.dev or chrome://tracing.
+
+        The launches run one by one outside the CUDA graph, each in a profiler and NVTX range that
+        names its group and the user's modules; the trace's metadata says what its times are.
+
+        Args:
+            path: the file to write, JSON.
+            *args: as of a call.
+            **kwargs: as of a call.
+
+        Raises:
+            ArgumentError, TargetError, GpuMemoryError: as for a call.
+            OSError: the file cannot be written.
+        """
+        from gtco.runtime.trace import write_trace  # brings torch's profiler
+
+        write_trace(path, self._plan, lambda visit: self.walk(visit, *args, **kwargs))
+
+    def walk(self, visit: Visit, *args: Any, **kwargs: Any) -> Any:
+        """Run the model outside the CUDA graph, with `visit` called for each launch.
+
+        Raises:
+            ArgumentError, TargetError, GpuMemoryError: as for a call.
+        """
+        inputs = self._captured.flatten(args, kwargs)
+        executable = self.prepare()
+        for check, tensor in zip(self._checks, inputs, strict=True):
+            check(tensor, executable.device, torch.is_grad_enabled())
+        return self._captured.unflatten(executable.walk(inputs, visit))
 
     # -- what is in it ----------------------------------------------------------------------------
 
@@ -180,6 +217,11 @@ class CompiledModule(nn.Module):
     def graph(self) -> FusedGraph:
         """The rewritten graph and its groups."""
         return self._plan.fused
+
+    @property
+    def options(self) -> Options:
+        """How it was compiled."""
+        return self._plan.options
 
     @property
     def launches(self) -> tuple[LaunchInfo, ...]:
@@ -193,7 +235,7 @@ class CompiledModule(nn.Module):
         Raises:
             CompileError: a kernel does not compile.
         """
-        return kernel_infos(self._plan, self._compile())
+        return kernel_infos(self._plan, self.compile_kernels())
 
     def report(self) -> Report:
         """What was fused, what was not and why, what falls back, and what is predicted."""

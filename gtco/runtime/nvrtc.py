@@ -31,6 +31,7 @@ log = logging.getLogger("gtco.codegen")
 
 _OPTIONS = ("std=c++17", "default-device", "lineinfo", "ptxas-options=-v", "target=cubin")
 _ERROR_LINES = 12
+_SUFFIX = ".cubin"
 
 
 class CompileError(RuntimeError):
@@ -90,7 +91,6 @@ def compile_uncached(code: str, name: str, arch: str) -> CompiledKernel:
     Raises:
         CompileError: with the kernel's name and the first errors.
     """
-    dumped = _dump(code, name)
     options = ProgramOptions(
         name=f"{name}.cu",
         arch=arch,  # left out, cuda-core would ask the driver for a GPU
@@ -105,7 +105,7 @@ def compile_uncached(code: str, name: str, arch: str) -> CompiledKernel:
         cubin = bytes(Program(code, "c++", options).compile("cubin", logs=messages).code)
     except Exception as error:  # cuda-core has one exception type per library
         text = f"{messages.getvalue()}\n{error}".replace("\0", "")
-        raise CompileError(_explain(name, arch, text, dumped)) from None
+        raise CompileError(_explain(name, arch, text, _dump(code, name))) from None
     return _describe(name, arch, cubin, messages.getvalue().replace("\0", ""))
 
 
@@ -134,7 +134,7 @@ def _describe(name: str, arch: str, cubin: bytes, text: str) -> CompiledKernel:
 
 
 def _dump(code: str, name: str) -> Path | None:
-    """Keep the source where GTCO_DUMP says."""
+    """Keep a source that was refused where GTCO_DUMP says; a plan's are there with the rest."""
     folder = os.environ.get("GTCO_DUMP")
     if not folder:
         return None
@@ -158,6 +158,7 @@ class CubinCache:
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
         self.writable = False
+        self._told = False  # why nothing is kept, once
         if folder is None:
             return
         try:
@@ -177,13 +178,13 @@ class CubinCache:
         """The entry called `key`; None if there is none or it was damaged (and is now dropped)."""
         if self.folder is None:
             return None
-        path = self.folder / f"{key}.cubin"
+        path = self.folder / f"{key}{_SUFFIX}"
         try:
             data = path.read_bytes()
         except OSError:
             return None
         try:
-            return _decode(data)
+            found = _decode(data)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("dropped the damaged cubin %s: %s", path, error)
             try:
@@ -191,10 +192,46 @@ class CubinCache:
             except OSError as failure:
                 log.warning("cannot remove %s: %s", path, failure)
             return None
+        log.debug("%s for %s was in the cache", found.name, found.arch)
+        return found
+
+    def entries(self) -> list[Path]:
+        """The files of the entries."""
+        return [] if self.folder is None else sorted(self.folder.glob(f"*{_SUFFIX}"))
+
+    def verify(self) -> list[Path]:
+        """Read every entry again and drop the damaged ones.
+
+        Returns:
+            The damaged ones.
+        """
+        return [path for path in self.entries() if self.read(path.stem) is None]
+
+    def clear(self) -> int:
+        """Remove every entry, and what a killed process left of one.
+
+        Returns:
+            The bytes that this freed.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        if self.folder is None:
+            return 0
+        freed = 0
+        for path in (*self.entries(), *self.folder.glob("*.tmp")):
+            freed += path.stat().st_size
+            path.unlink()
+        return freed
 
     def write(self, key: str, compiled: CompiledKernel) -> None:
         """Publish an entry whole; a folder that cannot be written to is left as it is."""
-        if self.folder is None or not self.writable:
+        if self.folder is None:
+            return
+        if not self.writable:
+            if not self._told:
+                log.warning("%s is read-only: what is compiled is not kept", self.folder)
+            self._told = True
             return
         try:
             handle, temporary = tempfile.mkstemp(prefix=f"{key}.", suffix=".tmp", dir=self.folder)
@@ -203,13 +240,13 @@ class CubinCache:
                     file.write(_encode(compiled))
                     file.flush()
                     os.fsync(file.fileno())
-                os.replace(temporary, self.folder / f"{key}.cubin")
+                os.replace(temporary, self.folder / f"{key}{_SUFFIX}")
             except BaseException:
                 Path(temporary).unlink(missing_ok=True)
                 raise
         except OSError as error:
             log.warning("cannot keep a cubin in %s: %s", self.folder, error)
-            self.writable = False
+            self.writable, self._told = False, True
 
 
 def _distrust(status: os.stat_result) -> str | None:
@@ -242,6 +279,11 @@ def _decode(data: bytes) -> CompiledKernel:
 def cache_folder() -> Path:
     """Where cubins are kept: `cubins` in the user's cache folder (`XDG_CACHE_HOME` moves it)."""
     return Path(platformdirs.user_cache_dir("gtco", appauthor=False)) / "cubins"
+
+
+def host_folder() -> Path:
+    """Where kernels that were compiled for the CPU are kept, beside the cubins."""
+    return cache_folder().parent / "host"
 
 
 @cache

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+
+from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.graph import FusedGraph, Graph, Group, Node
@@ -171,3 +173,8 @@ class Plan:
                 last[base] = end
         specs = self.graph.specs
         return [Lifetime(name, specs[name].nbytes, first[name], last[name]) for name in first]
+
+
+Visit = Callable[[Launch, dict[str, Tensor], Callable[[], object]], object]
+"""Given one launch of a walk, the stored values by name (its own outputs are not there yet, or are
+what the memory held before) and what runs it, which has to be called once."""

@@ -11,18 +11,15 @@ from rich.console import Console
 from torch import nn
 
 from gtco import show
+from gtco.answers import Call, Inputs, fresh_inputs, in_precision, references
 from gtco.bench import (
     BenchResult,
-    Call,
-    Inputs,
     NoGpu,
     Timing,
     WrongAnswer,
     bench,
     check_answers,
     compare,
-    fresh_inputs,
-    in_precision,
     kernel_times,
     parse_peers,
     percentiles,
@@ -106,6 +103,19 @@ def test_the_table_names_everyone_and_what_failed() -> None:
     assert text.count("WRONG") == 1
     assert "63 launches; 75.0% of gtco's GPU time" in text
     assert "Memcpy DtoD" in text
+    assert "ran on the CPU" not in text
+
+
+def test_onnx_runtime_is_named_as_what_runs_on_the_cpu() -> None:
+    result = BenchResult(
+        verdicts={"gtco": {"normal": Verdict("")}, "onnxruntime (CPU)": {"normal": Verdict("")}},
+        timings={"gtco": timing(100, 100), "onnxruntime (CPU)": timing(1000, 1000)},
+    )
+    compare(result, ["onnxruntime"])
+    out = io.StringIO()
+    show.bench(Console(file=out, width=120), "model.onnx", result)
+    assert "onnxruntime (CPU) takes 10.00 times as long as gtco" in out.getvalue()
+    assert "onnxruntime (CPU) ran on the CPU" in out.getvalue()
 
 
 def test_kernels_are_added_up_by_name() -> None:
@@ -122,6 +132,7 @@ def test_kernels_are_added_up_by_name() -> None:
 def test_peers_are_parsed() -> None:
     assert parse_peers("eager, inductor,eager") == ("eager", "inductor")
     assert parse_peers("") == ()
+    assert parse_peers("onnxruntime") == ("onnxruntime",)
     with pytest.raises(UsageError, match="tensorrt"):
         parse_peers("eager,tensorrt")
 
@@ -180,11 +191,11 @@ class Cancelling(nn.Module):
 def test_answers_are_checked_on_fresh_poisoned_and_hard_inputs() -> None:
     model = located(nn.LayerNorm(256, eps=1e-6).half(), torch.randn(4, 256).half())
     result = BenchResult()
-    check_answers(result, {"gtco": model.module}, model, model.module, None)
+    check_answers(result, {"gtco": model.module}, model, references(model, None), None)
     assert len(result.verdicts["gtco"]) == 3
     for wrong in (Forgetful(model.module), Cancelling(), nn.Identity()):
         with pytest.raises(WrongAnswer, match="gtco's answer for"):
-            check_answers(BenchResult(), {"gtco": wrong}, model, model.module, None)
+            check_answers(BenchResult(), {"gtco": wrong}, model, references(model, None), None)
 
 
 @torch.no_grad()
@@ -192,7 +203,7 @@ def test_a_peers_wrong_answer_is_on_record_and_stops_nothing() -> None:
     model = located(nn.Linear(64, 64).half(), torch.randn(4, 64).half())
     result = BenchResult()
     contestants = {"gtco": model.module, "eager": nn.Identity()}
-    check_answers(result, contestants, model, model.module, None)
+    check_answers(result, contestants, model, references(model, None), None)
     assert not result.verdicts["eager"]["normal"].ok
     assert result.to_dict()["verdicts"]["eager"]["normal"]["ok"] is False
     assert result.verdicts["gtco"]["normal"].ok

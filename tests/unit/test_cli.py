@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -14,11 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtco import cli
+from gtco import cli, cli_cache
 from gtco.options import Options
-from gtco.runtime import compile_pool
+from gtco.runtime import compile_pool, nvrtc
+from gtco.runtime.host import HostKernel, find_compiler
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
+
+NEEDS_COMPILER = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 MODELS = """
 import torch
@@ -188,6 +192,115 @@ def test_a_damaged_artifact_is_named(run: Run, tmp_path: Path, command: str) -> 
         assert "unexpected" not in outcome.stderr
 
 
+# -- compare, dump and cache ---------------------------------------------------------------------
+
+
+@NEEDS_COMPILER
+def test_compare_prints_errors_and_exits_with_0(run: Run) -> None:
+    outcome = run("compare", "models_here:mlp", "--target", "host", "--layers")
+    assert outcome.code == 0, outcome.stderr
+    for fact in ("RMSE", "max abs", "large mean", "eager", "no group departs"):
+        assert fact in outcome.stdout
+    assert "WRONG" not in outcome.stdout
+
+
+@NEEDS_COMPILER
+def test_compare_of_a_wrong_kernel_exits_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        HostKernel, "__call__", lambda *args, **kwargs: None
+    )  # the outputs stay poisoned
+    outcome = run("compare", "models_here:mlp", "--target", "host", "--layers")
+    assert outcome.code == 1
+    assert "gtco's output for normal inputs is wrong: NaN in" in outcome.stderr
+    assert "WRONG" in outcome.stdout
+    assert "the first group that departs is gemm_0 (linear" in outcome.stdout
+    data = json.loads(run("compare", "models_here:mlp", "--target", "host", "--json").stdout)
+    assert data["ok"] is False and data["outputs"][0]["verdict"]["ok"] is False
+
+
+def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
+    outcome = run("inspect", "models_here:mlp", "--target", "sm_80", "--dump", "here", "--json")
+    assert outcome.code == 0, outcome.stderr
+    kernels = json.loads(outcome.stdout)["kernels"]
+    names = {path.name for path in (tmp_path / "here").iterdir()}
+    assert {"00-captured.txt", "kernels.txt", "repro.py"} < names
+    assert kernels and all(f"{kernel['name']}.cubin" in names for kernel in kernels)
+    run("compile", "models_here:mlp", "--target", "sm_80", "-o", "mlp.gtco")
+    assert run("inspect", "mlp.gtco", "--dump", "artifact").code == 0
+    names = {path.name for path in (tmp_path / "artifact").iterdir()}
+    assert {"10-fused.txt", "kernels.txt"} < names and "repro.py" not in names
+    (tmp_path / "file").write_text("")
+    refused = run("inspect", "models_here:mlp", "--target", "sm_80", "--dump", "file")
+    assert refused.code == 1
+    assert "error: file: File exists" in refused.stderr
+
+
+@NEEDS_COMPILER
+def test_the_cache_is_shown_verified_and_cleared(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = nvrtc.CubinCache(tmp_path / "cubins")
+    monkeypatch.setattr(cli_cache, "user_cache", lambda: cache)
+    monkeypatch.setattr(compile_pool, "user_cache", lambda: cache)
+    monkeypatch.setattr(cli_cache, "cache_folder", lambda: tmp_path / "cubins")
+    monkeypatch.setattr(cli_cache, "host_folder", lambda: tmp_path / "host")
+    assert "0 cubins of 0.0 MB" in run("cache", "info").stdout
+    run("compile", "models_here:mlp", "--target", "sm_80")
+    (tmp_path / "host").mkdir()
+    library = tmp_path / "host" / "kernel.so"
+    command = [*(find_compiler() or ()), "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
+    subprocess.run(command, input=b"int seven() { return 7; }", check=True)
+    entries = cache.entries()
+    info = json.loads(run("cache", "info", "--json").stdout)
+    assert info["cubins"]["entries"] == len(entries) > 0
+    assert info["cubins"]["bytes"] == sum(path.stat().st_size for path in entries)
+    assert info["host_builds"]["entries"] == 1
+    assert run("cache", "verify").code == 0
+    entries[0].write_bytes(b"damaged")
+    library.write_bytes(library.read_bytes()[:-1])
+    outcome = run("cache", "verify", "--json")
+    assert outcome.code == 1 and "were dropped" in outcome.stderr
+    assert json.loads(outcome.stdout)["damaged"] == [entries[0].name, library.name]
+    assert run("cache", "verify").code == 0
+    assert not library.exists() and not entries[0].exists()
+
+
+def test_the_cache_is_cleared_by_those_who_mean_it(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = nvrtc.CubinCache(tmp_path / "cubins")
+    monkeypatch.setattr(cli_cache, "user_cache", lambda: cache)
+    monkeypatch.setattr(cli_cache, "host_folder", lambda: tmp_path / "host")
+    (tmp_path / "host").mkdir()
+    files = [tmp_path / "cubins" / "a.cubin", tmp_path / "host" / "b.so"]
+    for path in files:
+        path.write_bytes(bytes(10))
+    asked = run("cache", "clear")
+    assert asked.code == 2 and "--yes" in asked.stderr
+    monkeypatch.setattr(sys, "stdin", Terminal("n\n"))
+    assert run("cache", "clear").code == 1
+    assert all(path.exists() for path in files)
+    monkeypatch.setattr(sys, "stdin", Terminal("y\n"))
+    outcome = run("cache", "clear")
+    assert outcome.code == 0 and "removed 1 cubin of" in outcome.stdout
+    assert not any(path.exists() for path in files)
+    assert "removed 0 cubins" in run("cache", "clear", "--yes").stdout
+
+
+class Terminal(io.StringIO):
+    """Somebody who types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_misspelt_log_is_bad_usage(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GTCO_LOGS", "+fusoin")
+    outcome = run("env")
+    assert outcome.code == 2
+    assert "did you mean 'fusion'" in outcome.stderr
+
+
 BAD_USAGE = {
     "no function": (["compile", "models_here"], "module:function"),
     "no such module": (["compile", "model_here:mlp"], "did you mean 'models_here'"),
@@ -200,6 +313,12 @@ BAD_USAGE = {
     "unknown flag": (["compile", "models_here:mlp", "--precison", "fp16"], "--precision"),
     "unknown command": (["benchmark", "models_here:mlp"], "benchmark"),
     "unknown peer": (["bench", "models_here:mlp", "--against", "tensorrt"], "eager, inductor"),
+    "unknown oracle": (["compare", "models_here:mlp", "--against", "tensorrt"], "eager, onnx"),
+    "no file for ONNX Runtime": (
+        ["compare", "models_here:mlp", "--against", "onnxruntime", "--target", "host"],
+        "models_here:mlp is none",
+    ),
+    "unknown cache command": (["cache", "purge"], "purge"),
     "no rounds": (["bench", "models_here:mlp", "--rounds", "0"], "--rounds"),
 }
 
@@ -261,7 +380,7 @@ def test_a_gpu_that_is_missing_is_named(run: Run) -> None:
 
 
 def test_every_option_is_a_flag(run: Run) -> None:
-    for command in ("compile", "bench"):
+    for command in ("compile", "bench", "compare", "inspect"):
         shown = run(command, "--help").stdout
         for field in fields(Options):
             assert f"--{field.name.replace('_', '-')}" in shown

@@ -13,10 +13,13 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
+from gtco.compiler import fuse, select
 from gtco.frontend.torch_export import Captured, CaptureError, capture
 from gtco.graph import TensorSpec
 from gtco.interpreter import ArgumentError, interpret
 from gtco.passes import run_pipeline
+from gtco.passes.precision import lower_precision
+from gtco.target import find_target
 from tests import models
 
 ATEN_LEFT = {
@@ -85,10 +88,50 @@ def test_models(build: Callable[[], nn.Module]) -> None:
     assert_same(captured.unflatten(outputs), expected, 1e-4)
     aten = Counter(node.attrs["target"] for node in rewritten.nodes if node.op == "aten")
     assert aten == ATEN_LEFT.get(build, {})
+    assert "softmax" not in {node.op for node in rewritten.nodes}, "an attention was not recognised"
+
+
+@pytest.mark.parametrize("build", models.IMAGE_SIZES, ids=lambda build: build.__name__)
+def test_all_but_a_few_operators_have_kernels(build: Callable[[], nn.Module]) -> None:
+    """In fp16; what has none is one operator, and says why."""
+    torch.manual_seed(0)
+    side = models.IMAGE_SIZES[build]
+    graph = capture(build(), (torch.randn(1, 3, side, side),)).graph
+    target = find_target("sm_90a")
+    launches = select(fuse(lower_precision(graph, torch.float16), target=target), target)
+    without = [launch for launch in launches if launch.program is None]
+    for launch in without:
+        (node,) = launch.group.compute
+        target_name = str(node.attrs.get("target", node.op))
+        assert target_name in {"conv2d", *ATEN_LEFT.get(build, {})}
+        assert target_name in launch.reason
+
+
+def test_clip_with_text() -> None:
+    torch.manual_seed(0)
+    ids, image = torch.randint(1, 98, (2, 16)), torch.randn(3, 3, 32, 32)
+    ids[:, -2:] = 98
+    model = models.hf_clip()
+    captured = capture(model, (ids, image))
+    with torch.no_grad():
+        expected = model(ids, image)
+    rewritten = run_pipeline(captured.graph)
+    outputs = interpret(rewritten, captured.flatten((ids, image)))
+    assert_same(captured.unflatten(outputs), expected, 1e-4)
+    found = Counter(node.attrs.get("target", node.op) for node in rewritten.nodes)
+    assert found["attention"] == 4
+    aten = {name for name in found if name.startswith("aten.")}
+    assert aten == {"aten.embedding.default", "aten.argmax.default", "aten.index.Tensor"}
 
 
 X = torch.randn(2, 6, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
 Y = X.flip(0)
+
+
+def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
+    x = x.clone()
+    x[index] = value
+    return x
 
 
 @pytest.mark.parametrize(
@@ -125,6 +168,9 @@ Y = X.flip(0)
         lambda x, y: ((x > 0) & (y > 0) | ~(x < y), F.normalize(x, dim=-1), y.norm(dim=1)),
         lambda x, y: x + torch.ones_like(y) + torch.full_like(x, 2) + y.new_zeros(8),
         lambda x, y: (x, x, y + 0),
+        lambda x, y: assigned(x, (slice(None), slice(1, 4)), y[:, 2:5]),
+        lambda x, y: assigned(x, (slice(None), slice(2, None), slice(0, 3)), 7.0),
+        lambda x, y: assigned(x, (..., slice(None)), y[0].float()),
     ],
 )  # fmt: skip
 def test_operators(function: Callable[..., Any]) -> None:

@@ -45,3 +45,14 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gtco.runtime.host.find_compiler", lambda: None)
     with pytest.raises(HostCompilerError, match="ziglang"):
         gtco.compile(torch.nn.Linear(8, 8).half().eval(), (torch.ones(4, 8).half(),), target="host")
+
+
+@needs_compiler
+def test_tensors_at_odd_addresses_are_taken() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 32).half().eval()
+    odd = torch.randn(24 * 64 + 1).half()[1:].view(24, 64)
+    model.weight.data = torch.randn(32 * 64 + 1).half()[1:].view(32, 64)
+    assert odd.data_ptr() % 16 and model.weight.data_ptr() % 16
+    compiled = gtco.compile(model, (odd,), target="host")
+    torch.testing.assert_close(compiled(odd), model(odd), atol=2e-2, rtol=2e-3)

@@ -134,15 +134,35 @@ def test_a_damaged_entry_is_reported_and_built_again(
 
 
 def test_a_read_only_cache_is_read_and_left_alone(
-    cache: CubinCache, monkeypatch: pytest.MonkeyPatch
+    cache: CubinCache, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = compile_kernel(SOURCE, "reverse", "sm_80", cache)
     assert cache.folder is not None
     monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
     reader = CubinCache(cache.folder)
     assert compile_kernel(SOURCE, "reverse", "sm_80", reader) == first
+    assert not caplog.text
     compile_kernel(SOURCE + " ", "reverse", "sm_80", reader)
+    compile_kernel(SOURCE + "  ", "reverse", "sm_80", reader)
+    assert caplog.text.count("is read-only") == 1
     assert len(list(cache.folder.iterdir())) == 1
+
+
+def test_verify_drops_what_is_damaged_and_clear_drops_all(cache: CubinCache) -> None:
+    for index in range(3):
+        compile_kernel(SOURCE + " " * index, "reverse", "sm_80", cache)
+    assert cache.folder is not None
+    good, bad, cut = cache.entries()
+    assert cache.verify() == []
+    bad.write_bytes(bad.read_bytes()[:-1] + b"?")
+    cut.write_bytes(cut.read_bytes()[:50])
+    assert cache.verify() == [bad, cut]
+    assert cache.entries() == [good] and cache.verify() == []
+    left = cache.folder / "killed.tmp"
+    left.write_bytes(bytes(100))
+    expected = 100 + good.stat().st_size
+    assert cache.clear() == expected
+    assert list(cache.folder.iterdir()) == []
 
 
 def test_a_full_disk_costs_only_the_cache(

@@ -1,13 +1,11 @@
-"""ONNX in: the package's node tests, whole exported models, and bad files."""
+"""ONNX in: a path as a model, its arguments, and bad files."""
 
 from __future__ import annotations
 
-import io
-import logging
 import os
-import warnings
+import subprocess
+import sys
 from collections.abc import Callable
-from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -17,292 +15,17 @@ import pytest
 import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import gtco
-from gtco.frontend.onnx import OPS, OnnxError, OnnxModel, load_onnx
-from gtco.frontend.torch_export import capture
+from gtco.frontend.onnx import OnnxError, load_onnx
 from gtco.interpreter import interpret
 from gtco.locate import UsageError, locate
-from gtco.passes import run_pipeline
-from tests import models
-from tests.onnx_cases import EXPANDED, node_cases
-
-ort = pytest.importorskip("onnxruntime")
-
-REFUSED = {
-    "batchnorm_epsilon_training_mode": "training_mode is on",
-    "batchnorm_example_training_mode": "training_mode is on",
-    "maxpool_with_argmax_2d_precomputed_pads": "output Indices",
-    "maxpool_with_argmax_2d_precomputed_strides": "output Indices",
-    "resize_downsample_scales_cubic_align_corners": "no whole size",
-    "resize_downsample_scales_linear_align_corners": "no whole size",
-    "training_dropout": "training_mode is on",
-    "training_dropout_default": "training_mode is on",
-    "training_dropout_default_mask": "training_mode is on",
-    "training_dropout_mask": "training_mode is on",
-    "training_dropout_zero_ratio": "training_mode is on",
-    "training_dropout_zero_ratio_mask": "training_mode is on",
-}
-"""The node tests of claimed operators and gtco's types that fail, and what refuses each."""
-
-
-# -- node tests ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("operator", [*sorted(OPS), EXPANDED])
-def test_node_cases(operator: str) -> None:
-    captured = False
-    for case in node_cases().get(operator, []):
-        if not case.typed:
-            with pytest.raises(OnnxError, match=r"not supported|takes tensors"):
-                case.run()
-        elif case.name in REFUSED:
-            with pytest.raises(OnnxError, match=REFUSED[case.name]):
-                case.run()
-        else:
-            ran = case.run()
-            module, inputs = ran[0]
-            if not captured and inputs and case.floating and operator != EXPANDED:
-                captured = True
-                check_captured(module, tuple(inputs))
-
-
-def check_captured(module: OnnxModel, inputs: tuple[Tensor, ...]) -> None:
-    program = capture(module, inputs)
-    program.graph.verify()
-    result = program.unflatten(interpret(program.graph, program.flatten(inputs)))
-    expected = module(*inputs)
-    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-5, equal_nan=True)
-
-
-def test_at_least_98_of_100_node_cases_pass() -> None:
-    cases = [case for group in node_cases().values() for case in group]
-    asked = [case for case in cases if case.floating and case.typed]
-    failing = [case for case in asked if case.name in REFUSED]
-    assert len(asked) > 850
-    assert len(failing) == len(REFUSED)
-    assert len(failing) <= 0.02 * len(asked)
-
-
-def test_a_wrong_operator_fails_its_node_cases(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gtco.frontend import onnx as frontend
-
-    wrong = {**OPS, "Floor": lambda call, x: x.ceil()}
-    monkeypatch.setattr(frontend, "OPS", wrong)
-    with pytest.raises(AssertionError):
-        test_node_cases("Floor")
-
-
-# -- older opsets, against ONNX Runtime ----------------------------------------------------------
-
-RNG = np.random.default_rng(0)
-
-
-def floats(*shape: int) -> np.ndarray[Any, Any]:
-    return RNG.standard_normal(shape).astype(np.float32)
-
-
-def node_model(
-    op: str, opset: int, inputs: list[Any], outputs: int = 1, **attrs: Any
-) -> onnx.ModelProto:
-    """A model of one node: its first input is the model's, the others are initializers."""
-    names = [f"x{i}" if value is not None else "" for i, value in enumerate(inputs)]
-    results = [f"y{i}" for i in range(outputs)]
-    graph = helper.make_graph(
-        [helper.make_node(op, names, results, name="the_node", **attrs)],
-        "g",
-        [helper.make_tensor_value_info("x0", TensorProto.FLOAT, inputs[0].shape)],
-        [onnx.ValueInfoProto(name=name) for name in results],
-        [
-            numpy_helper.from_array(value, name)
-            for name, value in list(zip(names, inputs, strict=True))[1:]
-            if value is not None
-        ],
-    )
-    opsets = [helper.make_opsetid("", opset)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=8)
-    return onnx.shape_inference.infer_shapes(model, data_prop=True)
-
-
-def run_ort(model: onnx.ModelProto | str, *inputs: np.ndarray[Any, Any]) -> list[Any]:
-    options = ort.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 4
-    source = model if isinstance(model, str) else model.SerializeToString()
-    session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
-    names = [each.name for each in session.get_inputs()]
-    return session.run(None, dict(zip(names, inputs, strict=True)))
-
-
-def ints(*values: int) -> np.ndarray[Any, Any]:
-    return np.array(values, dtype=np.int64)
-
-
-X = floats(2, 3, 4)
-IMAGE = floats(1, 3, 9, 8)
-NONE = np.zeros(0, dtype=np.float32)
-
-OLDER = {
-    "softmax 11, axis 1 of 3": ("Softmax", 11, [X], 1, dict(axis=1)),
-    "softmax 12, default axis": ("Softmax", 12, [X], 1, {}),
-    "softmax 11, axis -1": ("Softmax", 11, [X], 1, dict(axis=-1)),
-    "log softmax 11, axis 0": ("LogSoftmax", 11, [X], 1, dict(axis=0)),
-    "softmax 13, default axis": ("Softmax", 13, [X], 1, {}),
-    "unsqueeze 11": ("Unsqueeze", 11, [X], 1, dict(axes=[0, -1])),
-    "squeeze 11": ("Squeeze", 11, [floats(1, 3, 1)], 1, dict(axes=[0])),
-    "split 11": ("Split", 11, [X], 2, dict(axis=-1, split=[1, 3])),
-    "split 11, equal": ("Split", 11, [X], 3, dict(axis=1)),
-    "reduce sum 11": ("ReduceSum", 11, [X], 1, dict(axes=[1, -1], keepdims=0)),
-    "reduce mean 13": ("ReduceMean", 13, [X], 1, dict(axes=[-1])),
-    "reduce max 12, all": ("ReduceMax", 12, [X], 1, {}),
-    "clip 11, low only": ("Clip", 11, [X, np.array(0.1, np.float32)], 1, {}),
-    "clip 12, high only": ("Clip", 12, [X, None, np.array(0.1, np.float32)], 1, {}),
-    "dropout 11": ("Dropout", 11, [X], 1, dict(ratio=0.3)),
-    "pad 11, reflect": ("Pad", 11, [X, ints(0, 1, 2, 0, 0, 3)], 1, dict(mode="reflect")),
-    "pad 13, negative": ("Pad", 13, [X, ints(0, -1, 2, 0, 1, -1)], 1, {}),
-    "slice 11, backwards": ("Slice", 11, [X, ints(-1), ints(-9), ints(2), ints(-2)], 1, {}),
-    "gather 11, negative": ("Gather", 11, [X, ints(-1, 0)], 1, dict(axis=1)),
-    "cumsum 11": ("CumSum", 11, [X, np.array(1, np.int64)], 1, dict(reverse=1, exclusive=1)),
-    "gemm 11": ("Gemm", 11, [floats(4, 3), floats(5, 4), floats(3, 1)], 1,
-                dict(transA=1, transB=1, alpha=0.5, beta=2.0)),
-    "batch norm 9": ("BatchNormalization", 11, [X, *floats(3, 3), abs(floats(3))], 1, {}),
-    "group norm by layers": ("LayerNormalization", 17, [X, floats(3, 4)], 1, dict(axis=1)),
-    "max pool, ceil": ("MaxPool", 12, [IMAGE], 1,
-                       dict(kernel_shape=[3, 2], strides=[2, 3], ceil_mode=1, pads=[1, 0, 0, 1])),
-    "max pool, wide pads": ("MaxPool", 12, [IMAGE], 1,
-                            dict(kernel_shape=[3, 3], pads=[2, 2, 2, 2], dilations=[2, 1])),
-    "average pool 11": ("AveragePool", 11, [IMAGE], 1,
-                        dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 0, 0, 1])),
-    "average pool 11, pads counted": ("AveragePool", 11, [IMAGE], 1,
-                                      dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1],
-                                           count_include_pad=1)),
-    "conv 11, same lower": ("Conv", 11, [IMAGE, floats(6, 1, 3, 4), floats(6)], 1,
-                            dict(group=3, auto_pad="SAME_LOWER", strides=[2, 1])),
-    "resize 11, linear": ("Resize", 11, [IMAGE, NONE, np.array([1, 1, 2, 1.5], np.float32)], 1,
-                          dict(mode="linear", coordinate_transformation_mode="half_pixel")),
-    "resize 11, nearest": ("Resize", 11, [IMAGE, NONE, np.array([1, 1, 2, 2], np.float32)], 1,
-                           dict(coordinate_transformation_mode="asymmetric",
-                                nearest_mode="floor")),
-    "resize 13, cubic sizes": ("Resize", 13, [IMAGE, None, None, ints(1, 3, 5, 13)], 1,
-                               dict(mode="cubic", cubic_coeff_a=-0.5)),
-    "resize 13, align": ("Resize", 13, [IMAGE, None, None, ints(1, 3, 18, 5)], 1,
-                         dict(mode="linear", coordinate_transformation_mode="align_corners")),
-    "resize 18, antialias": ("Resize", 18, [IMAGE, None, None, ints(1, 3, 4, 3)], 1,
-                             dict(mode="linear", antialias=1)),
-    "grid sample 16": ("GridSample", 16, [IMAGE, floats(1, 4, 5, 2)], 1,
-                       dict(mode="bicubic", padding_mode="reflection", align_corners=1)),
-    "mod of floats": ("Mod", 13, [X, floats(4)], 1, dict(fmod=1)),
-    "pow of integers": ("Pow", 13, [abs(X), ints(2)], 1, {}),
-    "top k 11": ("TopK", 11, [np.round(X), ints(3)], 2, dict(axis=-1)),
-    "argmax 12, last": ("ArgMax", 12, [np.round(X)], 1, dict(axis=2, select_last_index=1)),
-    "transpose": ("Transpose", 11, [X], 1, {}),
-    "flatten, negative": ("Flatten", 11, [X], 1, dict(axis=-1)),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", OLDER.values(), ids=OLDER)
-def test_older_opsets(case: tuple[str, int, list[Any], int, dict[str, Any]]) -> None:
-    op, opset, inputs, outputs, attrs = case
-    model = node_model(op, opset, inputs, outputs, **attrs)
-    result = load_onnx(model)(torch.from_numpy(inputs[0]))
-    found = result if isinstance(result, tuple) else (result,)
-    for x, y in zip(found, run_ort(model, inputs[0]), strict=True):
-        torch.testing.assert_close(x, torch.from_numpy(y), rtol=1e-4, atol=1e-5)
-
-
-def test_group_norm_before_opset_21_is_refused() -> None:
-    """It has a scale per group there; ONNX deprecated it, and its checker says so."""
-    model = node_model("GroupNormalization", 18, [floats(2, 6, 5), *floats(2, 2)], num_groups=2)
-    model.graph.output[0].type.CopyFrom(model.graph.input[0].type)
-    with pytest.raises(OnnxError, match="deprecated"):
-        load_onnx(model)
-
-
-# -- whole models --------------------------------------------------------------------------------
-
-
-class Tensors(nn.Module):
-    """A model whose result is the flat tuple of its tensors, as an ONNX graph's is."""
-
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        leaves = pytree.tree_leaves(self.model(image))
-        return tuple(leaf for leaf in leaves if isinstance(leaf, Tensor))
-
-
-def hf_resnet() -> nn.Module:
-    from transformers import ResNetConfig, ResNetForImageClassification
-
-    config = ResNetConfig(embedding_size=16, hidden_sizes=[16, 32], depths=[1, 1], num_labels=10)
-    return models.randomize_batch_norm(ResNetForImageClassification(config).eval())
-
-
-def export(model: nn.Module, image: Tensor, path: Path, *, dynamo: bool) -> None:
-    logging.disable(logging.WARNING)
-    quiet = io.StringIO()
-    try:
-        with warnings.catch_warnings(), redirect_stdout(quiet), redirect_stderr(quiet):
-            warnings.simplefilter("ignore")
-            if dynamo:
-                torch.onnx.export(model, (image,), path, dynamo=True, external_data=False)
-            else:
-                torch.onnx.export(model, (image,), str(path), dynamo=False, opset_version=17)
-    finally:
-        logging.disable(logging.NOTSET)
-
-
-def assert_near(found: Any, expected: Any, tolerance: float = 1e-5) -> None:
-    found = found if isinstance(found, tuple) else (found,)
-    for x, y in zip(found, expected, strict=True):
-        y = torch.as_tensor(y)
-        torch.testing.assert_close(x, y, rtol=0, atol=tolerance * y.abs().max().item())
-
-
-BY_SCRIPT = (
-    models.vit,
-    models.hf_vit,
-    models.hf_detr,
-    models.hf_swin,
-    models.hf_convnext,
-    models.hf_segformer,
-    models.hf_cvt,
-    hf_resnet,
+from tests.onnx_cases import (
+    assert_near,
+    floats,
+    node_model,
+    save,
 )
-BY_DYNAMO = (models.vit, models.hf_vit, models.hf_detr, models.hf_convnext)
-MODELS = [(build, False) for build in BY_SCRIPT] + [(build, True) for build in BY_DYNAMO]
-
-
-@pytest.mark.parametrize(
-    "build, dynamo", MODELS, ids=lambda x: x.__name__ if callable(x) else "dynamo" if x else "ts"
-)
-def test_models(build: Callable[[], nn.Module], dynamo: bool, tmp_path: Path) -> None:
-    if dynamo:
-        pytest.importorskip("onnxscript")
-    torch.manual_seed(0)
-    side = models.IMAGE_SIZES.get(build, 32)
-    model, image, path = Tensors(build()).eval(), torch.randn(1, 3, side, side), tmp_path / "m.onnx"
-    export(model, image, path, dynamo=dynamo)
-    imported = load_onnx(path)
-    with torch.no_grad():
-        found, expected = imported(image), model(image)
-    assert_near(found, expected)
-    assert_near(found, run_ort(str(path), image.numpy()))
-    captured = capture(imported, (image,))
-    captured.graph.verify()
-    assert_near(interpret(captured.graph, (image,)), expected)
-    assert_near(interpret(run_pipeline(captured.graph), (image,)), expected, 1e-4)
-
-
-# -- the ways in ---------------------------------------------------------------------------------
-
-
-def save(model: onnx.ModelProto, path: Path) -> Path:
-    path.write_bytes(model.SerializeToString())
-    return path
 
 
 def linear(size: int | str = 3) -> onnx.ModelProto:
@@ -529,8 +252,74 @@ def test_external_data(tmp_path: Path) -> None:
             pytest.fail(location)
 
 
+def test_external_data_of_a_model_in_memory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "w.bin").write_bytes(bytes(80))
+    model = onnx.load(external(tmp_path, "w.bin"), load_external_data=False)
+    with pytest.raises(OnnxError, match=r"initializer 'w'.*load the model by its path|not valid"):
+        load_onnx(model)
+
+
+LARGE = """
+import resource, sys
+from pathlib import Path
+import torch
+from gtco.frontend.onnx import load_onnx
+from gtco.frontend.torch_export import capture
+from gtco.interpreter import interpret
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+before = peak()
+model = load_onnx(Path(sys.argv[1]))
+rows = torch.tensor([0, 262143])
+graph = capture(model, (rows,)).graph
+(y,) = interpret(graph, (rows,))
+print(y[0, 0].item(), y[1, -1].item(), (peak() - before) / 2**30)
+"""
+
+
+def test_a_model_of_3_gb(tmp_path: Path) -> None:
+    """Three tables of 1 GiB in one sparse file, of which the last elements are not zero."""
+    pytest.importorskip("resource", reason="the peak of memory is asked of the system")
+    rows, columns = 2**18, 2**10
+    names = ["a", "b", "c"]
+    nodes = [helper.make_node("Gather", [name, "rows"], [f"{name}_rows"]) for name in names]
+    nodes.append(helper.make_node("Sum", [f"{name}_rows" for name in names], ["y"]))
+    tensors = []
+    with (tmp_path / "weights.bin").open("wb") as data:
+        for number, name in enumerate(names):
+            start, length = number << 30, 4 * rows * columns
+            tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=[rows, columns])
+            tensor.data_location = TensorProto.EXTERNAL
+            facts = {"location": "weights.bin", "offset": str(start), "length": str(length)}
+            for key, value in facts.items():
+                tensor.external_data.add(key=key, value=value)
+            data.seek(start + length - 4)
+            data.write(np.float32(10**number).tobytes())
+            tensors.append(tensor)
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("rows", TensorProto.INT64, [2])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, columns])],
+        tensors,
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    path = save(model, tmp_path / "m.onnx")
+    done = subprocess.run(
+        [sys.executable, "-c", LARGE, str(path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    first, last, grown_gb = map(float, done.stdout.split())
+    assert (first, last) == (0, 111)
+    assert 3 < grown_gb < 5.5, "once in the buffers, and one tensor on its way there"
+
+
 def test_a_node_says_what_it_does_not_support(tmp_path: Path) -> None:
-    model = node_model("MaxPool", 12, [IMAGE], 2, kernel_shape=[2, 2])
+    model = node_model(
+        "MaxPool", 12, [floats(1, 3, 9, 8)], 2, kernel_shape=[2, 2], pads=[0, 0, 1, 1]
+    )
     with pytest.raises(OnnxError, match=r"the_node \(MaxPool\).*Indices"):
         gtco.capture(save(model, tmp_path / "m.onnx"))
 

@@ -18,18 +18,21 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("gtco", "passes", "codegen", "cost_model")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("gtco.ops", "gtco.graph", "gtco.views", "gtco.target", "gtco.interpreter", "gtco.options"),
+    ("gtco.ops", "gtco.graph", "gtco.views", "gtco.target", "gtco.interpreter"),
+    ("gtco.options", "gtco.logs"),
     ("gtco.frontend",),
     ("gtco.passes",),
     ("gtco.codegen",),
-    ("gtco.env", "gtco.report", "gtco.runtime"),
+    ("gtco.dump", "gtco.env", "gtco.report", "gtco.runtime"),
     ("gtco.cost_model",),
     ("gtco.compiler",),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),
-    ("gtco.bench", "gtco.demo"),
+    ("gtco.answers", "gtco.onnx_peer"),
+    ("gtco.bench", "gtco.compare", "gtco.demo"),
     ("gtco.bench_artifact",),
     ("gtco.show",),
+    ("gtco.cli_base", "gtco.cli_cache"),
     ("gtco.cli", "gtco.__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""

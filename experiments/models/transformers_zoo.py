@@ -1,0 +1,143 @@
+"""transformers' vision models at their published sizes, for `gtco bench`.
+
+Built from configs with seeded random weights: nothing is downloaded. They are in fp16, and on the
+GPU if there is one. Each takes one image and gives a tuple of tensors.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+Model = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class Outputs(nn.Module):
+    """`model` with a plain tuple of the named tensors as its result."""
+
+    def __init__(self, model: nn.Module, *names: str) -> None:
+        super().__init__()
+        self.model = model
+        self.names = names
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        result = self.model(image)
+        return tuple(result[name] for name in self.names)
+
+
+@torch.no_grad()
+def randomize(model: nn.Module) -> None:
+    """Seeded values of a trained model's size for weights, biases, norms and their statistics.
+
+    Activations keep their size through any depth, and no parameter is at a zero or one that a
+    kernel could leave out unseen.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(tensor: Tensor, mean: float, std: float) -> None:
+        tensor.copy_(mean + std * torch.randn(tensor.shape, generator=generator))
+
+    for module in model.modules():
+        for name, tensor in module.named_parameters(recurse=False):
+            if tensor.dim() > 1:
+                weighs = isinstance(module, (nn.Linear, nn.Conv2d)) and name == "weight"
+                normal(tensor, 0.0, tensor[0].numel() ** -0.5 if weighs else 0.1)
+            elif name.endswith("bias"):
+                normal(tensor, 0.0, 0.05)
+            elif "Norm" in type(module).__name__:
+                normal(tensor, 1.0, 0.1)
+            else:  # the scale of a layer's residual branch
+                normal(tensor, 0.2, 0.05)
+        for name, tensor in module.named_buffers(recurse=False):
+            if name == "running_mean":
+                normal(tensor, 0.0, 0.1)
+            elif name == "running_var":
+                tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
+
+
+def build(model: nn.Module, *outputs: str, height: int = 224, width: int = 224) -> Model:
+    """`model` with random weights, and one image."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    randomize(model)
+    image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
+    module = Outputs(model, *outputs).eval().to(device, torch.float16)
+    return module, (image.to(device, torch.float16),)
+
+
+def vit() -> Model:
+    """ViT-B/16, the classifier."""
+    from transformers import ViTConfig, ViTForImageClassification
+
+    return build(ViTForImageClassification(ViTConfig(num_labels=1000)), "logits")
+
+
+def deit() -> Model:
+    """DeiT-B/16, distilled."""
+    from transformers import DeiTConfig, DeiTForImageClassificationWithTeacher
+
+    return build(DeiTForImageClassificationWithTeacher(DeiTConfig(num_labels=1000)), "logits")
+
+
+def beit() -> Model:
+    """BEiT-B/16: a relative position bias in each layer, no absolute positions."""
+    from transformers import BeitConfig, BeitForImageClassification
+
+    config = BeitConfig(use_relative_position_bias=True, num_labels=1000)
+    return build(BeitForImageClassification(config), "logits")
+
+
+def dinov2() -> Model:
+    """DINOv2-B/14 at 224 pixels, whose positions were trained at 518."""
+    from transformers import Dinov2Config, Dinov2Model
+
+    return build(Dinov2Model(Dinov2Config(image_size=518)), "last_hidden_state", "pooler_output")
+
+
+def clip() -> Model:
+    """CLIP's ViT-B/32 vision tower."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    return build(CLIPVisionModel(CLIPVisionConfig()), "last_hidden_state", "pooler_output")
+
+
+def siglip() -> Model:
+    """SigLIP-B/16's vision tower, with its attention pooling."""
+    from transformers import SiglipVisionConfig, SiglipVisionModel
+
+    return build(SiglipVisionModel(SiglipVisionConfig()), "last_hidden_state", "pooler_output")
+
+
+def swin() -> Model:
+    """Swin-T, windows of 7."""
+    from transformers import SwinConfig, SwinForImageClassification
+
+    return build(SwinForImageClassification(SwinConfig(num_labels=1000)), "logits")
+
+
+def convnext() -> Model:
+    """ConvNeXt-T."""
+    from transformers import ConvNextConfig, ConvNextForImageClassification
+
+    return build(ConvNextForImageClassification(ConvNextConfig(num_labels=1000)), "logits")
+
+
+def segformer() -> Model:
+    """SegFormer-B0 with its ADE20K head, 512 by 512."""
+    from transformers import SegformerConfig, SegformerForSemanticSegmentation
+
+    model = SegformerForSemanticSegmentation(SegformerConfig(num_labels=150))
+    return build(model, "logits", height=512, width=512)
+
+
+def detr() -> Model:
+    """DETR with transformers' own ResNet-50, 800 by 1066."""
+    from transformers import DetrConfig, DetrForObjectDetection, ResNetConfig
+
+    backbone: Any = ResNetConfig(out_features=["stage4"])
+    config = DetrConfig(
+        use_timm_backbone=False, backbone=None, backbone_config=backbone, num_labels=91
+    )
+    model = DetrForObjectDetection(config)
+    return build(model, "logits", "pred_boxes", height=800, width=1066)

@@ -1,0 +1,204 @@
+"""What answers are judged by: inputs to try, references, and the precision that counts."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from gtco.check import Precision
+from gtco.frontend.torch_export import Captured, capture
+from gtco.graph import FusedGraph, Graph, TensorSpec
+from gtco.interpreter import interpret
+from gtco.locate import Located
+from gtco.passes.precision import lower_precision
+from gtco.runtime.plan import Plan
+
+Call = Callable[..., Any]
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""The args and kwargs of a call."""
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+# -- inputs --------------------------------------------------------------------------------------
+
+INPUT_KINDS = ("normal", "large mean", "outliers")
+
+
+def fresh_inputs(like: Inputs, kind: str, seed: int) -> Inputs:
+    """Random arguments of the shapes, dtypes and devices of `like`.
+
+    Args:
+        kind: "normal" floats, those around a mean of 8, or those with one in 1000 times 30;
+            integers stay within the range of the given ones.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(leaf: Tensor) -> Tensor:
+        if leaf.dtype == torch.bool:
+            return leaf  # a mask: random ones would mask whole rows
+        if not leaf.is_floating_point():
+            low, high = (int(leaf.min()), int(leaf.max())) if leaf.numel() else (0, 0)
+            drawn = torch.randint(low, high + 1, leaf.shape, generator=generator)
+            return drawn.to(leaf.device, leaf.dtype)
+        values = torch.randn(leaf.shape, generator=generator)
+        if kind == "large mean":
+            values += 8
+        elif kind == "outliers":
+            values[torch.rand(leaf.shape, generator=generator) < 1e-3] *= 30
+        return values.to(leaf.device, leaf.dtype)
+
+    inputs: Inputs = pytree.tree_map_only(Tensor, draw, like)
+    return inputs
+
+
+def example_inputs(captured: Captured, device: torch.device) -> Inputs:
+    """Arguments of the right structure, shapes and dtypes: zeros, and masks that let all pass."""
+
+    def example(spec: TensorSpec) -> Tensor:
+        return torch.full(spec.sizes, spec.dtype == torch.bool, dtype=spec.dtype, device=device)
+
+    return captured.arguments([example(spec) for spec in captured.graph.inputs.values()])
+
+
+def poison(tree: Any) -> None:
+    """Overwrite an answer, so that memory which the next call forgets to write is seen."""
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, Tensor):
+            leaf.fill_(float("nan") if leaf.is_floating_point() else 1)
+
+
+# -- references ----------------------------------------------------------------------------------
+
+
+class InPrecision(nn.Module):
+    """A model that computes in `dtype` between inputs and outputs of other float types."""
+
+    def __init__(self, model: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__()
+        first = next((p.dtype for p in model.parameters() if p.is_floating_point()), dtype)
+        self.outside = first
+        self.dtype = dtype
+        self.model = copy.deepcopy(model).to(dtype)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner_args, inner_kwargs = cast_floats((args, kwargs), self.dtype)
+        return cast_floats(self.model(*inner_args, **inner_kwargs), self.outside)
+
+
+def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
+    """`model` as torch would run it in `precision`; itself where that changes no dtype."""
+    dtype = DTYPES.get(precision or "")
+    floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return model if dtype is None or floats <= {dtype} else InPrecision(model, dtype)
+
+
+def cast_floats(tree: Any, dtype: torch.dtype) -> Any:
+    """`tree` with every floating-point tensor in `dtype`."""
+
+    def cast(leaf: Any) -> Any:
+        is_float = isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.to(dtype) if is_float else leaf
+
+    return pytree.tree_map(cast, tree)
+
+
+def exact_answer(module: nn.Module, inputs: Inputs) -> Any:
+    """The module's answer in fp64, or in fp32 where one of its operators has no fp64."""
+
+    def run(dtype: torch.dtype) -> Any:
+        args, kwargs = cast_floats(inputs, dtype)
+        return copy.deepcopy(module).to(dtype)(*args, **kwargs)
+
+    try:
+        return run(torch.float64)
+    except RuntimeError:
+        return run(torch.float32)
+
+
+@dataclass(frozen=True)
+class References:
+    """What the judge holds an answer against.
+
+    Args:
+        eager: the model in torch, in the tested precision.
+        exact: its answer in fp64, given args and kwargs.
+    """
+
+    eager: nn.Module
+    exact: Callable[[Inputs], Any]
+
+
+def references(model: Located, precision: str | None) -> References:
+    """The references of `model` compiled with `precision`.
+
+    An .onnx file says the dtype of each of its values, so that its module takes no others: its
+    captured graph stands in for it.
+    """
+    if model.onnx is None:
+        eager = in_precision(model.module, precision)
+        return References(eager, lambda inputs: exact_answer(model.module, inputs))
+    captured = capture(model.module, model.args, model.kwargs)
+    eager = model.module
+    if precision in ("fp16", "bf16"):
+        eager = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
+    return References(eager, Interpreted(captured).exact)
+
+
+class Interpreted(nn.Module):
+    """A captured graph that torch runs operator by operator."""
+
+    def __init__(self, captured: Captured, graph: Graph | FusedGraph | None = None) -> None:
+        super().__init__()
+        self.captured = captured
+        self.graph = captured.graph if graph is None else graph
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        tensors = self.captured.flatten(args, kwargs)
+        return self.captured.unflatten(interpret(self.graph, tensors))
+
+    def exact(self, inputs: Inputs) -> Any:
+        """The answer in fp64, or in fp32 where one of its operators has no fp64."""
+        args, kwargs = inputs
+        tensors = self.captured.flatten(args, kwargs)
+        return self.captured.unflatten(interpret_exactly(self.graph, tensors))
+
+
+def interpret_exactly(graph: Graph | FusedGraph, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """`interpret` in fp64, or in fp32 where one of the operators has no fp64."""
+    try:
+        return interpret(graph, tensors, dtype=torch.float64)
+    except RuntimeError:
+        return interpret(graph, tensors, dtype=torch.float32)
+
+
+# -- precisions ----------------------------------------------------------------------------------
+
+
+def compute_precision(model: Located, precision: str | None) -> Precision:
+    """The key of `gtco.check.BOUNDS` for what the compiled module computes in."""
+    if precision is not None:
+        return DTYPES.get(precision, precision)
+    leaves = [*model.module.parameters(), *pytree.tree_leaves((model.args, model.kwargs))]
+    floats = [x.dtype for x in leaves if isinstance(x, Tensor) and x.is_floating_point()]
+    narrow = [dtype for dtype in floats if dtype in (torch.float16, torch.bfloat16)]
+    return narrow[0] if narrow else torch.float32
+
+
+def plan_precision(plan: Plan) -> Precision:
+    """The key of `gtco.check.BOUNDS` for what a plan computes in."""
+    if plan.options.precision == "tf32":
+        return "tf32"
+    return graph_precision(plan.graph)
+
+
+def graph_precision(graph: Graph) -> torch.dtype:
+    """The narrowest floating-point type in `graph`."""
+    dtypes = {spec.dtype for spec in graph.specs.values()}
+    narrow = [dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes]
+    return narrow[0] if narrow else torch.float32

@@ -1,0 +1,165 @@
+"""ONNX's own node tests, and older opsets against ONNX Runtime."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from gtco.frontend.onnx import OPS, OnnxError, OnnxModel, load_onnx
+from gtco.frontend.torch_export import capture
+from gtco.interpreter import interpret
+from tests.onnx_cases import (
+    EXPANDED,
+    floats,
+    ints,
+    node_cases,
+    node_model,
+    run_ort,
+)
+
+ort = pytest.importorskip("onnxruntime")
+
+REFUSED = {
+    "batchnorm_epsilon_training_mode": "training_mode is on",
+    "batchnorm_example_training_mode": "training_mode is on",
+    "resize_downsample_scales_cubic_align_corners": "no whole size",
+    "resize_downsample_scales_linear_align_corners": "no whole size",
+    "training_dropout": "training_mode is on",
+    "training_dropout_default": "training_mode is on",
+    "training_dropout_default_mask": "training_mode is on",
+    "training_dropout_mask": "training_mode is on",
+}
+"""The node tests of claimed operators and gtco's types that fail, and what refuses each."""
+
+
+# -- node tests ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("operator", [*sorted(OPS), EXPANDED])
+def test_node_cases(operator: str) -> None:
+    captured = False
+    for case in node_cases().get(operator, []):
+        if not case.typed:
+            with pytest.raises(OnnxError, match=r"not supported|takes tensors"):
+                case.run()
+        elif case.name in REFUSED:
+            with pytest.raises(OnnxError, match=REFUSED[case.name]):
+                case.run()
+        else:
+            ran = case.run()
+            module, inputs = ran[0]
+            if not captured and inputs and case.floating and operator != EXPANDED:
+                captured = True
+                check_captured(module, tuple(inputs))
+
+
+def check_captured(module: OnnxModel, inputs: tuple[Tensor, ...]) -> None:
+    program = capture(module, inputs)
+    program.graph.verify()
+    result = program.unflatten(interpret(program.graph, program.flatten(inputs)))
+    expected = module(*inputs)
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def test_at_least_98_of_100_node_cases_pass() -> None:
+    cases = [case for group in node_cases().values() for case in group]
+    asked = [case for case in cases if case.floating and case.typed]
+    failing = [case for case in asked if case.name in REFUSED]
+    assert len(asked) > 850
+    assert len(failing) == len(REFUSED)
+    assert len(failing) <= 0.02 * len(asked)
+
+
+def test_a_wrong_operator_fails_its_node_cases(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gtco.frontend import onnx as frontend
+
+    wrong = {**OPS, "Floor": lambda call, x: x.ceil()}
+    monkeypatch.setattr(frontend, "OPS", wrong)
+    with pytest.raises(AssertionError):
+        test_node_cases("Floor")
+
+
+# -- older opsets, against ONNX Runtime ----------------------------------------------------------
+
+X = floats(2, 3, 4)
+IMAGE = floats(1, 3, 9, 8)
+NONE = np.zeros(0, dtype=np.float32)
+
+OLDER = {
+    "softmax 11, axis 1 of 3": ("Softmax", 11, [X], 1, dict(axis=1)),
+    "softmax 12, default axis": ("Softmax", 12, [X], 1, {}),
+    "softmax 11, axis -1": ("Softmax", 11, [X], 1, dict(axis=-1)),
+    "log softmax 11, axis 0": ("LogSoftmax", 11, [X], 1, dict(axis=0)),
+    "softmax 13, default axis": ("Softmax", 13, [X], 1, {}),
+    "unsqueeze 11": ("Unsqueeze", 11, [X], 1, dict(axes=[0, -1])),
+    "squeeze 11": ("Squeeze", 11, [floats(1, 3, 1)], 1, dict(axes=[0])),
+    "split 11": ("Split", 11, [X], 2, dict(axis=-1, split=[1, 3])),
+    "split 11, equal": ("Split", 11, [X], 3, dict(axis=1)),
+    "reduce sum 11": ("ReduceSum", 11, [X], 1, dict(axes=[1, -1], keepdims=0)),
+    "reduce mean 13": ("ReduceMean", 13, [X], 1, dict(axes=[-1])),
+    "reduce max 12, all": ("ReduceMax", 12, [X], 1, {}),
+    "clip 11, low only": ("Clip", 11, [X, np.array(0.1, np.float32)], 1, {}),
+    "clip 12, high only": ("Clip", 12, [X, None, np.array(0.1, np.float32)], 1, {}),
+    "dropout 11": ("Dropout", 11, [X], 1, dict(ratio=0.3)),
+    "pad 11, reflect": ("Pad", 11, [X, ints(0, 1, 2, 0, 0, 3)], 1, dict(mode="reflect")),
+    "pad 13, negative": ("Pad", 13, [X, ints(0, -1, 2, 0, 1, -1)], 1, {}),
+    "slice 11, backwards": ("Slice", 11, [X, ints(-1), ints(-9), ints(2), ints(-2)], 1, {}),
+    "gather 11, negative": ("Gather", 11, [X, ints(-1, 0)], 1, dict(axis=1)),
+    "cumsum 11": ("CumSum", 11, [X, np.array(1, np.int64)], 1, dict(reverse=1, exclusive=1)),
+    "gemm 11": ("Gemm", 11, [floats(4, 3), floats(5, 4), floats(3, 1)], 1,
+                dict(transA=1, transB=1, alpha=0.5, beta=2.0)),
+    "batch norm 9": ("BatchNormalization", 11, [X, *floats(3, 3), abs(floats(3))], 1, {}),
+    "group norm by layers": ("LayerNormalization", 17, [X, floats(3, 4)], 1, dict(axis=1)),
+    "max pool, ceil": ("MaxPool", 12, [IMAGE], 1,
+                       dict(kernel_shape=[3, 2], strides=[2, 3], ceil_mode=1, pads=[1, 0, 0, 1])),
+    "max pool, wide pads": ("MaxPool", 12, [IMAGE], 1,
+                            dict(kernel_shape=[3, 3], pads=[2, 2, 2, 2], dilations=[2, 1])),
+    "average pool 11": ("AveragePool", 11, [IMAGE], 1,
+                        dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 0, 0, 1])),
+    "average pool 11, pads counted": ("AveragePool", 11, [IMAGE], 1,
+                                      dict(kernel_shape=[3, 3], strides=[2, 2], pads=[1, 1, 1, 1],
+                                           count_include_pad=1)),
+    "conv 11, same lower": ("Conv", 11, [IMAGE, floats(6, 1, 3, 4), floats(6)], 1,
+                            dict(group=3, auto_pad="SAME_LOWER", strides=[2, 1])),
+    "resize 11, linear": ("Resize", 11, [IMAGE, NONE, np.array([1, 1, 2, 1.5], np.float32)], 1,
+                          dict(mode="linear", coordinate_transformation_mode="half_pixel")),
+    "resize 11, nearest": ("Resize", 11, [IMAGE, NONE, np.array([1, 1, 2, 2], np.float32)], 1,
+                           dict(coordinate_transformation_mode="asymmetric",
+                                nearest_mode="floor")),
+    "resize 13, cubic sizes": ("Resize", 13, [IMAGE, None, None, ints(1, 3, 5, 13)], 1,
+                               dict(mode="cubic", cubic_coeff_a=-0.5)),
+    "resize 13, align": ("Resize", 13, [IMAGE, None, None, ints(1, 3, 18, 5)], 1,
+                         dict(mode="linear", coordinate_transformation_mode="align_corners")),
+    "resize 18, antialias": ("Resize", 18, [IMAGE, None, None, ints(1, 3, 4, 3)], 1,
+                             dict(mode="linear", antialias=1)),
+    "grid sample 16": ("GridSample", 16, [IMAGE, floats(1, 4, 5, 2)], 1,
+                       dict(mode="bicubic", padding_mode="reflection", align_corners=1)),
+    "mod of floats": ("Mod", 13, [X, floats(4)], 1, dict(fmod=1)),
+    "pow of integers": ("Pow", 13, [abs(X), ints(2)], 1, {}),
+    "top k 11": ("TopK", 11, [np.round(X), ints(3)], 2, dict(axis=-1)),
+    "argmax 12, last": ("ArgMax", 12, [np.round(X)], 1, dict(axis=2, select_last_index=1)),
+    "transpose": ("Transpose", 11, [X], 1, {}),
+    "flatten, negative": ("Flatten", 11, [X], 1, dict(axis=-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OLDER.values(), ids=OLDER)
+def test_older_opsets(case: tuple[str, int, list[Any], int, dict[str, Any]]) -> None:
+    op, opset, inputs, outputs, attrs = case
+    model = node_model(op, opset, inputs, outputs, **attrs)
+    result = load_onnx(model)(torch.from_numpy(inputs[0]))
+    found = result if isinstance(result, tuple) else (result,)
+    for x, y in zip(found, run_ort(model, inputs[0]), strict=True):
+        torch.testing.assert_close(x, torch.from_numpy(y), rtol=1e-4, atol=1e-5)
+
+
+def test_group_norm_before_opset_21_is_refused() -> None:
+    """It has a scale per group there; ONNX deprecated it, and its checker says so."""
+    model = node_model("GroupNormalization", 18, [floats(2, 6, 5), *floats(2, 2)], num_groups=2)
+    model.graph.output[0].type.CopyFrom(model.graph.input[0].type)
+    with pytest.raises(OnnxError, match="deprecated"):
+        load_onnx(model)

@@ -1,0 +1,155 @@
+"""Attention spelled out is recognised where, and only where, it means the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+from gtco.interpreter import interpret
+from gtco.passes.attention import fuse_attention
+from gtco.passes.canonicalize import canonicalize
+from gtco.passes.fold_constants import fold_constants
+from gtco.passes.rewrite import Log
+from tests.pass_checks import Golden, captured, check, ops, random, reasons
+
+Q, K, V = (random(2, 4, 6, 8, seed=seed) for seed in range(3))
+MASK = random(6, 6, seed=3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, q, k, v: (q @ k.mT * 0.3).softmax(-1) @ v,
+        lambda c, q, k, v: ((q * 0.3) @ k.mT + c.mask).softmax(-1) @ v,
+        lambda c, q, k, v: (c.mask + q @ (k / 3).mT).softmax(-1) @ v,
+        lambda c, q, k, v: (q @ (k.mT / 3)).softmax(-1) @ v,
+        lambda c, q, k, v: torch.bmm(torch.bmm(q.flatten(0, 1), k.flatten(0, 1).mT).softmax(-1),
+                                     v.flatten(0, 1)),
+        lambda c, q, k, v: torch.einsum(
+            "bhqk,bhkd->bhqd", torch.einsum("bhqd,bhkd->bhqk", q, k).mul(0.3).softmax(-1), v),
+        lambda c, q, k, v: F.scaled_dot_product_attention(q, k, v, c.mask < 99),
+    ],
+)  # fmt: skip
+def test_attention(function: Callable[..., Tensor]) -> None:
+    graph, args = captured(function, Q, K, V, mask=MASK)
+    result = check(fuse_attention, fold_constants(canonicalize(graph)), args)
+    assert ops(result) == {"attention": 1}
+
+
+def test_attention_form(golden: Golden) -> None:
+    graph, args = captured(
+        lambda c, q, k, v: (q @ k.mT * 0.3 + c.mask).softmax(-1) @ v, Q, K, V, mask=MASK
+    )
+    golden("passes/attention.txt", check(fuse_attention, graph, args))
+
+
+@pytest.mark.parametrize(
+    "function, reason",
+    [
+        (lambda c, q, k, v: (q @ k.mT).softmax(-2) @ v, "does not run over the keys"),
+        (lambda c, q, k, v: ((q @ k.mT + c.mask) * 0.3).softmax(-1) @ v, "scales the mask too"),
+        (lambda c, q, k, v: (p := (q @ k.mT).softmax(-1)) @ v + p.sum(), "read elsewhere too"),
+        (lambda c, q, k, v: (q @ k[:1].mT).softmax(-1) @ v, "batch dimensions"),
+        (lambda c, q, k, v: (q @ k.mT).softmax(-1) @ v.repeat(1, 1, 1, 40), "320 elements wide"),
+        (lambda c, q, k, v: (q @ k.mT + c.mask.float()).softmax(-1) @ v, "not of q's dtype"),
+    ],
+)
+def test_attention_refusals(function: Callable[..., Tensor], reason: str) -> None:
+    log = Log()
+    graph, args = captured(function, Q, K, V, mask=MASK)
+    assert ops(check(fuse_attention, graph, args, log))["attention"] == 0
+    assert reason in reasons(log)
+
+
+# -- queries that may see no key -----------------------------------------------------------------
+
+DEAD = MASK.clone().index_fill(0, torch.tensor([2]), -torch.inf)
+"""A mask whose third query sees no key."""
+
+
+def guarded(scores: Tensor) -> Tensor:
+    """As torch's ONNX exporters write the softmax of scaled_dot_product_attention."""
+    weights = scores.softmax(-1)
+    return torch.where(weights != weights, torch.zeros((), dtype=weights.dtype), weights)
+
+
+@pytest.mark.parametrize("mask", [MASK, DEAD, MASK.new_zeros(6, 6)], ids=["some", "dead", "idle"])
+def test_a_guarded_softmax_is_attention(mask: Tensor) -> None:
+    graph, args = captured(
+        lambda c, q, k, v: guarded(q @ k.mT * 0.3 + c.mask) @ v, Q, K, V, mask=mask
+    )
+    result = check(fuse_attention, canonicalize(graph), args)
+    assert ops(result) == {"attention": 1}
+    (node,) = result.nodes
+    assert len(node.inputs) == (4 if mask.any() else 3)
+    (y,) = interpret(result, args)
+    assert bool((y[..., 2, :] == 0).all()) == (mask is DEAD)
+
+
+def test_a_guarded_softmax_of_a_computed_mask_is_attention() -> None:
+    graph, args = captured(
+        lambda c, q, k, v: guarded(q @ k.mT + torch.zeros_like(q @ k.mT).masked_fill(
+            q[..., :1] > 0, -torch.inf)) @ v, Q, K, V)  # fmt: skip
+    result = check(fuse_attention, fold_constants(canonicalize(graph)), args)
+    assert ops(result)["attention"] == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, q, k, v: (q @ k.mT + c.dead).softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT + v @ v.mT / c.zero).softmax(-1) @ v,
+        lambda c, q, k, v: (
+            (q @ k.mT + torch.zeros_like(q @ k.mT).masked_fill(q[..., :1] > 9, -torch.inf)).softmax(
+                -1
+            )
+            @ v
+        ),
+    ],
+    ids=["constant", "quotient", "filled"],
+)
+def test_a_mask_that_may_forbid_every_key_stays_apart(function: Callable[..., Tensor]) -> None:
+    """NaN as spelled out and 0 from attention: they must not be exchanged."""
+    log = Log()
+    graph, args = captured(function, Q, K, V, dead=DEAD, zero=torch.ones(6).double())
+    result = fuse_attention(fold_constants(canonicalize(graph)), log)
+    assert ops(result)["attention"] == 0
+    assert "may forbid a query every key" in reasons(log)
+    (y,), (expected,) = interpret(result, args), interpret(graph, args)
+    assert_close(y, expected, equal_nan=True)
+
+
+def test_attention_with_a_finite_computed_mask() -> None:
+    graph, args = captured(
+        lambda c, q, k, v: (q @ k.mT + torch.where(q[..., :1] > 0, (v @ v.mT).tanh(), -1e9))
+        .softmax(-1) @ v, Q, K, V)  # fmt: skip
+    result = check(fuse_attention, fold_constants(canonicalize(graph)), args)
+    assert ops(result)["attention"] == 1
+
+
+@pytest.mark.parametrize(
+    "guard",
+    [
+        lambda s: torch.where(s != s, torch.ones((), dtype=s.dtype), s),
+        lambda s: torch.where(s != 0.0, torch.zeros((), dtype=s.dtype), s),
+        lambda s: torch.where(s != s.mT, torch.zeros((), dtype=s.dtype), s),
+    ],
+    ids=["by one", "of zeros", "of another"],
+)
+def test_what_only_looks_like_the_guard_stays(guard: Callable[[Tensor], Tensor]) -> None:
+    graph, args = captured(lambda c, q, k, v: guard((q @ k.mT).softmax(-1)) @ v, Q, K, V)
+    assert ops(check(fuse_attention, canonicalize(graph), args))["attention"] == 0
+
+
+def test_a_guarded_softmax_that_is_read_elsewhere_stays() -> None:
+    log = Log()
+    graph, args = captured(
+        lambda c, q, k, v: torch.where((p := (q @ k.mT).softmax(-1)) != p, 0.0, p) @ v + p.sum(),
+        Q, K, V)  # fmt: skip
+    assert ops(check(fuse_attention, canonicalize(graph), args, log))["attention"] == 0
+    assert "read elsewhere too" in reasons(log)

@@ -1,0 +1,154 @@
+"""Layer norm and GELU spelled out are recognised; layer norm goes into linears exactly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from gtco.frontend.torch_export import capture
+from gtco.graph import Graph
+from gtco.interpreter import interpret
+from gtco.passes.canonicalize import canonicalize
+from gtco.passes.normalization import fuse_normalization
+from gtco.passes.rewrite import Log
+from gtco.passes.split_norm import split_layer_norm
+from tests.pass_checks import Golden, captured, check, ops, random, reasons, rmse
+
+# -- layer norm and GELU -------------------------------------------------------------------------
+
+
+def spelled_norm(x: Tensor) -> Tensor:
+    d = x - x.mean(-1, keepdim=True)
+    return d * torch.rsqrt((d * d).mean(-1, keepdim=True) + 1e-5)
+
+
+@pytest.mark.parametrize(
+    "function, expected",
+    [
+        (lambda c, x: spelled_norm(x) * c.g + c.b, "layer_norm"),
+        (lambda c, x: (x - x.mean(-1, True)) / (x.var(-1, False, True) + 1e-5).sqrt(),
+         "layer_norm"),
+        (lambda c, x: c.g * ((u := x - x.mean(-1, True)) / ((u**2).mean(-1, True) + 1e-5).sqrt()),
+         "layer_norm"),
+        (lambda c, x: 0.5 * x * (1 + torch.erf(x / 2**0.5)), "gelu"),
+        (lambda c, x: x * ((torch.erf(x * 0.70710678) + 1.0) / 2), "gelu"),
+        (lambda c, x: 0.5 * x * (1 + torch.tanh(0.7978845608 * (x + 0.044715 * x**3))), "gelu"),
+        (lambda c, x: x * 0.5 * (1 + torch.tanh(0.79788456 * (x + 0.044715 * x * x * x))), "gelu"),
+    ],
+)  # fmt: skip
+def test_spelled_out(function: Callable[..., Tensor], expected: str) -> None:
+    graph, args = captured(function, random(2, 3, 8), g=random(8), b=random(8, seed=1))
+    assert ops(check(fuse_normalization, canonicalize(graph), args)) == {expected: 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x: 0.5 * x * (1 + torch.erf(x / c.root)),
+        lambda c, x: 0.5 * x * (1 + torch.tanh(c.a * (x + c.b * x**3))),
+    ],
+    ids=["erf", "tanh"],
+)
+def test_a_gelu_whose_constants_are_halves(
+    function: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    """As an ONNX file in half precision has them."""
+    constants = {"root": 2**0.5, "a": (2 / math.pi) ** 0.5, "b": 0.044715}
+    graph, _ = captured(
+        function, random(2, 3, 8, dtype=dtype),
+        **{name: torch.tensor([value], dtype=dtype) for name, value in constants.items()},
+    )  # fmt: skip
+    assert ops(fuse_normalization(canonicalize(graph))) == {"gelu": 1}
+
+
+def test_what_only_looks_like_a_gelu_stays() -> None:
+    graph, args = captured(lambda c, x: 0.5 * x * (1 + torch.erf(x)), random(2, 3))
+    assert ops(check(fuse_normalization, graph, args))["gelu"] == 0
+
+
+# -- the split of layer norm ---------------------------------------------------------------------
+
+
+class NormLinear(nn.Module):
+    def __init__(self, columns: int, *, residual: bool = False) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(columns)
+        self.a, self.b = nn.Linear(columns, 24), nn.Linear(columns, columns, bias=False)
+        self.residual = residual
+        nn.init.normal_(self.norm.weight, 1.0, 0.2)
+        nn.init.normal_(self.norm.bias, 0.0, 0.2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n = self.norm(x)
+        y = torch.cat([F.gelu(self.a(n[:, 1:])).flatten(), self.b(n).flatten()])
+        return y + n.sum() if self.residual else y
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_split_layer_norm(dtype: torch.dtype, golden: Golden) -> None:
+    torch.manual_seed(0)
+    model, x = NormLinear(96).eval().to(dtype), random(2, 5, 96, dtype=dtype)
+    graph = capture(model, (x,)).graph
+    result = split_layer_norm(graph)
+    result.verify()
+    assert ops(result)["row_stats"] == ops(result)["merge_stats"] == 1
+    (actual,), (expected,) = interpret(result, (x,)), interpret(graph, (x,))
+    step = torch.finfo(dtype).eps
+    assert_close(actual, expected, rtol=8 * step, atol=8 * step)
+    if dtype == torch.float16:
+        golden("passes/split_layer_norm.txt", result)
+
+
+@pytest.mark.parametrize("mean, spread", [(0.0, 1.0), (100.0, 1.0), (-100.0, 1.0)])
+def test_split_layer_norm_with_a_large_mean(mean: float, spread: float) -> None:
+    """DESIGN section 9: the error is at most 3 times eager's, plus a tenth of the tolerance."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(768), nn.Linear(768, 256)).eval().half()
+    x = (mean + spread * torch.randn(1, 50, 768)).half()
+    x[..., 7] += 20 * spread  # an outlier channel
+    with torch.no_grad():
+        eager, exact = model(x), model.double()(x.double())
+    graph = capture(model.half(), (x,)).graph
+    result = split_layer_norm(graph)
+    assert ops(result)["layer_norm"] == 0
+    (actual,) = interpret(result, (x,))
+    assert actual.dtype == torch.float16
+    assert rmse(actual, exact) <= 3 * rmse(eager, exact) + 1e-3
+
+
+def test_split_is_wrong_if_the_sums_are_of_unrounded_weights() -> None:
+    """The large-mean test can fail: sums taken before the rounding break the cancellation."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.LayerNorm(768), nn.Linear(768, 256)).eval().half()
+    nn.init.normal_(model[0].weight, 1.0, 0.2)
+    x = (100 + torch.randn(1, 50, 768)).half()
+    graph = split_layer_norm(capture(model, (x,)).graph)
+    wrong = dict(graph.constants)
+    (name,) = (name for name in wrong if name.endswith("colsum"))
+    wrong[name] = (model[1].weight.double() * model[0].weight.double()).sum(1).float()
+    broken = Graph(graph.inputs, wrong, graph.nodes, graph.outputs)
+    with torch.no_grad():
+        eager, exact = model(x), model.double()(x.double())
+    (actual,) = interpret(broken, (x,))
+    assert rmse(actual, exact) > 3 * rmse(eager, exact) + 1e-3
+
+
+@pytest.mark.parametrize(
+    "model, dtype, reason",
+    [
+        (NormLinear(64, residual=True), torch.float16, "reads the normalised value too"),
+        (NormLinear(64), torch.float32, "would not be rounded the same way"),
+    ],
+)
+def test_split_layer_norm_refuses(model: nn.Module, dtype: torch.dtype, reason: str) -> None:
+    x, log = random(1, 5, 64, dtype=dtype), Log()
+    result = check(split_layer_norm, capture(model.eval().to(dtype), (x,)).graph, (x,), log)
+    assert ops(result)["layer_norm"] == 1
+    assert reason in reasons(log)
