@@ -33,6 +33,8 @@ class TuningRecord:
         run_us: microseconds from start to start in a chain, or None if it failed.
         error: why it failed, or "".
         versions: of gtco's generated code, driver and NVRTC: provenance.
+        work: the program in numbers, `gtco.cost_model.features.work_of(candidate).to_dict()`: what
+            the learned model is trained on; empty in records that nothing can be learned from.
     """
 
     workload: str
@@ -43,6 +45,7 @@ class TuningRecord:
     run_us: float | None
     error: str = ""
     versions: Mapping[str, str] = field(default_factory=dict)
+    work: Mapping[str, float | str] = field(default_factory=dict)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True)
@@ -103,3 +106,60 @@ class RecordTable:
     def lookup(self, workload: str) -> tuple[TuningRecord, ...]:
         """Successful records of this workload, fastest first."""
         return tuple(self._by_workload.get(workload, ()))
+
+
+class Database:
+    """The user's records: SQLite with a write-ahead log, one row a record.
+
+    Each `add` is one transaction: kill -9 loses nothing that `add` returned from. Several processes
+    may write at once. A damaged file is reported, moved aside, and what can be read of it kept.
+
+    Args:
+        path: the file; made, with its folder (mode 0700), if missing. None: `database_path()`.
+
+    Raises:
+        DatabaseError: the file cannot be opened, with the cause and what to do.
+    """
+
+    def __init__(self, path: Path | None = None) -> None:
+        raise NotImplementedError
+
+    def add(self, records: Iterable[TuningRecord]) -> None:
+        """Keep `records` in one transaction; one of the same key (workload, device, sketch,
+        version, schedule) replaces the older.
+
+        Raises:
+            DatabaseError: the file is read-only, the disk is full, or it stayed locked.
+        """
+        raise NotImplementedError
+
+    def lookup(self, workload: str) -> tuple[TuningRecord, ...]:
+        """All records of this workload, of any device and version, fastest first, failures last.
+
+        `is_fresh` says whose time counts; the others only offer their schedule.
+        """
+        raise NotImplementedError
+
+    def records(self) -> Iterator[TuningRecord]:
+        """Every record, oldest first."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Close the file; using the database as a context manager does it too."""
+        raise NotImplementedError
+
+
+def database_path() -> Path:
+    """Where the user's database is: `tuning.sqlite` in the user's data folder."""
+    raise NotImplementedError
+
+
+def is_fresh(record: TuningRecord, device: str, versions: Mapping[str, int]) -> bool:
+    """Whether the time of `record` counts on `device`; a stale one only offers its schedule.
+
+    Args:
+        record: of any device and version.
+        device: the GPU's name.
+        versions: the version of each sketch now (`gtco.codegen.rules.SKETCHES`).
+    """
+    raise NotImplementedError

@@ -6,14 +6,14 @@ import logging
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
-from gtco.codegen.sketch import Illegal, Sketch
+from gtco.codegen.sampler import Candidate
+from gtco.codegen.sketch import Illegal
 from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.graph import Group
 from gtco.interpreter import interpret
@@ -26,14 +26,6 @@ from gtco.runtime.run import run_group, time_library, time_program
 from gtco.target import Target
 
 log = logging.getLogger("gtco.tune")
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """One program of a task, and the sketch it came from."""
-
-    sketch: Sketch
-    program: KernelProgram
 
 
 def candidates(group: Group, target: Target, *, best: int, rest: int, seed: int) -> list[Candidate]:
