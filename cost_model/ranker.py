@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gtco.cost_model.database import TuningRecord
-from gtco.cost_model.features import Work
+from gtco.cost_model.work import Work
 from gtco.target import Target
 
 

@@ -10,7 +10,7 @@ import torch
 
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram, TensorMapArgument
-from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to, single_stride
 from gtco.graph import Group
 from gtco.target import Target
@@ -157,6 +157,23 @@ class GemmWgmma(Sketch):
         _, smem = self._smem(schedule)
         limit = self.target.smem_per_block
         check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        schedule = program.schedule
+        p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
+        steps = -(-self.steps // split)
+        from_l2 = (p + q // schedule["multicast"]) * 128
+        return BlockWork(
+            fill_bytes=steps * (p + q) * 128,
+            l2_bytes=steps * from_l2,
+            steps=steps,
+            stages=schedule["stages"],
+            mma_flops=2 * p * q * steps * self.block_k,
+            tile_p=p,
+            tile_q=q,
+            split=split,
+            registers=q // 2 + 36,
+        )
 
     @property
     def has_stats(self) -> bool:
