@@ -61,8 +61,9 @@ def main() -> None:
     target = target_of_capability(*torch.cuda.get_device_capability())
     located = locate(options.model)
     captured = capture(located.module, located.args, located.kwargs)
-    fused = compiler.fuse(captured.graph, target=target)
-    launches = compiler.select(fused, target)
+    known = compiler.known_on(torch.cuda.get_device_name())
+    fused = compiler.fuse_with(known, captured.graph, target)[0]
+    launches = compiler.select(fused, target, known)
     modules: dict[str, CompiledModule] = {}
     settings = Options.of(static_outputs=True)
     for name, change in VARIANTS.items():

@@ -28,8 +28,10 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.graph import Group
 from gtco.interpreter import interpret
+from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.plan import Plan
 from gtco.runtime.poison import poisoned
+from gtco.target import HOST
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
 _ERROR_LINES = 12
@@ -69,14 +71,15 @@ class HostKernel:
 
     Args:
         program: what to compile.
+        library: what `build_host` made of it; None compiles it now.
 
     Raises:
         HostCompilerError: no compiler, or it refuses the source.
     """
 
-    def __init__(self, program: KernelProgram) -> None:
+    def __init__(self, program: KernelProgram, library: Path | None = None) -> None:
         self.name = program.name
-        self._launch = ctypes.CDLL(str(_shared_object(program))).launch
+        self._launch = ctypes.CDLL(str(library or _shared_object(program))).launch
         self._launch.restype = ctypes.c_char_p
 
     def __call__(
@@ -105,6 +108,16 @@ class HostKernel:
         )
         if error is not None:
             raise HostError(f"kernel {self.name}, {error.decode()}")
+
+
+def build_host(program: KernelProgram) -> CompiledKernel:
+    """`program` as a shared object in place of a cubin, to be loaded in another process.
+
+    Raises:
+        HostCompilerError: no compiler, or it refuses the source.
+    """
+    code = _shared_object(program).read_bytes()
+    return CompiledKernel(program.name, HOST, code, 0, 0, 0, 0, "")
 
 
 def compile_host(programs: Sequence[KernelProgram]) -> dict[str, HostKernel]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.cost_model.measure import random_values
+from gtco.cost_model.judge import random_values
 from gtco.graph import Group
 from gtco.runtime.host import HostError, find_compiler, run_on_host
 from gtco.runtime.nvrtc import DEVICE_HEADERS

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.cost_model.measure import random_values
+from gtco.cost_model.judge import random_values
 from gtco.runtime.host import find_compiler, run_on_host
 from gtco.target import TARGETS
 from tests import groups
