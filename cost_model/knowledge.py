@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from gtco.codegen.rules import SKETCHES
 from gtco.codegen.sampler import Key, schedule_key
@@ -56,6 +56,11 @@ class Knowledge:
     def records(self, workload: str) -> tuple[TuningRecord, ...]:
         """All that is known of a workload, failures too."""
         return tuple(self._records.get(workload, {}).values())
+
+    def all(self) -> Iterator[TuningRecord]:
+        """Every record."""
+        for programs in self._records.values():
+            yield from programs.values()
 
     def best(self, workload: str) -> tuple[TuningRecord, ...]:
         """The programs that ran, fastest first; those timed in a chain ahead of all others.

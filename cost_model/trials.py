@@ -5,10 +5,17 @@ What is compiled next overlaps with what is measured now: `run` gives a future a
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import Counter
-from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from concurrent.futures import (
+    CancelledError,
+    Executor,
+    Future,
+    InvalidStateError,
+    ThreadPoolExecutor,
+)
 from functools import partial
 from typing import Self
 
@@ -36,6 +43,9 @@ from gtco.runtime.encoding import EncodingError
 from gtco.runtime.host import HostCompilerError, build_host, find_compiler
 from gtco.runtime.nvrtc import CompileError, nvrtc_version
 from gtco.target import HOST
+
+LIBRARY_PATIENCE = 6
+"""Deadlines that ATen calls have: the first one loads libraries of gigabytes."""
 
 
 class Trials:
@@ -142,13 +152,14 @@ class Trials:
             kernel = built.result()
         except (CompileError, HostCompilerError) as error:
             failure = Measurement(None, error=f"it does not compile: {error}")
-            found.set_result(self._record(subject, candidate, chain, failure))
+            _settle(found, self._record(subject, candidate, chain, failure))
         except CancelledError:
             found.cancel()
         except Exception as error:
-            found.set_exception(error)
+            _settle(found, error)
         else:
-            self._measure(found, subject, candidate, kernel, chain)
+            if not found.cancelled():
+                self._measure(found, subject, candidate, kernel, chain)
 
     def _measure(
         self,
@@ -159,7 +170,9 @@ class Trials:
         chain: bool,
     ) -> None:
         program = None if candidate is None else candidate.program
-        job = Job(subject, program, kernel, chain, self.host, self._deadline_s)
+        patience = LIBRARY_PATIENCE if program is None else 1
+        deadline_s = self._deadline_s * patience
+        job = Job(subject, program, kernel, chain, self.host, deadline_s)
 
         def done(measured: Future[Measurement]) -> None:
             try:
@@ -167,11 +180,11 @@ class Trials:
             except CancelledError:
                 found.cancel()
             except EncodingError as error:
-                found.set_exception(MeasureError(f"{subject.group} cannot be sent: {error}"))
+                _settle(found, MeasureError(f"{subject.group} cannot be sent: {error}"))
             except Exception as error:
-                found.set_exception(error)
+                _settle(found, error)
             else:
-                found.set_result(self._record(subject, candidate, chain, result))
+                _settle(found, self._record(subject, candidate, chain, result))
 
         try:
             assert self._executor is not None
@@ -201,3 +214,12 @@ class Trials:
             versions,
             work_of(candidate).numbers(),
         )
+
+
+def _settle(found: Future[TuningRecord], result: TuningRecord | Exception) -> None:
+    """Give a future its result, unless its owner no longer waits."""
+    with contextlib.suppress(InvalidStateError):
+        if isinstance(result, Exception):
+            found.set_exception(result)
+        else:
+            found.set_result(result)

@@ -98,7 +98,8 @@ def make_plan(
     target = resolve_target(options.target)
     captured = capture_for(model, args, kwargs, options)
     known = known_on(device_name(options, target), database)
-    plan = plan_with(known, fuse_with(known, captured.graph, target)[0], target, options)
+    fused = fuse_with(known, run_pipeline(captured.graph), target)[0]
+    plan = plan_with(known, fused, target, options)
     _refuse_fallbacks(plan.launches, options.fallback)
     return plan, captured
 
@@ -147,16 +148,15 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
 
 
 def fuse_with(known: Knowledge, graph: Graph, target: Target) -> tuple[FusedGraph, ...]:
-    """Rewrite `graph` and partition it by what is known, the cheapest plan first.
+    """Partitions of `graph`, which the passes have rewritten, the cheapest first.
 
-    Nothing known, this is `fuse`. Otherwise groups that were measured cost what they took.
+    Groups that were measured cost what they took, the others what the draft model says.
     """
-    rewritten = run_pipeline(graph)
-    draft = fusion.fuse(rewritten, partial(roofline_us, target=target))
+    draft = fusion.fuse(graph, partial(roofline_us, target=target))
     found = tasks(draft, target)
     if not any(known.best(task.key) for task in found):
         return (draft,)
-    return (fusion.fuse(rewritten, known.price(target, found)),)
+    return (fusion.fuse(graph, known.price(target, found)),)
 
 
 def plan_with(known: Knowledge, fused: FusedGraph, target: Target, options: Options) -> Plan:

@@ -25,12 +25,13 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.env", "gtco.report", "gtco.runtime"),
     ("gtco.cost_model",),
     ("gtco.compiler",),
+    ("gtco.replay", "gtco.tune_result", "gtco.tuner"),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),
     ("gtco.bench", "gtco.demo"),
     ("gtco.bench_artifact",),
     ("gtco.show",),
-    ("gtco.cli", "gtco.__main__"),
+    ("gtco.cli", "gtco.cli_tune", "gtco.__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""
 
