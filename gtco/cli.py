@@ -23,8 +23,8 @@ import typer
 from rich.console import Console
 
 import gtco
+from gtco import cli_tune, show
 from gtco import demo as demo_model
-from gtco import show
 from gtco.bench import BenchResult, bench, parse_peers
 from gtco.bench_artifact import bench_artifact
 from gtco.compiler import make_plan
@@ -116,14 +116,23 @@ def _field_descriptions() -> dict[str, str]:
 @app.command("compile")
 @takes_options
 def compile_command(
-    *, model: Model, output: Output = None, as_json: Json = False, options: Options
+    *,
+    model: Model,
+    output: Output = None,
+    database: cli_tune.Db = None,
+    as_json: Json = False,
+    options: Options,
 ) -> None:
     """Compile MODEL and say what will run: launches, kernels, what was not fused and why."""
     with progress() as tell:
         found = _locate(model, tell)
         tell(f"compiling {model}")
         compiled = gtco.compile(
-            found.module, found.args, found.kwargs, **dataclasses.asdict(options)
+            found.module,
+            found.args,
+            found.kwargs,
+            database=database,
+            **dataclasses.asdict(options),
         )
         tell("compiling its kernels")
         kernels = compiled.kernels
@@ -139,6 +148,30 @@ def compile_command(
         )
     else:
         show.compiled(out, compiled, kernels)
+
+
+@app.command("tune")
+@takes_options
+def tune_command(
+    *,
+    model: Model,
+    seconds: cli_tune.Seconds = None,
+    trials: cli_tune.TrialsFlag = None,
+    database: cli_tune.Db = None,
+    seed: cli_tune.Seed = 0,
+    as_json: Json = False,
+    options: Options,
+) -> None:
+    """Search for fast kernels of MODEL on the GPU here; Ctrl-C keeps the best, again resumes."""
+    with progress() as tell:
+        found = _locate(model, tell)
+    result = cli_tune.run(
+        found, options, seconds=seconds, trials=trials, database=database, seed=seed, err=err
+    )
+    if as_json:
+        print_json(model=model, options=dataclasses.asdict(options), **result.to_dict())
+    else:
+        cli_tune.show(out, model, result)
 
 
 @app.command("bench")
