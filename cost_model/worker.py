@@ -248,6 +248,7 @@ class Worker:
         if error:
             return {"error": error, "seconds": seconds}
         with _timed(seconds, "time"):
+            bench.operands.poison()
             times = bench.chained(program) if message["chain"] else bench.isolated(launch)
             # Launched again and again, it must still be right: a semaphore may not be reset.
             error = bench.judge(bench.operands.tensors)
