@@ -22,7 +22,9 @@ OTHERS = 1 / 6
 ENUMERATE = 4096
 """Largest product of knobs that is tried as a whole: drawing at random would miss its rare ones."""
 TRIES = 40
-"""Draws for each program asked for before a sampler says that it finds no more."""
+"""Changes of one program that are tried before a sampler says that none is legal."""
+PATIENCE = 1000
+"""Draws without a new program before it says that it finds no more."""
 
 Key = tuple[str, tuple[tuple[str, int], ...]]
 """A sketch's name and its schedule, sorted by knob: what tells one program from another."""
@@ -106,13 +108,15 @@ class Sampler:
         if not self.sketches:
             return []
         weights = [1.0] + [OTHERS] * (len(self.sketches) - 1)
-        for _ in range(count * TRIES):
-            if len(found) == count:
-                break
+        misses = 0
+        while len(found) < count and misses < PATIENCE:
             (sketch,) = self._random.choices(self.sketches, weights)
             candidate = self._draw(sketch)
-            if candidate is not None:
-                found.setdefault(candidate.key, candidate)
+            if candidate is None or candidate.key in found:
+                misses += 1
+            else:
+                found[candidate.key] = candidate
+                misses = 0
         return list(found.values())
 
     def mutate(self, candidate: Candidate) -> Candidate | None:

@@ -28,7 +28,7 @@ from gtco.cost_model.ranker import Measured
 from gtco.cost_model.work import Work
 
 SUFFIX = ".pool.jsonl.gz"
-_HEAD = ("name", "model", "arch", "device", "workload", "weight", "library_us")
+_HEAD = ("name", "model", "arch", "device", "timed", "workload", "weight", "library_us")
 
 
 class PoolError(ValueError):
@@ -65,6 +65,7 @@ class PoolTask:
         model: the model it is from: what is held out together.
         arch: what the programs were compiled for.
         device: the GPU's name.
+        timed: how, as `gtco.cost_model.knowledge` names it.
         workload: the task's key.
         weight: how often it runs in the model.
         library_us: of the ATen calls, None if they could not be timed.
@@ -75,6 +76,7 @@ class PoolTask:
     model: str
     arch: str
     device: str
+    timed: str
     workload: str
     weight: int
     library_us: float | None

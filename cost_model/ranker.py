@@ -59,6 +59,7 @@ class Ranker:
     """A trained model of the programs of one target; made by `train` or `Ranker.load`."""
 
     def __init__(self, booster: Any, target: Target) -> None:
+        booster.set_param({"nthread": 1})  # threads cost more than a few hundred rows do
         self._booster = booster
         self._target = target
 
@@ -181,6 +182,6 @@ def _fit(
         base_margin=_margins(works, target),
     )
     data.set_group([len(group) for group in groups])
-    threads = len(os.sched_getaffinity(0))
+    threads = max(1, min(len(os.sched_getaffinity(0)), len(works) // 2000))
     parameters = {**_PARAMETERS, "seed": seed, "nthread": threads}
     return xgboost.train(parameters, data, rounds, xgb_model=base)

@@ -7,6 +7,9 @@ import random
 from collections.abc import Callable
 from functools import cache
 
+import torch
+from torch import Tensor, nn
+
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Sampler
 from gtco.cost_model.model import draft_us
@@ -46,7 +49,7 @@ def synthetic_task(model: str, name: str, group: Group, count: int) -> PoolTask:
         error = "" if run_us else "wrong answer"
         entries.append(Entry(work, run_us, error, each in defaults))
     return PoolTask(
-        name, model, H100.arch, DEVICE, workload_key(group, H100), 12, 9.0, tuple(entries)
+        name, model, H100.arch, DEVICE, "chain", workload_key(group, H100), 12, 9.0, tuple(entries)
     )
 
 
@@ -57,3 +60,9 @@ def synthetic_pool(count: int = 300) -> tuple[PoolTask, ...]:
     return tuple(
         synthetic_task(model, f"{model}-{case}", cases[case](), count) for model, case in CASES
     )
+
+
+def tiny() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """One small linear layer and its input."""
+    model = nn.Sequential(nn.Linear(128, 64), nn.ReLU()).half().eval()
+    return model, (torch.randn(1, 40, 128).half(),)
