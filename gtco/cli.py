@@ -23,7 +23,7 @@ import typer
 from rich.console import Console
 
 import gtco
-from gtco import cli_tune, show
+from gtco import cli_db, cli_tune, show
 from gtco import demo as demo_model
 from gtco.bench import BenchResult, bench, parse_peers
 from gtco.bench_artifact import bench_artifact
@@ -288,6 +288,9 @@ def print_json(**payload: Any) -> None:
     payload["command"] = shlex.join(["gtco", *sys.argv[1:]])
     payload["environment"] = environment()
     sys.stdout.write(json.dumps(_plain(payload), indent=2) + "\n")
+
+
+app.add_typer(cli_db.make_app(out, print_json), name="db")
 
 
 def _plain(value: Any) -> Any:

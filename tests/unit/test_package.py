@@ -31,7 +31,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.bench", "gtco.demo"),
     ("gtco.bench_artifact",),
     ("gtco.show",),
-    ("gtco.cli", "gtco.cli_tune", "gtco.__main__"),
+    ("gtco.cli", "gtco.cli_db", "gtco.cli_tune", "gtco.__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""
 
