@@ -76,29 +76,33 @@ class Knowledge:
         """Whether the record was measured here."""
         return (record.workload, schedule_key(record.sketch, record.schedule)) in self._own
 
-    def price(self, target: Target, known: Iterable[Task]) -> Callable[[Group], float]:
-        """Microseconds of a group: measured, else the roofline.
+    def price(
+        self, target: Target, known: Iterable[Task], *, explore: bool = False
+    ) -> Callable[[Group], float]:
+        """Microseconds of a group: measured, else the roofline, scaled.
 
-        A roofline is a bound, and unmeasured groups would look cheap beside measured ones: it is
-        scaled by what measured groups of the same family took of it.
+        A roofline is a bound, and beside measured groups the others would look cheap. So it is
+        scaled by the most that any measured group took of its own, and a plan of what was measured
+        is not given up for a guess. To explore, it is scaled by what is usual in the family.
 
         Args:
             target: the architecture.
             known: tasks to learn those scales from; unmeasured ones do not count.
+            explore: be hopeful of what was not measured, to find what is worth measuring.
         """
         ratios: dict[str, list[float]] = {}
         for task in known:
             for record in self.best(task.key)[:1]:
                 ratio = (record.run_us or math.inf) / roofline_us(task.group, target)
                 ratios.setdefault(family(task.group), []).append(ratio)
-        everything = [ratio for each in ratios.values() for ratio in each]
-        usual = statistics.median(everything) if everything else 1.0
-        scales = {name: statistics.median(each) for name, each in ratios.items()}
+        everything = [ratio for each in ratios.values() for ratio in each] or [1.0]
+        other = statistics.median(everything) if explore else max(everything)
+        scales = {name: statistics.median(each) for name, each in ratios.items() if explore}
 
         def price_of(group: Group) -> float:
             for record in self.best(workload_key(group, target))[:1]:
                 return record.run_us or math.inf
-            return roofline_us(group, target) * scales.get(family(group), usual)
+            return roofline_us(group, target) * scales.get(family(group), other)
 
         return price_of
 

@@ -147,16 +147,19 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
     return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
 
 
-def fuse_with(known: Knowledge, graph: Graph, target: Target) -> tuple[FusedGraph, ...]:
+def fuse_with(
+    known: Knowledge, graph: Graph, target: Target, *, explore: bool = False
+) -> tuple[FusedGraph, ...]:
     """Partitions of `graph`, which the passes have rewritten, the cheapest first.
 
-    Groups that were measured cost what they took, the others what the draft model says.
+    Groups that were measured cost what they took, the others what `Knowledge.price` says;
+    `explore` is for its benefit.
     """
     draft = fusion.fuse(graph, partial(roofline_us, target=target))
     found = tasks(draft, target)
     if not any(known.best(task.key) for task in found):
         return (draft,)
-    return (fusion.fuse(graph, known.price(target, found)),)
+    return (fusion.fuse(graph, known.price(target, found, explore=explore)),)
 
 
 def plan_with(known: Knowledge, fused: FusedGraph, target: Target, options: Options) -> Plan:

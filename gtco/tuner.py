@@ -111,7 +111,11 @@ def tune(
             )
         known = known_on(device_name(chosen, target), opened.path)
         with Trials(host=chosen.target == HOST, executor=executor) as runner:
-            limits = _Limits(begun, seconds or math.inf, trials or math.inf)
+            limits = _Limits(
+                begun,
+                math.inf if seconds is None else seconds,
+                math.inf if trials is None else trials,
+            )
             tuner = _Tuner(captured, target, chosen, opened, known, runner, limits, seed, watch)
             return tuner.run()
 
@@ -243,11 +247,12 @@ class _Tuner:
     # -- plans and tasks ---------------------------------------------------------------------------
 
     def _plan(self) -> tuple[FusedGraph, ...]:
-        """The best plans by what is known now; their tasks join the search."""
+        """The best plans by what is known now; their tasks, and those worth a try, are searched."""
         plans = fuse_with(self._known, self._graph, self._target)
+        hopes = fuse_with(self._known, self._graph, self._target, explore=True)
         for state in self._states.values():
             state.row.weight = 0
-        for position, fused in enumerate(plans):
+        for position, fused in enumerate((*plans, *hopes)):
             for task in tasks(fused, self._target):
                 if task.key not in self._states:
                     self._states[task.key] = _TaskState(task, _row(task))
