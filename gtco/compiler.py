@@ -148,18 +148,18 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
 
 
 def fuse_with(
-    known: Knowledge, graph: Graph, target: Target, *, explore: bool = False
+    known: Knowledge, graph: Graph, target: Target, count: int = 1, *, explore: bool = False
 ) -> tuple[FusedGraph, ...]:
-    """Partitions of `graph`, which the passes have rewritten, the cheapest first.
+    """The `count` cheapest partitions of `graph`, which the passes have rewritten.
 
     Groups that were measured cost what they took, the others what `Knowledge.price` says;
     `explore` is for its benefit.
     """
-    draft = fusion.fuse(graph, partial(roofline_us, target=target))
-    found = tasks(draft, target)
-    if not any(known.best(task.key) for task in found):
-        return (draft,)
-    return (fusion.fuse(graph, known.price(target, found, explore=explore)),)
+    draft = partial(roofline_us, target=target)
+    found = tasks(fusion.fuse(graph, draft), target)
+    measured = any(known.best(task.key) for task in found)
+    price = known.price(target, found, explore=explore) if measured else draft
+    return fusion.best_plans(graph, price, count)
 
 
 def plan_with(known: Knowledge, fused: FusedGraph, target: Target, options: Options) -> Plan:

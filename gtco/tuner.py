@@ -56,6 +56,10 @@ FINALISTS = 8
 ROUNDS = ((0.5, 0.5), (0.85, 1.0))
 """Parts of the time and of the trials after which the fusion is decided again: measured prices may
 prefer groups that were no task so far. The time that the last round leaves is for final timing."""
+PLANS = 16
+"""Plans whose tasks are tuned, and that may be replayed whole."""
+WORTH_REPLAYING = 1.15
+"""Predicted times the best plan's, up to which a plan is replayed."""
 ALTERNATIVES = 4
 """How many times less a task of the best plan counts if it is only of another plan."""
 _POLL_S = 0.25
@@ -224,8 +228,7 @@ class _Tuner:
         self._show("deciding the fusion")
         plans = self._plan()
         self._runner.close()  # nothing else may run while whole plans are timed
-        candidates = [plan_with(self._known, p, self._target, self._options) for p in plans]
-        best, plans_us = fastest(candidates, self._captured)
+        best, plans_us = fastest(self._worth_replaying(plans), self._captured)
         if self._unsaved:
             log.warning(
                 "%d measurements could not be kept in %s", len(self._unsaved), self._database.path
@@ -248,8 +251,8 @@ class _Tuner:
 
     def _plan(self) -> tuple[FusedGraph, ...]:
         """The best plans by what is known now; their tasks, and those worth a try, are searched."""
-        plans = fuse_with(self._known, self._graph, self._target)
-        hopes = fuse_with(self._known, self._graph, self._target, explore=True)
+        plans = fuse_with(self._known, self._graph, self._target, PLANS)
+        hopes = fuse_with(self._known, self._graph, self._target, PLANS, explore=True)
         for state in self._states.values():
             state.row.weight = 0
         for position, fused in enumerate((*plans, *hopes)):
@@ -261,6 +264,13 @@ class _Tuner:
         for state in self._states.values():
             self._refresh(state)
         return plans
+
+    def _worth_replaying(self, plans: Sequence[FusedGraph]) -> list[Plan]:
+        """The first plan, and others close to it in which no kernel runs that was not judged."""
+        found = [plan_with(self._known, each, self._target, self._options) for each in plans]
+        limit = WORTH_REPLAYING * _predicted(found[0])
+        close = [each for each in found[1:] if _predicted(each) <= limit]
+        return [found[0], *(each for each in close if not _defaults(each))]
 
     def _refresh(self, state: _TaskState) -> None:
         """Show the best that is known of a task."""
@@ -476,6 +486,11 @@ def _best_us(search: Search[Candidate]) -> float | None:
 
 def _predicted(plan: Plan) -> float:
     return sum(launch.predicted_us or 0.0 for launch in plan.launches)
+
+
+def _defaults(plan: Plan) -> bool:
+    """Whether some launch has a schedule that nobody measured."""
+    return any(launch.source == "default" for launch in plan.launches)
 
 
 def _key(record: TuningRecord) -> Key:
