@@ -25,7 +25,7 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.knowledge import CHAIN, HOST_CLOCK
-from gtco.cost_model.measure import Subject
+from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.pool import SUFFIX, Entry, PoolTask, write_pool
 from gtco.cost_model.trials import Trials
@@ -75,7 +75,11 @@ def main() -> None:
                 print(f"{draw.name}: out of time; the same command goes on here", flush=True)
                 break
             started = time.monotonic()
-            pool = measured(draw, target, trials)
+            try:
+                pool = measured(draw, target, trials)
+            except MeasureError as error:
+                print(f"{draw.name}: {error}", flush=True)
+                continue
             write_pool(path, pool)
             right = [each.run_us for each in pool.entries if each.run_us is not None]
             fastest = f"{min(right):.2f} us" if right else "nothing ran"
@@ -117,7 +121,7 @@ def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> 
 def measured(draw: Draw, target: Target, trials: Trials) -> PoolTask:
     """Compile, check and time every program of `draw`, and the library beside them."""
     subject = Subject(draw.task.key, draw.task.group)
-    library = trials.run(subject, None, chain=True).result()
+    library = trials.run(subject, None, chain=True)
     entries: list[Entry] = []
     waiting: deque[tuple[Candidate, Future[TuningRecord]]] = deque(
         (each, trials.run(subject, each, chain=True)) for each in draw.programs
@@ -137,7 +141,7 @@ def measured(draw: Draw, target: Target, trials: Trials) -> PoolTask:
         HOST_CLOCK if trials.host else CHAIN,
         draw.task.key,
         draw.task.weight,
-        library.run_us,
+        library.result().run_us,
         tuple(entries),
     )
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from experiments import measure_pools, replay_searches
+from experiments import measure_pools, replay_searches, train_ranker
 from experiments.replay_searches import at, ranking, reached, replay, spearman, table
 from gtco.cost_model.pool import SUFFIX, read_pool, write_pool
+from gtco.cost_model.ranker import Ranker
 from gtco.cost_model.search import Strategy
 from gtco.runtime.host import find_compiler
 from gtco.target import find_target
@@ -54,9 +55,7 @@ def test_the_chain_on_a_synthetic_pool(
     for task in synthetic_pool():
         write_pool(folder / f"{task.name}{SUFFIX}", task)
     out = tmp_path / "out"
-    monkeypatch.setattr(
-        sys, "argv", ["x", str(folder), str(out), "--seeds", "1", "--trials", "96"]
-    )
+    monkeypatch.setattr(sys, "argv", ["x", str(folder), str(out), "--seeds", "1", "--trials", "96"])
     replay_searches.main()
     results = json.loads((out / "searches.json").read_text())
     assert set(results["tasks"]) == {task.name for task in synthetic_pool()}
@@ -67,6 +66,22 @@ def test_the_chain_on_a_synthetic_pool(
     assert results["summary"]["worst_regret"] < 0.05
     shown = capsys.readouterr().out
     assert "a-qkv" in shown and "median" in shown
+
+
+def test_the_shipped_model_is_trained_on_all_pools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xgboost")
+    folder, out = tmp_path / "pool", tmp_path / "sm_90a.ubj"
+    folder.mkdir()
+    for task in synthetic_pool():
+        write_pool(folder / f"{task.name}{SUFFIX}", task)
+    monkeypatch.setattr(sys, "argv", ["x", str(folder), str(out)])
+    train_ranker.main()
+    assert "from 1200 programs of 4 tasks, sm_90a" in capsys.readouterr().out
+    ranker = Ranker.load(out, find_target("sm_90a"))
+    task = synthetic_pool()[0]
+    assert ranking(task, ranker.scores([each.work for each in task.entries])).rank_all > 0.95
 
 
 def test_a_model_that_ranks_nothing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
