@@ -9,7 +9,6 @@ loaded, and only then.
 from __future__ import annotations
 
 import logging
-import math
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -22,7 +21,6 @@ from numpy.typing import NDArray
 
 from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.features import FEATURES, FEATURES_VERSION, features
-from gtco.cost_model.model import draft_us
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
@@ -67,8 +65,9 @@ class Ranker:
         """One number for each program of one task; the higher, the faster it is predicted."""
         if not works:
             return []
-        rows, margins = _rows(works, self._target), _margins(works, self._target)
-        return [float(s) for s in self._booster.inplace_predict(rows, base_margin=margins)]
+        rows = _rows(works, self._target)
+        scores = self._booster.inplace_predict(rows, base_margin=_margins(rows))
+        return [float(score) for score in scores]
 
     def adapted(self, measured: Sequence[Measured]) -> Ranker:
         """This model and a few trees more, learned from measured programs of the task at hand."""
@@ -160,10 +159,10 @@ def _rows(works: Sequence[Work], target: Target) -> NDArray[np.float32]:
     return np.array([[*features(work, target).values()] for work in works], dtype=np.float32)
 
 
-def _margins(works: Sequence[Work], target: Target) -> NDArray[np.float32]:
+def _margins(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Where the trees start: the draft model's opinion, as a score of each program."""
-    drafts = [draft_us(work, target) for work in works]
-    return np.array([-SHARPNESS * math.log(us) for us in drafts], dtype=np.float32)
+    drafts = rows[:, list(FEATURES).index("draft_us")]
+    return (-SHARPNESS * np.log(drafts)).astype(np.float32)
 
 
 def _fit(
@@ -176,11 +175,8 @@ def _fit(
         fastest = min((run_us for _, run_us in group if run_us is not None), default=1.0)
         labels += [0.0 if run_us is None else fastest / run_us for _, run_us in group]
     works = [work for group in groups for work, _ in group]
-    data = xgboost.DMatrix(
-        _rows(works, target),
-        label=np.array(labels, dtype=np.float32),
-        base_margin=_margins(works, target),
-    )
+    rows = _rows(works, target)
+    data = xgboost.DMatrix(rows, np.array(labels, dtype=np.float32), base_margin=_margins(rows))
     data.set_group([len(group) for group in groups])
     threads = max(1, min(len(os.sched_getaffinity(0)), len(works) // 2000))
     parameters = {**_PARAMETERS, "seed": seed, "nthread": threads}

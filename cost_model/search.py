@@ -116,6 +116,7 @@ class Search(Generic[P]):
         self._known: set[Key] = set()
         self._measured: dict[Key, TuningRecord] = {}
         self._library: TuningRecord | None = None
+        self._judged: dict[Key, tuple[float, float]] = {}  # draft price and score
 
     def propose(self, count: int) -> list[P]:
         """Up to `count` programs that were not proposed before; [] when no more are found."""
@@ -132,8 +133,9 @@ class Search(Generic[P]):
         if self._strategy is not Strategy.RANDOM:
             strange = sum(self._random.random() < EPSILON for _ in range(count))
             take(self._evolved(count), count - strange)
-        take(self._space.random(count), count)
-        take(self._space.random(POPULATION * GENERATIONS), count)
+        for drawn in (count, POPULATION * GENERATIONS):  # the second finds the last of a space
+            if len(chosen) < count:
+                take(self._space.random(drawn), count)
         self._programs.update(chosen)
         self._known.update(chosen)
         return list(chosen.values())
@@ -147,6 +149,7 @@ class Search(Generic[P]):
                 self._measured[schedule_key(record.sketch, record.schedule)] = record
         self._known.update(self._measured)
         self._adapted = None
+        self._judged.clear()
 
     @property
     def best(self) -> TuningRecord | None:
@@ -204,14 +207,20 @@ class Search(Generic[P]):
         """`candidates` by what the models predict, best first."""
         if not candidates:
             return []
-        works = [self._describe(each) for each in candidates]
+        new = {each.key: each for each in candidates if each.key not in self._judged}
+        works = [self._describe(each) for each in new.values()]
         drafts = [draft_us(work, self._target) for work in works]
         ranker = self._current_ranker()
         scores = [-us for us in drafts] if ranker is None else ranker.scores(works)
-        limit = PRUNE * min(drafts)
+        self._judged.update(zip(new, zip(drafts, scores, strict=True), strict=True))
+        limit = PRUNE * min(self._judged[each.key][0] for each in candidates)
         prunes = self._strategy is Strategy.DRAFT_MODEL
-        order = sorted(range(len(works)), key=lambda i: (prunes and drafts[i] > limit, -scores[i]))
-        return [candidates[index] for index in order]
+
+        def merit(candidate: P) -> tuple[bool, float]:
+            draft, score = self._judged[candidate.key]
+            return (prunes and draft > limit, -score)
+
+        return sorted(candidates, key=merit)
 
     def _current_ranker(self) -> Ranker | None:
         """The ranker, adapted to what was measured."""

@@ -180,10 +180,10 @@ class GemmWgmma(Sketch):
         return any(node.op == "row_stats" for node in self.group.nodes)
 
     def emit(self, schedule: Schedule) -> KernelProgram:
+        self._check(schedule)
         problem = self.problem
         region = problem.region()
         emitter = problem.epilogue(region)
-        self._check(schedule)
         swap, split = schedule["swap"], schedule["split"]
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)
