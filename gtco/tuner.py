@@ -215,20 +215,21 @@ class _Tuner:
             self._ranker = None
 
     def run(self) -> TuneResult:
-        plans = self._plan()
-        before = _predicted(plan_with(self._known, plans[0], self._target, self._options))
+        before = _predicted(plan_with(self._known, self._plan(), self._target, self._options))
         stopped = ""
         try:
-            for parts in ROUNDS:
+            for number, parts in enumerate(ROUNDS):
+                if number:
+                    self._plan()
                 stopped = self._search(self._limits.part(*parts))
-                plans = self._plan()
             self._final()
         except KeyboardInterrupt:
             stopped = "interrupted"
         self._show("deciding the fusion")
-        plans = self._plan()
+        plans = fuse_with(self._known, self._graph, self._target, PLANS)
         self._runner.close()  # nothing else may run while whole plans are timed
         best, plans_us = fastest(self._worth_replaying(plans), self._captured)
+        self._adopt(best.graph)
         if self._unsaved:
             log.warning(
                 "%d measurements could not be kept in %s", len(self._unsaved), self._database.path
@@ -249,21 +250,25 @@ class _Tuner:
 
     # -- plans and tasks ---------------------------------------------------------------------------
 
-    def _plan(self) -> tuple[FusedGraph, ...]:
-        """The best plans by what is known now; their tasks, and those worth a try, are searched."""
-        plans = fuse_with(self._known, self._graph, self._target, PLANS)
+    def _plan(self) -> FusedGraph:
+        """The best plan by what is known now; its tasks, and those worth a try, are searched."""
+        (best,) = fuse_with(self._known, self._graph, self._target)
         hopes = fuse_with(self._known, self._graph, self._target, PLANS, explore=True)
+        self._adopt(best, hopes)
+        return best
+
+    def _adopt(self, best: FusedGraph, others: Iterable[FusedGraph] = ()) -> None:
+        """Make sure that each task of these plans has a state; weights are those of the best."""
         for state in self._states.values():
             state.row.weight = 0
-        for position, fused in enumerate((*plans, *hopes)):
+        for fused in (best, *others):
             for task in tasks(fused, self._target):
                 if task.key not in self._states:
                     self._states[task.key] = _TaskState(task, _row(task))
-                if position == 0:
+                if fused is best:
                     self._states[task.key].row.weight = task.weight
         for state in self._states.values():
             self._refresh(state)
-        return plans
 
     def _worth_replaying(self, plans: Sequence[FusedGraph]) -> list[Plan]:
         """The first plan, and others close to it in which no kernel runs that was not judged."""
