@@ -132,22 +132,6 @@ def shipped_records() -> tuple[TuningRecord, ...]:
     return tuple(found)
 
 
-class RecordTable:
-    """Records by workload, fastest first."""
-
-    def __init__(self, records: Iterable[TuningRecord]) -> None:
-        self._by_workload: dict[str, list[TuningRecord]] = {}
-        for record in records:
-            if record.run_us is not None:
-                self._by_workload.setdefault(record.workload, []).append(record)
-        for found in self._by_workload.values():
-            found.sort(key=lambda record: record.run_us or 0.0)
-
-    def lookup(self, workload: str) -> tuple[TuningRecord, ...]:
-        """Successful records of this workload, fastest first."""
-        return tuple(self._by_workload.get(workload, ()))
-
-
 def is_fresh(record: TuningRecord, device: str, versions: Mapping[str, int]) -> bool:
     """Whether the time of `record` counts on `device`; a stale one only offers its schedule.
 
@@ -187,10 +171,7 @@ class Database:
     def __init__(self, path: Path | None = None) -> None:
         self.path = database_path() if path is None else path
         self.read_only = False
-        try:
-            self._connection = self._open()
-        except _Damaged as damage:
-            self._connection = self._rebuild(str(damage))
+        self._connection = self._open_sound()
 
     def __enter__(self) -> Database:
         return self
@@ -229,6 +210,9 @@ class Database:
                 f"{self.path} is read-only, so nothing can be kept: make the file and its folder "
                 "writable, or name another with --db"
             )
+        if self._file != _file(self.path):  # another process found damage and moved it aside
+            self.close()
+            self._connection = self._open_sound()
         connection = self._connection
         count = 0
         try:
@@ -324,6 +308,13 @@ class Database:
 
     # -- opening -------------------------------------------------------------------------------
 
+    def _open_sound(self) -> sqlite3.Connection:
+        """A connection to the file, or to a new one if it is damaged."""
+        try:
+            return self._open()
+        except _Damaged as damage:
+            return self._rebuild(str(damage))
+
     def _open(self) -> sqlite3.Connection:
         """A checked connection.
 
@@ -341,10 +332,13 @@ class Database:
                 connection = self._connect(mode)
             except sqlite3.OperationalError as error:
                 refusal = refusal or error
+                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
+                    break
                 continue
             except sqlite3.DatabaseError as error:
                 raise _Damaged(str(error)) from None
             self.read_only = mode != "rwc"
+            self._file = _file(self.path)
             return connection
         raise DatabaseError(f"cannot open the database {self.path}: {refusal}")
 
@@ -476,6 +470,11 @@ def _salvage(path: Path) -> Iterator[TuningRecord]:
                         yield _record(row)
             except sqlite3.Error:
                 continue
+
+
+def _file(path: Path) -> int | None:
+    """What tells the file at `path` from another of that name."""
+    return path.stat().st_ino if path.exists() else None
 
 
 def _free_name(path: Path) -> Path:

@@ -249,6 +249,17 @@ def test_a_file_of_rubbish_is_moved_aside_each_time(path: Path) -> None:
         assert path.with_name(f"{path.name}.damaged-{number}").read_bytes() == b"rubbish" * 1000
 
 
+def test_a_tuner_goes_on_in_the_new_file_when_another_moved_the_damaged_one(path: Path) -> None:
+    with Database(path) as database:
+        database.add([record(0)])
+        path.write_bytes(b"rubbish" * 1000)
+        with Database(path) as other:
+            other.add([record(1)])
+        database.add([record(2)])
+    with Database(path) as database:
+        assert {each.schedule["number"] for each in database.records()} >= {1, 2}
+
+
 def test_verify_sees_a_changed_row(database: Database, caplog: pytest.LogCaptureFixture) -> None:
     database.add([record(0, 3.0), record(1, 4.0)])
     with sqlite3.connect(database.path) as other:
@@ -290,6 +301,8 @@ def test_a_locked_file_is_one_message(path: Path, monkeypatch: pytest.MonkeyPatc
         one._connection.execute("BEGIN IMMEDIATE")
         with pytest.raises(DatabaseError, match="locked"):
             two.add([record(0)])
+        with pytest.raises(DatabaseError, match=r"cannot open the database .*locked"):
+            Database(path)
 
 
 @pytest.fixture
