@@ -6,7 +6,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gtco.cost_model.work import group_work
+from gtco.passes.tasks import Task
 from gtco.runtime.module import CompiledModule
+from gtco.target import Target
 
 
 @dataclass
@@ -80,3 +83,17 @@ class TuneResult:
         """Plain values, ready for JSON; without the module."""
         own = {name: value for name, value in vars(self).items() if name != "compiled"}
         return {**own, "rows": [asdict(row) for row in self.rows], "phases": dict(self.phases)}
+
+
+def row_of(task: Task) -> TaskRow:
+    """The row of a task of which nothing is known."""
+    work = group_work(task.group)
+    ops = " -> ".join(node.op for node in task.group.compute)
+    return TaskRow(task.group.name, ops, work.matmul_flops + work.pointwise_flops, 0)
+
+
+def peak_us(task: Task, target: Target) -> float:
+    """What the task's arithmetic takes at the target's peak rates."""
+    work = group_work(task.group)
+    rate = target.matmul_tflops if work.half else target.fp32_tflops
+    return (work.matmul_flops / rate + work.pointwise_flops / target.fp32_tflops) / 1e6

@@ -33,7 +33,6 @@ from gtco.cost_model.ranker import RankerError, shipped_ranker
 from gtco.cost_model.search import Search, search_task
 from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials
-from gtco.cost_model.work import group_work
 from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph
 from gtco.options import OptionError, Options
@@ -43,7 +42,7 @@ from gtco.passes.tasks import Task, tasks
 from gtco.replay import fastest
 from gtco.runtime.plan import Plan
 from gtco.target import HOST, Target, TargetError
-from gtco.tune_result import TaskRow, TuneResult, TuneStatus
+from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
 
 log = logging.getLogger("gtco.tune")
 
@@ -159,11 +158,8 @@ class _Limits:
 
     def part(self, seconds: float, trials: float) -> _Limits:
         """The limits of a round that ends after these parts of both."""
-        return replace(self, seconds=seconds * self.seconds, trials=_part(trials, self.trials))
-
-
-def _part(part: float, whole: float) -> float:
-    return whole if whole == math.inf else math.ceil(part * whole)
+        most = self.trials if self.trials == math.inf else math.ceil(trials * self.trials)
+        return replace(self, seconds=seconds * self.seconds, trials=most)
 
 
 class _TaskState:
@@ -264,7 +260,7 @@ class _Tuner:
         for fused in (best, *others):
             for task in tasks(fused, self._target):
                 if task.key not in self._states:
-                    self._states[task.key] = _TaskState(task, _row(task))
+                    self._states[task.key] = _TaskState(task, row_of(task))
                 if fused is best:
                     self._states[task.key].row.weight = task.weight
         for state in self._states.values():
@@ -283,7 +279,7 @@ class _Tuner:
         best = self._known.best(state.task.key)[:1]
         for record in best:
             row.best_us, row.best = record.run_us, record.sketch
-            row.peak = _peak_us(state.task, self._target) / (record.run_us or math.inf)
+            row.peak = peak_us(state.task, self._target) / (record.run_us or math.inf)
         library = [r for r in self._known.records(state.task.key) if r.sketch == LIBRARY]
         row.library_us = library[0].run_us if library else None
 
@@ -470,19 +466,6 @@ class _Tuner:
             rows = tuple(state.row for state in self._states.values())
             spent = time.monotonic() - self._limits.begun
             self._watch(TuneStatus(phase, spent, self._trials, rows))
-
-
-def _row(task: Task) -> TaskRow:
-    work = group_work(task.group)
-    ops = " -> ".join(node.op for node in task.group.compute)
-    return TaskRow(task.group.name, ops, work.matmul_flops + work.pointwise_flops, 0)
-
-
-def _peak_us(task: Task, target: Target) -> float:
-    """What the task's arithmetic takes at the target's peak rates."""
-    work = group_work(task.group)
-    rate = target.matmul_tflops if work.half else target.fp32_tflops
-    return (work.matmul_flops / rate + work.pointwise_flops / target.fp32_tflops) / 1e6
 
 
 def _best_us(search: Search[Candidate]) -> float | None:
