@@ -43,6 +43,32 @@ class Knob:
     choices: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class BlockWork:
+    """What one block of a program does, for models of its time.
+
+    Args:
+        fill_bytes: that reach its shared memory, over all steps.
+        l2_bytes: that it draws from L2 itself: less than `fill_bytes` where a cluster shares tiles.
+        steps: of its main loop.
+        stages: steps in flight.
+        mma_flops: of its matrix products, padding included.
+        tile_p, tile_q: sides of the tile of results that its epilogue handles.
+        split: blocks that share the main loop of one tile.
+        registers: of a thread, about; the compiler's own count comes after the choice.
+    """
+
+    fill_bytes: int
+    l2_bytes: int
+    steps: int
+    stages: int
+    mma_flops: int
+    tile_p: int
+    tile_q: int
+    split: int
+    registers: int
+
+
 class Sketch(ABC):
     """A kernel family's structure for one group on one target.
 
@@ -75,6 +101,10 @@ class Sketch(ABC):
     @abstractmethod
     def defaults(self) -> Iterable[Schedule]:
         """Good schedules before anything was measured, best first; at least one is legal."""
+
+    def block_work(self, program: KernelProgram) -> BlockWork | None:
+        """What one block of `program` does; None if it only takes an even share of the bytes."""
+        return None
 
     def program(
         self,

@@ -1,166 +1,285 @@
-"""Measure schedules of one task on the GPU: right first, then how fast."""
+"""Measure programs in processes that can die: right first, then how fast.
+
+`measure` is a plain function of plain values, so any `concurrent.futures.Executor` can run it, one
+on other machines too; each process that calls it keeps one worker process per GPU. A kernel that
+hangs, crashes or loses the GPU's context costs its worker, which is replaced, and becomes a failure
+with its reason.
+"""
 
 from __future__ import annotations
 
 import logging
-import math
-import random
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+import tempfile
+import threading
+from collections.abc import Mapping
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from queue import SimpleQueue
+from signal import SIGKILL, Signals
+from typing import Any
 
 import torch
-from torch import Tensor
+from safetensors.torch import save as save_tensors
 
 from gtco.codegen.program import KernelProgram
-from gtco.codegen.rules import derive
-from gtco.codegen.sketch import Illegal, Sketch
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.graph import Group
-from gtco.interpreter import interpret
-from gtco.ops import OPS
-from gtco.passes.legality import family
-from gtco.passes.tasks import Task
-from gtco.runtime.compile_pool import CompileJob, compile_many
-from gtco.runtime.nvrtc import CompileError, nvrtc_version
-from gtco.runtime.run import run_group, time_library, time_program
-from gtco.target import Target
+from gtco.runtime.child import Child, ChildDied, ChildHung
+from gtco.runtime.compile_pool import encode_kernel
+from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.encoding import encode_graph, encode_program
+from gtco.target import HOST
 
 log = logging.getLogger("gtco.tune")
 
+DEADLINE_S = 5.0
+"""For one program: a thousand times what a slow one takes on a GPU."""
+HOST_DEADLINE_S = 60.0
+TASK_DEADLINE_S = 120.0
+"""For a new task, on a new worker: importing torch, the context, references in fp64."""
+
+
+class MeasureError(RuntimeError):
+    """Nothing of a task can be measured; the message has the cause."""
+
 
 @dataclass(frozen=True)
-class Candidate:
-    """One program of a task, and the sketch it came from."""
-
-    sketch: Sketch
-    program: KernelProgram
-
-
-def candidates(group: Group, target: Target, *, best: int, rest: int, seed: int) -> list[Candidate]:
-    """The first `best` default schedules of the preferred sketch and `rest` random legal ones.
-
-    Every other sketch that takes the group gets a sixth of that.
-    """
-    chosen = random.Random(seed)
-    found: list[Candidate] = []
-    for position, sketch in enumerate(derive(group, family(group), target).sketches):
-        if position == 1:
-            best, rest = -(-best // 6), -(-rest // 6)
-        programs: dict[str, KernelProgram] = {}
-        for schedule in sketch.defaults():
-            if len(programs) == best:
-                break
-            try:
-                program = sketch.emit(schedule)
-            except Illegal:
-                continue
-            programs[program.name] = program
-        knobs = sketch.knobs()
-        for _ in range(rest * 20):
-            if len(programs) >= best + rest:
-                break
-            try:
-                program = sketch.emit({knob.name: chosen.choice(knob.choices) for knob in knobs})
-            except Illegal:
-                continue
-            programs.setdefault(program.name, program)
-        found.extend(Candidate(sketch, program) for program in programs.values())
-    return found
-
-
-def compile_candidates(found: Sequence[Candidate]) -> dict[str, str]:
-    """Compile every candidate into the cache; entry point to error text of those that fail."""
-    jobs = [CompileJob(c.program.code, c.program.name, c.program.arch) for c in found]
-    results = compile_many(jobs)
-    return {
-        job.name: str(result)
-        for job, result in zip(jobs, results, strict=True)
-        if isinstance(result, CompileError)
-    }
-
-
-def random_values(group: Group, device: torch.device, seed: int) -> dict[str, Tensor]:
-    """Random tensors for all that the group reads; statistics are those of random rows."""
-    generator = torch.Generator().manual_seed(seed)
-    graph = group.graph
-    merged = {node.inputs[0] for node in graph.nodes if node.op == "merge_stats"}
-    values: dict[str, Tensor] = {}
-    for name, spec in graph.inputs.items():
-        if spec.dtype == torch.bool:
-            tensor = torch.rand(spec.sizes, generator=generator) < 0.5
-        elif not spec.dtype.is_floating_point:
-            tensor = torch.randint(0, 8, spec.sizes, generator=generator)
-        elif name in merged:
-            rows = torch.randn((*spec.sizes[:-2], spec.sizes[-2] * 64), generator=generator)
-            tensor = OPS["row_stats"].reference(rows)
-        else:
-            tensor = torch.randn(spec.sizes, generator=generator)
-        values[name] = tensor.to(device, spec.dtype)
-    values.update({name: tensor.to(device) for name, tensor in graph.constants.items()})
-    return values
-
-
-def wrong_outputs(
-    group: Group, results: dict[str, Tensor], exact: Sequence[Tensor], eager: Sequence[Tensor]
-) -> str:
-    """Which output is wrong as DESIGN section 9 judges, or "" if all are right."""
-    for name, reference, torch_eager in zip(group.graph.outputs, exact, eager, strict=True):
-        error = _rmse(results[name], reference)
-        allowed = 3 * _rmse(torch_eager, reference) + 1e-3 * _rmse(reference, 0 * reference)
-        if not error <= allowed:  # NaN is wrong too
-            return f"wrong answer: %{name} has an RMSE of {error:.3g}, allowed {allowed:.3g}"
-    return ""
-
-
-def _rmse(tensor: Tensor, reference: Tensor) -> float:
-    return math.sqrt((tensor.double() - reference.double()).square().mean().item())
-
-
-def measure_task(
-    task: Task, target: Target, found: Sequence[Candidate], errors: dict[str, str]
-) -> list[TuningRecord]:
-    """Check and time every candidate of a task, and the library beside them.
+class Subject:
+    """A task as a worker is told of it.
 
     Args:
-        task: the workload.
-        target: the GPU's.
-        found: what to measure, compiled by `compile_candidates`.
-        errors: what that returned.
+        key: its workload key.
+        group: what it computes, with its real constants: some are indices.
     """
-    device = torch.device("cuda", torch.cuda.current_device())
-    group = task.group
-    values = random_values(group, device, seed=len(task.key))
-    args = [values[name] for name in group.graph.inputs]
-    exact = interpret(group.graph, args, dtype=torch.float64)
-    eager = interpret(group.graph, args)
-    versions = {"nvrtc": nvrtc_version(), "torch": torch.__version__}
-    name = torch.cuda.get_device_name(device)
-    records: list[TuningRecord] = []
-    for candidate in found:
-        program = candidate.program
-        run_us: float | None = None
-        error = errors.get(program.name, "")
-        if not error:
-            error = wrong_outputs(group, run_group(program, group, values), exact, eager)
-        if not error:
-            run_us = time_program(program, group, values, repeat=5)
-        records.append(
-            TuningRecord(
-                task.key,
-                name,
-                candidate.sketch.name,
-                candidate.sketch.version,
-                program.schedule,
-                run_us,
-                error,
-                versions,
-            )
+
+    key: str
+    group: Group
+
+    @cached_property
+    def graph(self) -> dict[str, Any]:
+        """The group's graph as JSON values; constants lie in `tensors` under their names.
+
+        Raises:
+            EncodingError: the group has an attribute that cannot leave this process.
+        """
+        names = {name: name for name in self.group.graph.constants}
+        found: dict[str, Any] = encode_graph(self.group.graph, names)
+        return found
+
+    @cached_property
+    def tensors(self) -> bytes:
+        """The constants as safetensors."""
+        constants = self.group.graph.constants
+        return save_tensors(
+            {
+                name: torch.empty_like(
+                    each, device="cpu", memory_format=torch.contiguous_format
+                ).copy_(each.detach())
+                for name, each in constants.items()
+            }
         )
-        if error:
-            log.warning("%s %s: %s", program.sketch, dict(program.schedule), error)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement to make.
+
+    Args:
+        subject: the task.
+        program: what to run; None for the group's ATen calls.
+        kernel: `program` compiled.
+        chain: time a chain of twelve copies with weights of their own; otherwise single launches
+            with cold weights.
+        host: run the host build on the CPU.
+        deadline_s: seconds after which the program counts as hanging.
+    """
+
+    subject: Subject
+    program: KernelProgram | None
+    kernel: CompiledKernel | None
+    chain: bool
+    host: bool
+    deadline_s: float
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What came of a `Job`.
+
+    Args:
+        run_us: median microseconds; None if it failed.
+        spread_us: between the quartiles.
+        error: why it failed, or "".
+        seconds: of the worker's time, by phase: "task", "load", "check" and "time".
+    """
+
+    run_us: float | None
+    spread_us: float = 0.0
+    error: str = ""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+
+
+def measure(job: Job) -> Measurement:
+    """Check and time one program on the next idle device of this machine.
+
+    A worker that something else killed is no fault of the program, which is tried once more.
+
+    Raises:
+        CancelledError: `close_workers` came in between.
+        MeasureError: the task itself cannot be made ready.
+    """
+    workers = _workers_of(job.host)
+    worker = workers.get()
     try:
-        library_us, error = time_library(group, values, repeat=3), ""
-    except RuntimeError as refusal:  # some ATen calls cannot be captured
-        library_us, error = None, str(refusal).splitlines()[0]
-    records.append(TuningRecord(task.key, name, LIBRARY, 1, {}, library_us, error, versions))
-    return records
+        try:
+            return worker.measure(job)
+        except _Killed:
+            log.warning("a measuring process was killed; trying its program once more")
+        try:
+            return worker.measure(job)
+        except _Killed:
+            return Measurement(None, error="its process was killed twice")
+    finally:
+        workers.put(worker)
+
+
+def device_count(host: bool) -> int:
+    """How many programs can be measured at the same time on this machine."""
+    return 1 if host else torch.cuda.device_count()
+
+
+def close_workers() -> None:
+    """End this process's workers, whatever they do; a later `measure` starts new ones."""
+    with _lock:
+        for worker in _all:
+            worker.close()
+        _all.clear()
+        _idle.clear()
+
+
+_lock = threading.Lock()
+_all: list[_Worker] = []
+_idle: dict[bool, SimpleQueue[_Worker]] = {}
+
+
+def _workers_of(host: bool) -> SimpleQueue[_Worker]:
+    """The idle workers of this process: one for each GPU, or one for the CPU."""
+    with _lock:
+        if host not in _idle:
+            names = [HOST] if host else [f"cuda:{i}" for i in range(device_count(host))]
+            workers = [_Worker(name) for name in names]
+            _all.extend(workers)
+            _idle[host] = SimpleQueue()
+            for worker in workers:
+                _idle[host].put(worker)
+        return _idle[host]
+
+
+class _Killed(Exception):
+    """The worker got a SIGKILL that was not ours."""
+
+
+class _Worker:
+    """The process that measures on one device, started when needed."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._child: Child | None = None
+        self._closed = False
+
+    def measure(self, job: Job) -> Measurement:
+        message = {
+            "do": "measure",
+            "task": job.subject.key,
+            "chain": job.chain,
+            "program": None if job.program is None else encode_program(job.program),
+            "source": "" if job.program is None else job.program.source,
+            "binary": None if job.kernel is None else encode_kernel(job.kernel),
+        }
+        try:
+            seconds: dict[str, float] = {}
+            answer: dict[str, Any] = {"unknown": True}
+            if self._child is not None:
+                answer = self._ask(message, job.deadline_s)
+            if "unknown" in answer:
+                seconds = self._introduce(job.subject)
+                answer = self._ask(message, job.deadline_s)
+        except ChildHung:
+            return Measurement(None, error=f"it hangs: no answer in {job.deadline_s:g} s")
+        except ChildDied as death:
+            if self._closed:
+                raise CancelledError from None
+            if death.code == -SIGKILL:
+                raise _Killed from None
+            return Measurement(None, error=f"it crashes: {_cause(death.code)}")
+        if answer.get("fatal"):
+            self.kill()
+        seconds |= answer.get("seconds", {})
+        if error := answer.get("error", ""):
+            return Measurement(None, error=error, seconds=seconds)
+        return Measurement(answer["run_us"], answer["spread_us"], "", seconds)
+
+    def _introduce(self, subject: Subject) -> dict[str, float]:
+        """Tell the worker of a task.
+
+        Raises:
+            MeasureError: it cannot be made ready.
+        """
+        handle, path = tempfile.mkstemp(prefix="gtco-", suffix=".safetensors")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(subject.tensors)
+            message = {
+                "do": "task",
+                "task": subject.key,
+                "graph": subject.graph,
+                "constants": path,
+            }
+            answer = self._ask(message, TASK_DEADLINE_S)
+        except ChildHung as error:
+            raise MeasureError(f"{subject.group} was not made ready: {error}") from None
+        except ChildDied as error:
+            if error.code == -SIGKILL or self._closed:
+                raise
+            raise MeasureError(f"{subject.group} was not made ready: {error}") from None
+        finally:
+            Path(path).unlink(missing_ok=True)
+        if "error" in answer:
+            self.kill()
+            raise MeasureError(f"{subject.group} cannot be measured: {answer['error']}")
+        seconds: dict[str, float] = answer["seconds"]
+        return seconds
+
+    def _ask(self, message: Mapping[str, Any], deadline_s: float) -> dict[str, Any]:
+        if self._closed:
+            raise CancelledError
+        if self._child is None:
+            self._child = Child(
+                f"from gtco.cost_model.worker import serve; serve({self._device!r})"
+            )
+        try:
+            return self._child.ask(message, deadline_s)
+        except (ChildDied, ChildHung):
+            self._child = None
+            raise
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
+
+    def close(self) -> None:
+        """From any thread: end the process, and `measure` for good."""
+        self._closed = True
+        child = self._child
+        if child is not None:
+            child.process.kill()
+            child.process.wait()
+
+
+def _cause(code: int) -> str:
+    if code < 0:
+        return f"its process got {Signals(-code).name}"
+    return f"its process ended with {code}"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.env import environment
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.driver import BoundLaunch
-from gtco.runtime.run import load_program, time_chain
+from gtco.runtime.run import Chain, load_program
 
 SHORT, LONG = 12, 48
 LAUNCHES = 20
@@ -230,7 +231,7 @@ def chain_us(program: KernelProgram, tensors: dict[str, Tensor], dependent: bool
         BoundLaunch(kernel, program, tensors, dependent=dependent and index > 0)
         for index in range(LAUNCHES)
     ]
-    return time_chain(chain, 9)
+    return statistics.median(Chain(chain).times_us(9))
 
 
 def measure_fill(fill: Fill) -> dict[str, float]:

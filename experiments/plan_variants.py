@@ -23,6 +23,7 @@ from gtco.codegen.sketch import Illegal
 from gtco.frontend.torch_export import capture
 from gtco.locate import locate
 from gtco.options import Options
+from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan
 from gtco.target import Target, target_of_capability
@@ -61,8 +62,9 @@ def main() -> None:
     target = target_of_capability(*torch.cuda.get_device_capability())
     located = locate(options.model)
     captured = capture(located.module, located.args, located.kwargs)
-    fused = compiler.fuse(captured.graph, target=target)
-    launches = compiler.select(fused, target)
+    known = compiler.known_on(torch.cuda.get_device_name())
+    fused = compiler.fuse_with(known, run_pipeline(captured.graph), target)[0]
+    launches = compiler.select(fused, target, known)
     modules: dict[str, CompiledModule] = {}
     settings = Options.of(static_outputs=True)
     for name, change in VARIANTS.items():

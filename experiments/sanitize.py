@@ -62,7 +62,7 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
         {"swap": 1, "block_p": 64, "split": 4, "stages": 2},
         {"swap": 0, "split": 2},
         {"swap": 0, "block_p": 64, "multicast": 2, "stages": 2},
-        {"swap": 1, "block_p": 64, "multicast": 4, "early_trigger": 1},
+        {"swap": 1, "block_p": 64, "multicast": 4},
     ),
     "gemm_mma": ({"stages": 2}, {"stages": 3, "warps_m": 2}),
 }

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from gtco.options import Options
     from gtco.runtime.artifact import ArtifactError, load
     from gtco.target import TargetError
+    from gtco.tune_result import TuneResult
+    from gtco.tuner import tune
 
 _HOMES = {
     "ArtifactError": "gtco.runtime.artifact",
@@ -20,11 +22,13 @@ _HOMES = {
     "Graph": "gtco.graph",
     "Options": "gtco.options",
     "TargetError": "gtco.target",
+    "TuneResult": "gtco.tune_result",
     "capture": "gtco.compiler",
     "compile": "gtco.compiler",
     "fuse": "gtco.compiler",
     "interpret": "gtco.interpreter",
     "load": "gtco.runtime.artifact",
+    "tune": "gtco.tuner",
 }
 
 __all__ = [
@@ -34,11 +38,13 @@ __all__ = [
     "Graph",
     "Options",
     "TargetError",
+    "TuneResult",
     "capture",
     "compile",
     "fuse",
     "interpret",
     "load",
+    "tune",
 ]
 
 

@@ -16,6 +16,7 @@ import torch
 import typer
 
 import gtco
+from gtco import cli_db, cli_tune
 from gtco import compare as comparison
 from gtco import demo as demo_model
 from gtco import dump, logs, show
@@ -40,6 +41,7 @@ app = typer.Typer(
 )
 
 app.add_typer(cache_app, name="cache")
+app.add_typer(cli_db.make_app(out, print_json), name="db")
 
 Model = Annotated[
     str,
@@ -93,14 +95,23 @@ Dump = Annotated[
 @app.command("compile")
 @takes_options
 def compile_command(
-    *, model: Model, output: Output = None, as_json: Json = False, options: Options
+    *,
+    model: Model,
+    output: Output = None,
+    database: cli_tune.Db = None,
+    as_json: Json = False,
+    options: Options,
 ) -> None:
     """Compile MODEL and say what will run: launches, kernels, what was not fused and why."""
     with progress() as tell:
         found = _locate(model, tell)
         tell(f"compiling {model}")
         compiled = gtco.compile(
-            found.module, found.args, found.kwargs, **dataclasses.asdict(options)
+            found.module,
+            found.args,
+            found.kwargs,
+            database=database,
+            **dataclasses.asdict(options),
         )
         tell("compiling its kernels")
         kernels = compiled.kernels
@@ -116,6 +127,30 @@ def compile_command(
         )
     else:
         show.compiled(out, compiled, kernels)
+
+
+@app.command("tune")
+@takes_options
+def tune_command(
+    *,
+    model: Model,
+    seconds: cli_tune.Seconds = None,
+    trials: cli_tune.TrialsFlag = None,
+    database: cli_tune.Db = None,
+    seed: cli_tune.Seed = 0,
+    as_json: Json = False,
+    options: Options,
+) -> None:
+    """Search for fast kernels of MODEL on the GPU here; Ctrl-C keeps the best, again resumes."""
+    with progress() as tell:
+        found = _locate(model, tell)
+    result = cli_tune.run(
+        found, options, seconds=seconds, trials=trials, database=database, seed=seed, err=err
+    )
+    if as_json:
+        print_json(model=model, options=dataclasses.asdict(options), **result.to_dict())
+    else:
+        cli_tune.show(out, model, result)
 
 
 @app.command("bench")
@@ -193,7 +228,9 @@ def inspect_command(
             found = _locate(model, tell)
             tell(f"planning {model}")
             folder = folder or dump.environment_folder()
-            plan, captured = make_plan(found.module, found.args, found.kwargs, options, folder)
+            plan, captured = make_plan(
+                found.module, found.args, found.kwargs, options, folder=folder
+            )
             inspected = show.Inspected(plan, captured)
             if folder is not None:
                 tell("compiling its kernels")

@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,15 @@ from torch import Tensor
 from gtco import dump, logs
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
-from gtco.cost_model.database import LIBRARY, RecordTable, shipped_records
+from gtco.cost_model.database import (
+    LIBRARY,
+    Database,
+    DatabaseError,
+    TuningRecord,
+    database_path,
+    shipped_records,
+)
+from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
@@ -30,7 +38,7 @@ from gtco.passes.precision import lower_precision
 from gtco.passes.tasks import Task, tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, fetch_ahead
-from gtco.target import Target, TargetError, find_target, target_of_capability
+from gtco.target import HOST, Target, TargetError, find_target, target_of_capability
 
 frontend_log = logging.getLogger("gtco.frontend")
 fusion_log = logging.getLogger("gtco.fusion")
@@ -49,7 +57,12 @@ class FallbackError(RuntimeError):
 
 
 def compile(
-    model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, **options: Any
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    database: str | os.PathLike[str] | None = None,
+    **options: Any,
 ) -> CompiledModule:
     """Compile `model` for a GPU.
 
@@ -59,6 +72,8 @@ def compile(
         args: example positional arguments; their shapes and dtypes are what is compiled for. For
             an .onnx file whose inputs all have fixed sizes they may be left out.
         kwargs: example keyword arguments.
+        database: the file in which `gtco.tune` kept its records; the user's own by default. What
+            it knows counts beside the records that ship with the package.
         **options: the fields of `gtco.Options`.
 
     Returns:
@@ -68,13 +83,13 @@ def compile(
     Raises:
         CaptureError: the model cannot be exported; its kind `OnnxError`: an .onnx file cannot be
             read, or uses what gtco does not support.
-        OptionError: an unknown option or value, or an unknown area in `GTCO_LOGS`.
+        OptionError: an unknown option or value.
         TargetError: the target is unknown, too old, or no GPU is there and none was named.
         FallbackError: `fallback="error"` and an operator has no kernel.
     """
     logs.configure()
     folder = dump.environment_folder()
-    plan, captured = make_plan(model, args, kwargs, Options.of(**options), folder)
+    plan, captured = make_plan(model, args, kwargs, Options.of(**options), database, folder)
     compiled = CompiledModule(plan, captured)
     if folder is not None:
         dump.write_kernels(folder, plan, compiled.compile_kernels())
@@ -91,6 +106,7 @@ def make_plan(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] | None,
     options: Options,
+    database: str | os.PathLike[str] | None = None,
     folder: Path | None = None,
 ) -> tuple[Plan, Captured]:
     """What `compile` would run, and the model's signature; no kernel is compiled, no GPU used.
@@ -100,33 +116,53 @@ def make_plan(
         args: likewise.
         kwargs: likewise.
         options: how to compile.
+        database: as for `compile`.
         folder: takes what `gtco.dump` knows of a plan.
 
     Raises:
         CaptureError, TargetError, FallbackError: as for `compile`.
         OSError: the folder takes no files.
     """
-    _resolve_target(options.target)  # ahead of the capture, which takes longer
-    captured = _capture(model, args, kwargs)
-    if options.precision in PRECISIONS:
-        lowered = lower_precision(captured.graph, PRECISIONS[options.precision])
-        captured = replace(captured, graph=lowered)
-    plan = plan_captured(captured, options, folder)
+    resolve_target(options.target)  # ahead of the capture, which takes longer
+    captured = capture_for(model, args, kwargs, options)
+    plan = plan_captured(captured, options, database, folder)
     if folder is not None:
         dump.write_plan(folder, plan)
         dump.write_repro(folder, plan, captured)
     return plan, captured
 
 
-def plan_captured(captured: Captured, options: Options, folder: Path | None = None) -> Plan:
+def plan_captured(
+    captured: Captured,
+    options: Options,
+    database: str | os.PathLike[str] | None = None,
+    folder: Path | None = None,
+) -> Plan:
     """How `captured` runs; the graph after each pass goes to `folder`."""
-    target = _resolve_target(options.target)
-    fused = _fuse(captured.graph, target, folder)
-    launches = select(fused, target)
-    _refuse_fallbacks(launches, options.fallback)
-    if target.has_dependent_launch:
-        launches = fetch_ahead(launches, FETCH_DISTANCE)
-    return Plan(fused, launches, target, options)
+    target = resolve_target(options.target)
+    known = known_on(device_name(options, target), database)
+    fused = fuse_with(known, run_pipeline(captured.graph, folder), target)[0]
+    fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
+    for producer, consumer, reason in fused.refusals:
+        fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
+    plan = plan_with(known, fused, target, options)
+    _refuse_fallbacks(plan.launches, options.fallback)
+    return plan
+
+
+def capture_for(
+    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options
+) -> Captured:
+    """The model's graph in the precision that the options ask for, and its signature.
+
+    Raises:
+        CaptureError: the model cannot be exported.
+    """
+    captured = _capture(model, args, kwargs)
+    if options.precision not in PRECISIONS:
+        return captured
+    lowered = lower_precision(captured.graph, PRECISIONS[options.precision])
+    return replace(captured, graph=lowered)
 
 
 def capture(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
@@ -165,15 +201,31 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
         graph: from `capture`.
         target: the architecture whose limits and rates decide.
     """
-    return _fuse(graph, find_target(target) if isinstance(target, str) else target)
+    chosen = find_target(target) if isinstance(target, str) else target
+    return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
 
 
-def _fuse(graph: Graph, target: Target, folder: Path | None = None) -> FusedGraph:
-    fused = fusion.fuse(run_pipeline(graph, folder), partial(roofline_us, target=target))
-    fusion_log.info("%d nodes became %d groups", len(graph.nodes), len(fused.groups))
-    for producer, consumer, reason in fused.refusals:
-        fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
-    return fused
+def fuse_with(
+    known: Knowledge, graph: Graph, target: Target, count: int = 1, *, explore: bool = False
+) -> tuple[FusedGraph, ...]:
+    """The `count` cheapest partitions of `graph`, which the passes have rewritten.
+
+    Groups that were measured cost what they took, the others what `Knowledge.price` says;
+    `explore` is for its benefit.
+    """
+    draft = partial(roofline_us, target=target)
+    found = tasks(fusion.fuse(graph, draft), target)
+    measured = any(known.best(task.key) for task in found)
+    price = known.price(target, found, explore=explore) if measured else draft
+    return fusion.best_plans(graph, price, count)
+
+
+def plan_with(known: Knowledge, fused: FusedGraph, target: Target, options: Options) -> Plan:
+    """`fused` with the best known way to run each group."""
+    launches = select(fused, target, known)
+    if target.has_dependent_launch:
+        launches = fetch_ahead(launches, FETCH_DISTANCE)
+    return Plan(fused, launches, target, options)
 
 
 @dataclass(frozen=True)
@@ -187,17 +239,16 @@ class _Choice:
     run_us: float | None = None
 
 
-def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
-    """How each group runs: the fastest schedule on record, else a sketch's first default.
+def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch, ...]:
+    """How each group runs: the fastest schedule that is known, else a sketch's first default.
 
     Equal workloads are decided once. A group that no sketch takes, or for which the library was
     measured faster, becomes a call of its operators in ATen.
     """
-    records = _records(_device_name(target))
     launches = []
     for task in tasks(fused, target):
         kind = family(task.group)
-        choice = _choose(task, derive(task.group, kind, target), records)
+        choice = _choose(task, derive(task.group, kind, target), known)
         log.debug(
             "%s, %d times: %s %s (%s)",
             task.group.name,
@@ -218,14 +269,17 @@ def select(fused: FusedGraph, target: Target) -> tuple[Launch, ...]:
     return tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
 
 
-def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice:
+def _choose(task: Task, derivation: Derivation, known: Knowledge) -> _Choice:
     sketches = {sketch.name: sketch for sketch in derivation.sketches}
-    for record in records.lookup(task.key):
+    for record in known.best(task.key):
+        source = "tuned here" if known.is_own(record) else "record"
         if record.sketch == LIBRARY:
+            if not sketches:
+                continue  # it is no choice but the only way: a fallback, and reported as one
             reason = "the library was measured faster"
-            return _Choice(None, {}, "record", reason, record.run_us)
+            return _Choice(None, {}, source, reason, record.run_us)
         sketch = sketches.get(record.sketch)
-        if sketch is None or sketch.version != record.version:
+        if sketch is None:
             continue
         try:
             _check_knobs(sketch, record.schedule)
@@ -233,7 +287,7 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
         except Illegal as error:
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
-            return _Choice(type(sketch), record.schedule, "record", run_us=record.run_us)
+            return _Choice(type(sketch), record.schedule, source, run_us=record.run_us)
     reasons = [derivation.reason] if derivation.refusals else []
     for sketch in derivation.sketches:
         refusal = "it has no schedule for these shapes"
@@ -245,7 +299,8 @@ def _choose(task: Task, derivation: Derivation, records: RecordTable) -> _Choice
             else:
                 return _Choice(type(sketch), schedule, "default")
         reasons.append(f"{sketch.name}: {refusal}")
-    return _Choice(None, {}, "fallback", "; ".join(reasons))
+    measured = [record.run_us for record in known.best(task.key) if record.sketch == LIBRARY]
+    return _Choice(None, {}, "fallback", "; ".join(reasons), *measured)
 
 
 def _check_knobs(sketch: Sketch, schedule: Schedule) -> None:
@@ -269,7 +324,12 @@ def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:
         log.warning("runs with ATen: %s", line)
 
 
-def _resolve_target(name: str | None) -> Target:
+def resolve_target(name: str | None) -> Target:
+    """The target called `name`; None is the GPU that is here.
+
+    Raises:
+        TargetError: it is unknown, or no GPU is here.
+    """
     if name is not None:
         return find_target(name)
     if not torch.cuda.is_available():
@@ -280,7 +340,10 @@ def _resolve_target(name: str | None) -> Target:
     return target_of_capability(*torch.cuda.get_device_capability())
 
 
-def _device_name(target: Target) -> str:
+def device_name(options: Options, target: Target) -> str:
+    """The device whose records count."""
+    if options.target == HOST:
+        return HOST
     if torch.cuda.is_available():
         here = torch.cuda.get_device_capability()
         if target.capability == here:
@@ -288,6 +351,19 @@ def _device_name(target: Target) -> str:
     return DEVICES.get(target.arch, target.arch)
 
 
-@cache
-def _records(device: str) -> RecordTable:
-    return RecordTable(record for record in shipped_records() if record.device == device)
+def known_on(device: str, database: str | os.PathLike[str] | None = None) -> Knowledge:
+    """What the shipped records and the user's database (if there is one) know of `device`.
+
+    A database that cannot be read is named in a warning: the user can still compile.
+    """
+    path = database_path() if database is None else Path(database)
+    own: list[TuningRecord] = []
+    if path.exists():
+        try:
+            with Database(path) as opened:
+                own = list(opened.records())
+        except DatabaseError as error:
+            tune_log.warning("compiling without the user's tuning records: %s", error)
+    elif database is not None:
+        tune_log.warning("there is no database %s: compiling with the shipped records alone", path)
+    return Knowledge(device, shipped_records(), own)

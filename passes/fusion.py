@@ -17,7 +17,7 @@ from dataclasses import replace
 from gtco.graph import FusedGraph, Graph, Group, Node
 from gtco.passes.dataflow import Flow, bits, drop_dead, make_group, materialize_views
 from gtco.passes.legality import Legality, family
-from gtco.passes.segments import Solution, find_segments, joined_parts, solve
+from gtco.passes.segments import Partition, find_segments, joined_parts, solve
 from gtco.passes.workload import describe
 
 _log = logging.getLogger("gtco.fusion")
@@ -38,6 +38,21 @@ def fuse(graph: Graph, price: Price, *, max_group: int = 16) -> FusedGraph:
         The groups in launch order, and the graph they run: views that strides cannot express
         have become copies, and cheap nodes with readers in several groups have clones.
     """
+    return best_plans(graph, price, 1, max_group=max_group)[0]
+
+
+def best_plans(
+    graph: Graph, price: Price, count: int, *, max_group: int = 16
+) -> tuple[FusedGraph, ...]:
+    """The `count` cheapest plans (fewer if there are fewer), the cheapest first.
+
+    Segments that are the same work, such as the layers of a transformer, have the same plan: plans
+    that differ in one layer of twelve would say little when they are replayed.
+
+    Args:
+        graph, price, max_group: as for `fuse`.
+        count: how many to keep.
+    """
     graph = clone_cheap(materialize_views(drop_dead(graph)), max_group)
     flow = Flow(graph)
     legality = Legality(flow, max_group)
@@ -50,32 +65,52 @@ def fuse(graph: Graph, price: Price, *, max_group: int = 16) -> FusedGraph:
             known_prices[key] = price(group)
         return known_prices[key]
 
-    solved: dict[str, Solution] = {}
-    partition: list[list[Node]] = []
-    legal_plans = 1
+    segments: dict[str, list[list[Node]]] = {}
     for segment in find_segments(legality, flow.compute):
         workload = describe(make_group(flow, segment).graph)
-        key = workload.text()
         ordered = [flow.compute[flow.index[name]] for name in workload.order]
-        if key not in solved:
-            solved[key] = solve(legality, ordered, price_of)
-            _log.debug(
-                "a segment of %d nodes from %%%s: %d plans, %d groups",
-                len(ordered),
-                ordered[0].name,
-                solved[key].plans,
-                len(solved[key].groups),
-            )
-        legal_plans *= solved[key].plans
-        for mask in solved[key].groups:
-            partition.append([node for index, node in enumerate(ordered) if mask >> index & 1])
-    partition = _launch_order(flow, partition)
-    groups = []
-    for number, nodes in enumerate(partition):
-        group = make_group(flow, nodes)
-        groups.append(replace(group, name=f"{family(group)}_{number}"))
-    refusals = _refusals(legality, partition, groups, price_of)
-    return FusedGraph(graph, tuple(groups), refusals, legal_plans)
+        segments.setdefault(workload.text(), []).append(ordered)
+    legal_plans = 1
+    best: list[tuple[float, tuple[Partition, ...]]] = [(0.0, ())]
+    for alike in segments.values():
+        solution = solve(legality, alike[0], price_of, count)
+        legal_plans *= solution.plans ** len(alike)
+        _log.debug(
+            "%d segments of %d nodes like that of %%%s: %d plans, %d groups",
+            len(alike),
+            len(alike[0]),
+            alike[0][0].name,
+            solution.plans,
+            len(solution.best[0].groups),
+        )
+        longer = [
+            (cost_us + len(alike) * partition.cost_us, (*chosen, partition))
+            for cost_us, chosen in best
+            for partition in solution.best
+        ]
+        best = sorted(longer, key=lambda plan: plan[0])[:count]
+    plans = []
+    for rank, (_, chosen) in enumerate(best):
+        partition = [
+            [node for index, node in enumerate(ordered) if mask >> index & 1]
+            for part, alike in zip(chosen, segments.values(), strict=True)
+            for ordered in alike
+            for mask in part.groups
+        ]
+        ordered_groups = _launch_order(flow, partition)
+        groups = _named(flow, ordered_groups)
+        cut = "the search was cut here" if rank == 0 else "this is not the cheapest plan"
+        refusals = _refusals(legality, ordered_groups, groups, price_of, cut)
+        plans.append(FusedGraph(graph, groups, refusals, legal_plans))
+    return tuple(plans)
+
+
+def _named(flow: Flow, partition: Sequence[Sequence[Node]]) -> tuple[Group, ...]:
+    """The groups of `partition`, numbered in its order."""
+    groups = (make_group(flow, nodes) for nodes in partition)
+    return tuple(
+        replace(group, name=f"{family(group)}_{number}") for number, group in enumerate(groups)
+    )
 
 
 def clone_cheap(graph: Graph, max_group: int = 16) -> Graph:
@@ -209,8 +244,12 @@ def _refusals(
     partition: Sequence[Sequence[Node]],
     groups: Sequence[Group],
     price: Callable[[Sequence[Node]], float],
+    cut: str,
 ) -> tuple[tuple[str, str, str], ...]:
-    """(producer, consumer, reason) for each edge between two groups."""
+    """(producer, consumer, reason) for each edge between two groups.
+
+    `cut` says why two groups that would be cheaper as one may be two.
+    """
     flow = legality.flow
     group_of = {node.name: number for number, nodes in enumerate(partition) for node in nodes}
     before = _edges(flow, group_of)
@@ -225,7 +264,9 @@ def _refusals(
             reason = legality.span(made_by, node)
             if reason is None:
                 if ends not in reasons:
-                    reasons[ends] = _why_apart(legality, partition, groups, before, ends, price)
+                    reasons[ends] = _why_apart(
+                        legality, partition, groups, before, ends, price, cut
+                    )
                 reason = reasons[ends]
             refusals.append((made_by.name, node.name, reason))
     return tuple(refusals)
@@ -238,6 +279,7 @@ def _why_apart(
     before: Sequence[set[int]],
     ends: tuple[int, int],
     price: Callable[[Sequence[Node]], float],
+    cut: str,
 ) -> str:
     """Why two neighbouring groups are not one."""
     low, high = ends
@@ -250,8 +292,8 @@ def _why_apart(
         return f"joined, they and {groups[between].name} would wait for each other"
     apart = price(partition[low]) + price(partition[high])
     together = price(joined)
-    if together < apart:  # possible only across a cut that `segments.solve` made
-        return f"legal at {together:.3g} us against {apart:.3g} us, but the search was cut here"
+    if together < apart:
+        return f"legal at {together:.3g} us against {apart:.3g} us, but {cut}"
     return f"legal, but predicted slower: {together:.3g} us against {apart:.3g} us"
 
 

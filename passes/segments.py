@@ -9,8 +9,9 @@ ending of a set S (closed under dependence) is a group in S that nothing else in
     plans[S]  = sum over non-empty sets T of disjoint endings of S of  (-1)^(|T|+1) plans[S - T]
 
 Each plan of S ends in some set of groups, and inclusion-exclusion over that set counts it once,
-whatever the order of launches. The recurrence is DPOF's (AutoGTCO, ICCAD 2021), as we reconstruct
-it.
+whatever the order of launches. Where the few cheapest plans of each set are kept in place of the
+one, the few cheapest of the whole come out. The recurrence is DPOF's (AutoGTCO, ICCAD 2021), as we
+reconstruct it.
 
 Segments: nodes that no legal group joins need no common table. Contract each edge that some group
 may span, then each cycle of what remains; every plan of the graph is one plan of each such part
@@ -19,7 +20,8 @@ and the reverse, so the parts are solved one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -41,17 +43,28 @@ class TooLarge(Exception):
 
 
 @dataclass(frozen=True)
-class Solution:
-    """The cheapest plan of a segment.
+class Partition:
+    """One plan of a segment.
 
     Args:
+        cost_us: the sum of its groups' prices.
         groups: bit sets of positions in the segment, in launch order.
-        cost_us: the sum of their prices.
+    """
+
+    cost_us: float
+    groups: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """The cheapest plans of a segment.
+
+    Args:
+        best: different plans, the cheapest first; at least one.
         plans: how many plans the segment has.
     """
 
-    groups: tuple[int, ...]
-    cost_us: float
+    best: tuple[Partition, ...]
     plans: int
 
 
@@ -154,30 +167,40 @@ def legal_groups(legality: Legality, segment: Sequence[Node]) -> list[int]:
 
 
 def solve(
-    legality: Legality, segment: Sequence[Node], price: Callable[[Sequence[Node]], float]
+    legality: Legality,
+    segment: Sequence[Node],
+    price: Callable[[Sequence[Node]], float],
+    keep: int = 1,
 ) -> Solution:
-    """The cheapest plan of `segment`, whose nodes are in topological order.
+    """The `keep` cheapest plans of `segment`, whose nodes are in topological order.
 
     A segment that is too large is cut in half, and groups that span the cut are lost: a better
     plan may be missed, a wrong one cannot be made.
     """
     try:
         groups = legal_groups(legality, segment)
-        return _tabulate(legality, segment, groups, price)
+        return _tabulate(legality, segment, groups, price, keep)
     except TooLarge:
         pass
     position = {node.name: index for index, node in enumerate(segment)}
     half = len(segment) // 2
-    chosen: list[int] = []
-    cost_us, plans = 0.0, 1
+    best = [Partition(0.0, ())]
+    plans = 1
     for side in (segment[:half], segment[half:]):
         for part in find_segments(legality, side):
-            solution = solve(legality, part, price)
-            where = [position[node.name] for node in part]
-            chosen += [sum(1 << where[i] for i in bits(mask)) for mask in solution.groups]
-            cost_us += solution.cost_us
+            solution = solve(legality, part, price, keep)
+            where = [1 << position[node.name] for node in part]
+            longer = [
+                Partition(
+                    before.cost_us + after.cost_us,
+                    (*before.groups, *(sum(where[i] for i in bits(g)) for g in after.groups)),
+                )
+                for before in best
+                for after in solution.best
+            ]
+            best = sorted(longer, key=lambda partition: partition.cost_us)[:keep]
             plans *= solution.plans
-    return Solution(tuple(chosen), cost_us, plans)
+    return Solution(tuple(best), plans)
 
 
 def _tabulate(
@@ -185,6 +208,7 @@ def _tabulate(
     segment: Sequence[Node],
     groups: Sequence[int],
     price: Callable[[Sequence[Node]], float],
+    keep: int,
 ) -> Solution:
     flow = legality.flow
     local = {flow.index[node.name]: index for index, node in enumerate(segment)}
@@ -224,21 +248,41 @@ def _tabulate(
         waiting.extend(state & ~mask for mask in endings[state])
 
     prices = {mask: price([segment[index] for index in bits(mask)]) for mask in groups}
-    best: dict[int, tuple[float, int]] = {0: (0.0, 0)}
+    best: dict[int, list[Partition]] = {0: [Partition(0.0, ())]}
     plans = {0: 1}
     terms = 0
     for state in sorted(endings, key=int.bit_count):
-        best[state] = min((best[state & ~mask][0] + prices[mask], mask) for mask in endings[state])
+        best[state] = _cheapest(state, endings[state], prices, best, keep)
         plans[state], used = _count(state, endings[state], plans)
         terms += used
         if terms > MAX_TERMS:
             raise TooLarge
-    chosen: list[int] = []
-    state = everything
-    while state:
-        chosen.append(best[state][1])
-        state &= ~best[state][1]
-    return Solution(tuple(reversed(chosen)), best[everything][0], plans[everything])
+    return Solution(tuple(best[everything]), plans[everything])
+
+
+def _cheapest(
+    state: int,
+    endings: Sequence[int],
+    prices: Mapping[int, float],
+    best: Mapping[int, list[Partition]],
+    keep: int,
+) -> list[Partition]:
+    """The `keep` cheapest plans of `state`, from those of the sets that its endings leave.
+
+    Of a plan among them, what is left without its last group is among the cheapest of what is left.
+    A plan that ends in either of two groups comes twice and counts once.
+    """
+    heap = [(best[state & ~last][0].cost_us + prices[last], last, 0) for last in endings]
+    heapq.heapify(heap)
+    found: dict[frozenset[int], Partition] = {}
+    while heap and len(found) < keep:
+        cost_us, last, rank = heapq.heappop(heap)
+        before = best[state & ~last]
+        groups = (*before[rank].groups, last)
+        found.setdefault(frozenset(groups), Partition(cost_us, groups))
+        if rank + 1 < len(before):
+            heapq.heappush(heap, (before[rank + 1].cost_us + prices[last], last, rank + 1))
+    return list(found.values())
 
 
 def _count(state: int, endings: Sequence[int], plans: dict[int, int]) -> tuple[int, int]:

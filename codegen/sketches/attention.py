@@ -11,7 +11,7 @@ import torch
 
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.graph import Group
 from gtco.target import Target
 from gtco.views import Layout, NotAView, resolve
@@ -127,6 +127,29 @@ class Attention(Sketch):
     def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
         return {"block_q": block_q, "block_k": block_k, "warps_k": warps_k, "stages": stages}
 
+    def _registers(self, schedule: Schedule) -> int:
+        part = schedule["block_k"] // schedule["warps_k"]
+        width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
+        return width16 * 4 + value16 * 8 + part // 2 + part // 4 + 40
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        schedule = program.schedule
+        block_q, block_k = schedule["block_q"], schedule["block_k"]
+        steps = -(-self.keys // block_k)
+        width = self.width + self.value_width
+        filled = (block_q * self.width + steps * block_k * width) * self.dtype.itemsize
+        return BlockWork(
+            fill_bytes=filled,
+            l2_bytes=filled,
+            steps=steps,
+            stages=schedule["stages"],
+            mma_flops=2 * block_q * steps * block_k * width,
+            tile_p=block_q,
+            tile_q=self.value_width,
+            split=1,
+            registers=self._registers(schedule),
+        )
+
     def emit(self, schedule: Schedule) -> KernelProgram:
         block_q, block_k = schedule["block_q"], schedule["block_k"]
         warps_k, stages = schedule["warps_k"], schedule["stages"]
@@ -134,9 +157,8 @@ class Attention(Sketch):
         check(threads <= 1024, f"{threads} threads, a block has at most 1024")
         check(block_k // warps_k % 16 == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
         check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
-        part = block_k // warps_k
         width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
-        registers = width16 * 4 + value16 * 8 + part // 2 + part // 4 + 40
+        registers = self._registers(schedule)
         limit = min(255, 65536 // threads)
         check(registers <= limit, f"about {registers} registers a thread, of {limit}")
 

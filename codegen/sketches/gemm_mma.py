@@ -9,7 +9,7 @@ import torch
 
 from gtco.codegen.emit import C_TYPES, index
 from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketch import Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to
 from gtco.graph import Group
 from gtco.target import Target
@@ -62,6 +62,24 @@ class GemmMma(Sketch):
                 "warps_n": warps_n,
                 "stages": stages,
             }
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        schedule = program.schedule
+        m, n, k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
+        warps = schedule["warps_m"] * schedule["warps_n"]
+        steps = -(-self.problem.k // k)
+        filled = steps * (m + n) * k * self.problem.dtype.itemsize
+        return BlockWork(
+            fill_bytes=filled,
+            l2_bytes=filled,
+            steps=steps,
+            stages=schedule["stages"],
+            mma_flops=2 * m * n * k * steps,
+            tile_p=m,
+            tile_q=n,
+            split=1,
+            registers=min(255, m * n // (warps * 32) + (m + n) * k // (warps * 64) + 40),
+        )
 
     def emit(self, schedule: Schedule) -> KernelProgram:
         problem = self.problem

@@ -11,12 +11,14 @@ import torch
 
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram, TensorMapArgument
-from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to, single_stride
 from gtco.graph import Group
 from gtco.target import Target
 
 ELEMENTS = (torch.float16, torch.bfloat16)
+LOOP_REGISTERS = 36
+"""A thread's registers besides its accumulators, about."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +164,7 @@ class GemmWgmma(Sketch):
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
         rows = block_q if schedule["swap"] else block_p
         check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
-        registers = block_q // 2 + 36
+        registers = block_q // 2 + LOOP_REGISTERS
         threads = block_p * 2 + 128
         most = min(240, 65536 // threads)
         check(registers <= most, f"about {registers} registers a thread, of {most}")
@@ -170,15 +172,33 @@ class GemmWgmma(Sketch):
         limit = self.target.smem_per_block
         check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
 
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        schedule = program.schedule
+        p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
+        atoms = schedule["atoms"]
+        steps = -(-self.steps // (split * atoms))
+        from_l2 = (p + q // schedule["multicast"]) * 128 * atoms
+        return BlockWork(
+            fill_bytes=steps * (p + q) * 128 * atoms,
+            l2_bytes=steps * from_l2,
+            steps=steps,
+            stages=schedule["stages"],
+            mma_flops=2 * p * q * steps * atoms * self.block_k,
+            tile_p=p,
+            tile_q=q,
+            split=split,
+            registers=q // 2 + LOOP_REGISTERS,
+        )
+
     @property
     def has_stats(self) -> bool:
         return any(node.op == "row_stats" for node in self.group.nodes)
 
     def emit(self, schedule: Schedule) -> KernelProgram:
+        self._check(schedule)
         problem = self.problem
         region = problem.region()
         emitter = problem.epilogue(region)
-        self._check(schedule)
         swap, split = schedule["swap"], schedule["split"]
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)

@@ -1,24 +1,20 @@
 """Compile many kernels in worker processes.
 
-NVRTC holds a lock, so threads gain nothing. A worker is a plain child process that speaks JSON
-lines: `multiprocessing` would import the user's main script again in each, and pickle.
+NVRTC holds a lock, so threads gain nothing: each thread of the pool asks a process of its own.
 """
 
 from __future__ import annotations
 
 import base64
-import contextlib
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, Self
 
+from gtco.runtime.child import Child, ChildDied, ChildHung
+from gtco.runtime.child import serve as serve_child
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.nvrtc import (
     CompileError,
@@ -28,6 +24,8 @@ from gtco.runtime.nvrtc import (
     user_cache,
 )
 
+DEADLINE_S = 120.0
+"""The longest that the assembler may think about one kernel; most take a tenth of a second."""
 _SERVE = "from gtco.runtime.compile_pool import serve; serve()"
 
 
@@ -38,6 +36,10 @@ class CompileJob:
     code: str
     name: str
     arch: str
+
+
+class CompilerLost(CompileError):
+    """The process that compiled a kernel died."""
 
 
 def compile_many(
@@ -62,17 +64,89 @@ def compile_many(
             missing.append(job)
         else:
             done[job] = found
-    limit = len(os.sched_getaffinity(0)) if workers is None else workers
-    count = min(limit, len(missing))
+    count = min(_processors() if workers is None else workers, len(missing))
     if count <= 1:
-        results = [_compile_here(job) for job in missing]
-    else:
-        results = _compile_in_workers(missing, count)
-    for job, result in zip(missing, results, strict=True):
-        done[job] = result
-        if isinstance(result, CompiledKernel):
-            store.write(cache_key(job.code, job.name, job.arch), result)
+        for job in missing:
+            result = _compile_here(job)
+            if isinstance(result, CompiledKernel):
+                store.write(cache_key(job.code, job.name, job.arch), result)
+            done[job] = result
+        return [done[job] for job in jobs]
+    with CompilePool(count, store) as pool:
+        futures = {job: pool.submit(job) for job in missing}
+        for job, future in futures.items():
+            try:
+                done[job] = future.result()
+            except CompileError as error:
+                done[job] = error
     return [done[job] for job in jobs]
+
+
+class CompilePool:
+    """Processes that compile in the background; a context manager.
+
+    Args:
+        workers: processes, each started with its first job; by default as many as there are
+            processors but one, which is left to the caller.
+        cache: where cubins are kept; the user's cache by default.
+        deadline_s: seconds after which a compilation is given up.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        cache: CubinCache | None = None,
+        deadline_s: float = DEADLINE_S,
+    ) -> None:
+        count = max(1, _processors() - 1) if workers is None else workers
+        self._cache = user_cache() if cache is None else cache
+        self._threads = ThreadPoolExecutor(count, "compile")
+        self._workers = [_Worker(deadline_s) for _ in range(count)]
+        self._idle: SimpleQueue[_Worker] = SimpleQueue()
+        self._closing = False
+        for worker in self._workers:
+            self._idle.put(worker)
+
+    def submit(self, job: CompileJob) -> Future[CompiledKernel]:
+        """The kernel of `job`, from the cache or compiled; the future may raise `CompileError`."""
+        return self._threads.submit(self._compile, job)
+
+    def _compile(self, job: CompileJob) -> CompiledKernel:
+        key = cache_key(job.code, job.name, job.arch)
+        found = self._cache.read(key)
+        if found is not None:
+            return found
+        worker = self._idle.get()
+        try:
+            result = worker.compile(job)
+            if isinstance(result, CompilerLost) and not self._closing:
+                result = worker.compile(job)  # most likely something else killed it
+        finally:
+            self._idle.put(worker)
+        if isinstance(result, CompileError):
+            raise result
+        self._cache.write(key, result)
+        return result
+
+    def close(self) -> None:
+        """Drop what was not begun and end the processes; none outlives this call."""
+        self._closing = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for worker in self._workers:
+            worker.interrupt()
+        self._threads.shutdown(wait=True)
+        for worker in self._workers:
+            worker.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _processors() -> int:
+    return len(os.sched_getaffinity(0))
 
 
 def _compile_here(job: CompileJob) -> CompiledKernel | CompileError:
@@ -82,91 +156,55 @@ def _compile_here(job: CompileJob) -> CompiledKernel | CompileError:
         return error
 
 
-def _compile_in_workers(
-    jobs: Sequence[CompileJob], count: int
-) -> list[CompiledKernel | CompileError]:
-    idle: SimpleQueue[_Worker] = SimpleQueue()
-    workers = [_Worker() for _ in range(count)]
-    for worker in workers:
-        idle.put(worker)
-
-    def run(job: CompileJob) -> CompiledKernel | CompileError:
-        worker = idle.get()
-        try:
-            return worker.compile(job)
-        finally:
-            idle.put(worker)
-
-    try:
-        with ThreadPoolExecutor(count) as pool:
-            return list(pool.map(run, jobs))
-    finally:
-        for worker in workers:
-            worker.close()
-
-
 class _Worker:
     """A child process that compiles one job at a time; one that dies is started again."""
 
-    def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
+        self._deadline_s = deadline_s
+        self._child: Child | None = None
 
     def compile(self, job: CompileJob) -> CompiledKernel | CompileError:
-        if self._process is None:
-            self._process = _start()
-        process = self._process
-        assert process.stdin is not None and process.stdout is not None
+        if self._child is None:
+            self._child = Child(_SERVE)
         try:
-            process.stdin.write(json.dumps(asdict(job)) + "\n")
-            process.stdin.flush()
-            answer = process.stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            self.close()
-            code = process.returncode
-            return CompileError(
-                f"kernel {job.name}: the process that compiled it for {job.arch} died ({code})"
-            )
-        result: dict[str, Any] = json.loads(answer)
+            result = self._child.ask(asdict(job), self._deadline_s)
+        except (ChildDied, ChildHung) as failure:
+            self._child = None
+            kind = CompilerLost if isinstance(failure, ChildDied) else CompileError
+            return kind(f"kernel {job.name}: the process that compiled it for {job.arch} {failure}")
         if "error" in result:
             return CompileError(result["error"])
-        cubin = base64.b64decode(result.pop("cubin"))
-        return CompiledKernel(cubin=cubin, **result)
+        return decode_kernel(result)
 
-    def close(self) -> None:
-        if self._process is None:
-            return
-        assert self._process.stdin is not None and self._process.stdout is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()  # the worker ends at the end of its input
-        self._process.wait()
-        self._process.stdout.close()
-        self._process = None
+    def interrupt(self) -> None:
+        """From another thread: let `compile` fail now."""
+        child = self._child
+        if child is not None:
+            child.process.kill()
+
+    def kill(self) -> None:
+        if self._child is not None:
+            self._child.kill()
+            self._child = None
 
 
-def _start() -> subprocess.Popen[str]:
-    package_parent = str(Path(__file__).parents[2])
-    paths = [package_parent, os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
-    return subprocess.Popen(
-        [sys.executable, "-c", _SERVE],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        text=True,
-    )
+def encode_kernel(kernel: CompiledKernel) -> dict[str, Any]:
+    """`kernel` as JSON values."""
+    return {**asdict(kernel), "cubin": base64.b64encode(kernel.cubin).decode()}
+
+
+def decode_kernel(data: Mapping[str, Any]) -> CompiledKernel:
+    """The kernel that `encode_kernel` wrote."""
+    return CompiledKernel(**{**data, "cubin": base64.b64decode(data["cubin"])})
 
 
 def serve() -> None:
     """A worker's loop: a job a line on stdin, an answer a line on stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints must not mix with the answers
-    for line in sys.stdin:
-        result = _compile_here(CompileJob(**json.loads(line)))
-        if isinstance(result, CompileError):
-            answer: dict[str, Any] = {"error": str(result)}
-        else:
-            answer = {**asdict(result), "cubin": base64.b64encode(result.cubin).decode()}
-        answers.write(json.dumps(answer) + "\n")
-        answers.flush()
+    serve_child(_answer)
+
+
+def _answer(job: dict[str, Any]) -> Mapping[str, Any]:
+    result = _compile_here(CompileJob(**job))
+    if isinstance(result, CompileError):
+        return {"error": str(result)}
+    return encode_kernel(result)

@@ -353,7 +353,7 @@ def _encode_launch(launch: Launch) -> Json:
         "source": launch.source,
         "reason": launch.reason,
         "predicted_us": launch.predicted_us,
-        "program": None if program is None else _encode_program(program),
+        "program": None if program is None else encode_program(program),
     }
 
 
@@ -364,7 +364,7 @@ def _decode_launch(
     group = Group(_text(data, "group"), subgraph(graph, members, data["outputs"]))
     program = None
     if data["program"] is not None:
-        program = _decode_program(data["program"], sources, arch)
+        program = decode_program(data["program"], sources, arch)
         known = {*group.graph.inputs, *group.graph.outputs, *graph.constants}
         for argument in program.arguments:
             if argument.value not in known:
@@ -373,7 +373,8 @@ def _decode_launch(
     return Launch(group, family, program, source, reason, _time(data, "predicted_us"))
 
 
-def _encode_program(program: KernelProgram) -> Json:
+def encode_program(program: KernelProgram) -> Json:
+    """`program` as JSON, but for its source."""
     return {
         "kernel": program.name,
         "family": program.family,
@@ -388,7 +389,17 @@ def _encode_program(program: KernelProgram) -> Json:
     }
 
 
-def _decode_program(data: Json, sources: Mapping[str, str], arch: str) -> KernelProgram:
+def decode_program(data: Json, sources: Mapping[str, str], arch: str) -> KernelProgram:
+    """The program that `encode_program` wrote.
+
+    Args:
+        data: JSON.
+        sources: entry point to source.
+        arch: what it must be for.
+
+    Raises:
+        EncodingError: it is another program's, or of another architecture.
+    """
     program = KernelProgram(
         _text(data, "family"),
         _text(data, "sketch"),

@@ -32,9 +32,11 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.graph import Group
 from gtco.interpreter import interpret
+from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.nvrtc import CubinCache, host_folder
 from gtco.runtime.plan import Launch, Plan, Visit
 from gtco.runtime.poison import poisoned
+from gtco.target import HOST
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
 _ERROR_LINES = 12
@@ -68,17 +70,18 @@ class HostKernel:
 
     Args:
         program: what to compile.
+        library: what `build_host` made of it; None compiles it now.
 
     Raises:
         HostCompilerError: no compiler, or it refuses the source.
     """
 
-    def __init__(self, program: KernelProgram) -> None:
+    def __init__(self, program: KernelProgram, library: Path | None = None) -> None:
         self.name = program.name
-        self._library = _kernel_library(program)
-        library = ctypes.CDLL(str(self._library))
-        self._entry = library.enter
-        self._launch = library.gtco_host_launch  # of the machine that it is linked to
+        self._library = library or _kernel_library(program)
+        code = ctypes.CDLL(str(self._library))
+        self._entry = code.enter
+        self._launch = code.gtco_host_launch  # of the machine that it is linked to
         self._launch.restype = ctypes.c_char_p
 
     def __call__(
@@ -141,6 +144,16 @@ class HostKernel:
             )
         if error is not None:
             raise HostError(f"kernel {self.name}, {_with_lines(self._library, error.decode())}")
+
+
+def build_host(program: KernelProgram) -> CompiledKernel:
+    """`program` as a shared object in place of a cubin, to be loaded in another process.
+
+    Raises:
+        HostCompilerError: no compiler, or it refuses the source.
+    """
+    code = _kernel_library(program).read_bytes()
+    return CompiledKernel(program.name, HOST, code, 0, 0, 0, 0, "")
 
 
 def compile_host(programs: Sequence[KernelProgram]) -> dict[str, HostKernel]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -10,7 +11,6 @@ from torch import Tensor
 from gtco.codegen.program import KernelProgram
 from gtco.graph import Group, TensorSpec
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
-from gtco.runtime.library import bind_library
 from gtco.runtime.nvrtc import compile_kernel
 from gtco.runtime.poison import poisoned
 
@@ -84,17 +84,7 @@ def time_program(
             BoundLaunch(kernel, program, tensors, dependent=dependent and index > 0)
             for index, tensors in enumerate(alive)
         ]
-        return time_chain(chain, repeat)
-
-
-def time_library(
-    group: Group, values: Mapping[str, Tensor], *, repeat: int = 10, copies: int = 12
-) -> float:
-    """Microseconds from start to start of the group's ATen calls, chained as in `time_program`."""
-    device = _device(values)
-    with torch.cuda.device(device), torch.no_grad():
-        tensors = _copies(group, values, device, copies)
-        return time_chain([bind_library(group, each) for each in tensors], repeat)
+        return statistics.median(Chain(chain).times_us(repeat))
 
 
 def _copies(
@@ -106,34 +96,49 @@ def _copies(
     return [{**base, **{name: base[name].clone() for name in names}} for _ in range(copies)]
 
 
-def time_chain(chain: Sequence[Callable[[int], None]], repeat: int) -> float:
-    def enqueue() -> None:
-        stream = torch.cuda.current_stream().cuda_stream
-        for launch in chain:
-            launch(stream)
+class Chain:
+    """Launches one after another, captured as one CUDA graph on the current device.
 
-    enqueue()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):  # torch.cuda.graph collects garbage first: half a second each
-        graph.capture_begin(capture_error_mode="thread_local")
-        try:
-            enqueue()
-        finally:
-            graph.capture_end()
-    times = []
-    for _ in range(repeat + 2):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        for _ in range(REPLAYS):
-            graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(begin.elapsed_time(end) * 1000)
-    times = sorted(times[2:])  # the first replays upload the graph
-    return float(times[len(times) // 2]) / (len(chain) * REPLAYS)
+    Args:
+        launches: each enqueues on the stream with the given handle. What they use must stay alive.
+    """
+
+    def __init__(self, launches: Sequence[Callable[[int], None]]) -> None:
+        self._count = len(launches)
+
+        def enqueue() -> None:
+            stream = torch.cuda.current_stream().cuda_stream
+            for launch in launches:
+                launch(stream)
+
+        enqueue()
+        torch.cuda.synchronize()
+        self._graph = torch.cuda.CUDAGraph()
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        with torch.cuda.stream(side):  # torch.cuda.graph collects garbage first: half a second each
+            self._graph.capture_begin(capture_error_mode="thread_local")
+            try:
+                enqueue()
+            finally:
+                self._graph.capture_end()
+
+    def times_us(self, repeat: int) -> list[float]:
+        """Microseconds from one launch's start to the next one's, `repeat` times."""
+        times = []
+        for _ in range(repeat + 2):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            for _ in range(REPLAYS):
+                self._graph.replay()
+            end.record()
+            end.synchronize()
+            times.append(elapsed_us(begin, end) / (self._count * REPLAYS))
+        return times[2:]  # the first replays upload the graph
+
+
+def elapsed_us(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    """Microseconds between two recorded events."""
+    return float(begin.elapsed_time(end)) * 1000
 
 
 def _device(values: Mapping[str, Tensor]) -> torch.device:

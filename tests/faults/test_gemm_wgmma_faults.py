@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.cost_model.measure import random_values
+from gtco.cost_model.judge import random_values
 from gtco.graph import Group
 from gtco.runtime.host import HostError, find_compiler, run_on_host
 from gtco.runtime.nvrtc import DEVICE_HEADERS
@@ -85,10 +85,8 @@ def group() -> Group:
 
 def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:
     """The GEMM with `old` replaced in its template, which is pasted in for the include."""
-    schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "early_trigger": 0}
-    made = GemmWgmma(group(), TARGETS["sm_90a"]).emit(
-        {**schedule, **CLUSTERS[cluster], "prefetch": 0}
-    )
+    schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "atoms": 1}
+    made = GemmWgmma(group(), TARGETS["sm_90a"]).emit({**schedule, **CLUSTERS[cluster]})
     template = (DEVICE_HEADERS / "gemm_wgmma.cuh").read_text()
     assert old in template, "the fault's place has moved"
     template = template.replace("#pragma once\n", "").replace(old, new) if old else template

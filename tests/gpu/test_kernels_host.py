@@ -33,7 +33,7 @@ pytestmark = [
 @pytest.mark.parametrize(("name", "values"), test_host_wgmma.CASES)
 def test_wgmma_matches_fp64(name: str, values: tuple[int, ...]) -> None:
     group = test_host_wgmma.GROUPS[name]()
-    schedule = {**dict(zip(test_host_wgmma.KNOBS, values, strict=True)), "early_trigger": 0}
+    schedule = dict(zip(test_host_wgmma.KNOBS, values, strict=True))
     program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
     given = random_values(group, torch.device("cpu"), seed=1)
 

@@ -17,7 +17,8 @@ from gtco import compiler
 from gtco.check import judge
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.compiler import FallbackError
-from gtco.cost_model.database import LIBRARY, RecordTable, TuningRecord
+from gtco.cost_model.database import LIBRARY, TuningRecord
+from gtco.cost_model.knowledge import Knowledge
 from gtco.graph import Group
 from gtco.options import OptionError
 from gtco.passes.tasks import workload_key
@@ -191,7 +192,7 @@ def records(monkeypatch: pytest.MonkeyPatch) -> Records:
     """`records(*each)` makes them all there is for any card."""
 
     def install(*found: TuningRecord) -> None:
-        monkeypatch.setattr(compiler, "_records", lambda device: RecordTable(found))
+        monkeypatch.setattr(compiler, "known_on", lambda *_: Knowledge("H100", found))
 
     install()
     return install

@@ -13,7 +13,6 @@ from gtco.codegen.rules import SKETCHES
 from gtco.cost_model.database import (
     LIBRARY,
     DatabaseError,
-    RecordTable,
     TuningRecord,
     read_jsonl,
     shipped_records,
@@ -69,17 +68,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
     assert next(found) == RECORD
     with pytest.raises(DatabaseError, match=r"records\.jsonl:2: no tuning record"):
         next(found)
-
-
-def test_lookup_is_fastest_first_of_one_workload() -> None:
-    times = (4.0, 2.0, 3.0)
-    records = [replace(RECORD, run_us=each) for each in times]
-    other = replace(RECORD, workload="other", run_us=1.0)
-    table = RecordTable([*records, FAILED, other])
-    assert [record.run_us for record in table.lookup(RECORD.workload)] == sorted(times)
-    assert table.lookup("other") == (other,)
-    assert table.lookup("unknown") == ()
-    assert RecordTable([FAILED]).lookup(FAILED.workload) == ()
 
 
 @pytest.fixture

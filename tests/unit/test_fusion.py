@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import math
 import time
+from collections import Counter
 from collections.abc import Iterator
 
 import networkx as nx
@@ -16,9 +17,10 @@ from gtco.graph import FusedGraph, Graph, GraphBuilder, Group, TensorSpec
 from gtco.interpreter import interpret
 from gtco.passes import legality, segments
 from gtco.passes.dataflow import Flow, make_group, materialize_views, stored_form, trace
-from gtco.passes.fusion import clone_cheap, fuse
+from gtco.passes.fusion import best_plans, clone_cheap, fuse
 from gtco.passes.legality import Legality, explain, family
 from gtco.passes.tasks import workload_key
+from gtco.passes.workload import describe
 from gtco.target import find_target
 from gtco.views import resolve
 from tests.unit.random_graphs import random_graph
@@ -203,6 +205,75 @@ def test_equals_exhaustive_search(seed: int, nodes: int) -> None:
     assert fused.legal_plans == count
     assert total(fused, random_price) == pytest.approx(best)
     check_plan(graph, fused)
+
+
+KEPT = 16
+
+
+def alike_segments(graph: Graph, max_group: int) -> bool:
+    """Whether two segments are the same work, so that `best_plans` gives them one plan."""
+    rules = Legality(Flow(graph), max_group)
+    segments_found = segments.find_segments(rules, rules.flow.compute)
+    keys = [
+        describe(make_group(rules.flow, each).graph).text()
+        for each in segments_found
+        if len(each) > 1
+    ]
+    return len(set(keys)) < len(keys)
+
+
+@pytest.mark.parametrize(("seed", "nodes"), CASES)
+def test_the_best_plans_equal_exhaustive_search(seed: int, nodes: int) -> None:
+    graph = random_graph(seed, nodes)
+    max_group = (16, 16, 3)[seed % 3]
+    plans = best_plans(graph, random_price, KEPT, max_group=max_group)
+    flow = Flow(plans[0].graph)
+    every = [
+        sum(random_price(group_of(flow, names)) for names in plan)
+        for plan in all_plans(plans[0].graph, max_group)
+    ]
+    costs = [total(plan, random_price) for plan in plans]
+    partitions = {
+        frozenset(frozenset(node.name for node in group.compute) for group in plan)
+        for plan in plans
+    }
+    assert len(partitions) == len(plans)
+    if alike_segments(plans[0].graph, max_group):
+        assert costs == sorted(costs) and costs[0] == pytest.approx(min(every))
+    else:
+        assert costs == pytest.approx(sorted(every)[:KEPT])
+    for plan in plans[:3]:
+        check_plan(graph, plan)
+
+
+def test_most_random_graphs_have_no_two_segments_alike() -> None:
+    alike = sum(alike_segments(random_graph(seed, n), 16) for seed, n in CASES)
+    assert alike < len(CASES) / 10
+
+
+def test_layers_that_are_alike_have_one_plan() -> None:
+    plans = best_plans(vit_graph(layers=4), roofline, KEPT)
+    assert len(plans) == KEPT
+    costs = [total(plan, roofline) for plan in plans]
+    assert costs == sorted(costs)
+    assert str(plans[0]) == str(fuse(vit_graph(layers=4), roofline))
+    for plan in plans:
+        counts = Counter(workload_key(group, H100) for group in plan)
+        attention = [workload_key(g, H100) for g in plan if family(g) == "attention"]
+        assert counts[attention[0]] >= 3
+    texts = {reason for plan in plans[1:] for _, _, reason in plan.refusals}
+    assert any("but this is not the cheapest plan" in reason for reason in texts)
+    assert not any("the search was cut here" in reason for reason in texts)
+
+
+def test_the_best_plans_of_a_cut_segment_are_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(7, 24)
+    monkeypatch.setattr(segments, "MAX_SETS", 40)
+    plans = best_plans(graph, random_price, KEPT)
+    costs = [total(plan, random_price) for plan in plans]
+    assert costs == sorted(costs) and len(plans) == KEPT
+    for plan in plans:
+        check_plan(graph, plan)
 
 
 def test_the_random_graphs_cover_the_families() -> None:

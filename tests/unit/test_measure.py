@@ -1,4 +1,4 @@
-"""What the tuner measures and what it throws away, without a GPU."""
+"""What the tuner's worker measures, and what it throws away or survives, without a GPU."""
 
 from __future__ import annotations
 
@@ -8,26 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketch import Sketch
-from gtco.cost_model import measure
-from gtco.cost_model.measure import (
-    Candidate,
-    candidates,
-    compile_candidates,
-    random_values,
-    wrong_outputs,
-)
+from gtco.cost_model.judge import Judge, random_values
+from gtco.cost_model.worker import GUARD_BYTES, Operands
 from gtco.graph import Group
 from gtco.interpreter import interpret
-from gtco.runtime.compile_pool import CompileJob, compile_many
-from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.nvrtc import CompileError, CubinCache
 from gtco.runtime.poison import poisoned
-from gtco.target import TARGETS
 from tests import groups, tile_groups
 
-H100, A100 = TARGETS["sm_90a"], TARGETS["sm_80"]
 CPU = torch.device("cpu")
 F16 = torch.float16
 
@@ -42,18 +29,18 @@ class Answers:
     group: Group
     exact: tuple[Tensor, ...]
     eager: tuple[Tensor, ...]
+    verdict: Judge
 
     def judge(self, *results: Tensor) -> str:
-        """`wrong_outputs` of `results`, in the order of the group's outputs."""
-        named = dict(zip(self.group.graph.outputs, results, strict=True))
-        return wrong_outputs(self.group, named, self.exact, self.eager)
+        """The verdict on `results`, in the order of the group's outputs."""
+        return self.verdict(dict(zip(self.group.graph.outputs, results, strict=True)))
 
 
 def answers(group: Group) -> Answers:
     values = random_values(group, CPU, seed=0)
     args = [values[name] for name in group.graph.inputs]
     exact = interpret(group.graph, args, dtype=torch.float64)
-    return Answers(group, exact, interpret(group.graph, args))
+    return Answers(group, exact, interpret(group.graph, args), Judge(group, values))
 
 
 @pytest.fixture(scope="module")
@@ -132,50 +119,62 @@ def test_random_values_are_what_the_group_reads() -> None:
     assert not torch.equal(values["x"], random_values(group, CPU, seed=4)["x"])
 
 
-# -- the candidates --------------------------------------------------------------------------------
+def test_a_masked_row_of_nan_must_be_nan_in_the_answer_too() -> None:
+    group = tile_groups.softmax(2, 5, dtype=torch.float32)
+    x = torch.randn(2, 5)
+    x[1] = -torch.inf
+    values = {name: x for name in group.graph.inputs}
+    judge, (name,) = Judge(group, values), group.graph.outputs
+    (right,) = interpret(group.graph, [x])
+    assert right[1].isnan().all() and not judge({name: right})
+    assert judge({name: right.nan_to_num()})
+    assert judge({name: torch.full_like(right, torch.nan)})
 
 
-def names(found: list[Candidate]) -> list[str]:
-    return [each.program.name for each in found]
+# -- the memory ------------------------------------------------------------------------------------
 
 
-def defaults(sketch: Sketch, count: int) -> list[KernelProgram]:
-    schedules = list(sketch.defaults())[:count]
-    return [sketch.emit(schedule) for schedule in schedules]
+def operands() -> tuple[Group, Operands]:
+    group = groups.residual_linear(33, 136, 104, F16)
+    return group, Operands(group, random_values(group, CPU, seed=0), CPU)
 
 
-def test_candidates_are_the_best_defaults_and_random_others() -> None:
-    group = groups.residual_linear(197, 768, 768, F16)
-    found = candidates(group, H100, best=12, rest=6, seed=0)
-    by_sketch: dict[str, list[Candidate]] = {}
-    for each in found:
-        by_sketch.setdefault(each.sketch.name, []).append(each)
-    assert {name: len(each) for name, each in by_sketch.items()} == {
-        "gemm_wgmma": 18,
-        "gemm_mma": 3,
-    }
-    preferred = by_sketch["gemm_wgmma"]
-    assert names(preferred)[:12] == [p.name for p in defaults(preferred[0].sketch, 12)]
-    assert len(set(names(found))) == len(found)
-    assert names(found) == names(candidates(group, H100, best=12, rest=6, seed=0))
-    assert names(found) != names(candidates(group, H100, best=12, rest=6, seed=1))
+def test_operands_hold_the_values_and_poisoned_outputs() -> None:
+    group, memory = operands()
+    values = random_values(group, CPU, seed=0)
+    for name, value in values.items():
+        assert torch.equal(memory.tensors[name], value)
+        assert memory.tensors[name].data_ptr() % 256 == 0
+    for name in group.graph.outputs:
+        assert memory.tensors[name].isnan().all()
+        memory.tensors[name].zero_()
+    assert not memory.damaged()
+    memory.poison()
+    assert memory.tensors[group.graph.outputs[0]].isnan().all()
 
 
-def test_candidates_stop_where_a_sketch_has_no_more() -> None:
-    found = candidates(tile_groups.gelu_bias(4, 8), A100, best=20, rest=40, seed=0)
-    assert 3 < len(set(names(found))) == len(found) <= 9
-    assert not candidates(
-        groups.plain_linear(4, 64, 64, torch.float32), H100, best=9, rest=9, seed=0
-    )
+@pytest.mark.parametrize("offset", [-8, -GUARD_BYTES])
+def test_a_store_ahead_of_an_output_is_seen(offset: int) -> None:
+    group, memory = operands()
+    for name in group.graph.outputs:
+        tensor = memory.tensors[name]
+        start = tensor.storage_offset() * tensor.element_size() + offset
+        whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+        whole[start] += 1
+        assert memory.damaged()
+        whole[start] -= 1
+        assert not memory.damaged()
 
 
-def test_a_candidate_that_does_not_compile_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def uncached(jobs: list[CompileJob]) -> list[CompiledKernel | CompileError]:
-        return compile_many(jobs, 1, CubinCache(None))
-
-    monkeypatch.setattr(measure, "compile_many", uncached)
-    good, other = candidates(tile_groups.gelu_bias(4, 8), A100, best=2, rest=0, seed=0)
-    broken = dataclasses.replace(other.program, source=f"{other.program.source} nothing;")
-    errors = compile_candidates([good, Candidate(other.sketch, broken)])
-    assert list(errors) == [broken.name]
-    assert "does not compile for sm_80" in errors[broken.name]
+def test_a_store_past_an_output_or_into_an_input_is_seen() -> None:
+    group, memory = operands()
+    whole = torch.empty(0, dtype=torch.uint8)
+    last = memory.tensors[group.graph.outputs[-1]]
+    whole.set_(last.untyped_storage())
+    end = (last.storage_offset() + last.numel()) * last.element_size()
+    for place in (end + 7, len(whole) - 300):
+        whole[place] ^= 1
+        assert memory.damaged()
+        whole[place] ^= 1
+    memory.tensors["x"][0, 0, 0] += 1
+    assert memory.damaged()

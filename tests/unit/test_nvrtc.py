@@ -245,15 +245,15 @@ def test_a_worker_that_dies_is_an_error_and_is_replaced() -> None:
     job = CompileJob(SOURCE, "reverse", "sm_80")
     try:
         assert isinstance(worker.compile(job), CompiledKernel)
-        assert worker._process is not None
-        worker._process.kill()
-        worker._process.wait()
+        assert worker._child is not None
+        worker._child.process.kill()
+        worker._child.process.wait()
         result = worker.compile(job)
         assert isinstance(result, CompileError)
         assert "died (-9)" in str(result)
         assert isinstance(worker.compile(job), CompiledKernel)
     finally:
-        worker.close()
+        worker.kill()
 
 
 def test_a_worker_does_not_import_torch() -> None:

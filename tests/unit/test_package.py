@@ -26,6 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.dump", "gtco.env", "gtco.report", "gtco.runtime"),
     ("gtco.cost_model",),
     ("gtco.compiler",),
+    ("gtco.replay", "gtco.tune_result", "gtco.tuner"),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),
     ("gtco.answers", "gtco.onnx_peer"),
@@ -33,7 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.bench_artifact",),
     ("gtco.show",),
     ("gtco.cli_base", "gtco.cli_cache"),
-    ("gtco.cli", "gtco.__main__"),
+    ("gtco.cli", "gtco.cli_db", "gtco.cli_tune", "gtco.__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""
 

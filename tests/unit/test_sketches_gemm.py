@@ -238,5 +238,5 @@ def test_mma_source(golden: Callable[[str, object], None]) -> None:
 def test_wgmma_source(golden: Callable[[str, object], None]) -> None:
     sketch = GemmWgmma(CASES["projection"](), H100)
     knobs = {"swap": 1, "block_p": 128, "block_q": 104, "stages": 4, "split": 4, "multicast": 1}
-    schedule = first_default(sketch, **knobs, early_trigger=0, prefetch=1)
+    schedule = first_default(sketch, **knobs, atoms=1)
     golden("gemm_wgmma_projection.cu", sketch.emit(schedule).source)

@@ -1,0 +1,117 @@
+"""What is known of programs on one device: the shipped records, and the user's own."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator
+
+from gtco.codegen.rules import SKETCHES
+from gtco.codegen.sampler import Key, schedule_key
+from gtco.cost_model.database import LIBRARY, TuningRecord, is_fresh
+from gtco.cost_model.model import roofline_us
+from gtco.graph import Group
+from gtco.passes.legality import family
+from gtco.passes.tasks import Task, workload_key
+from gtco.target import HOST, Target
+
+VERSIONS = {sketch.name: sketch.version for sketch in SKETCHES}
+"""The version of each sketch's generated code now."""
+ISOLATED, CHAIN, HOST_CLOCK = "isolated", "chain", "host clock"
+"""How a record's time was taken: `versions["timed"]`; without it, in a chain."""
+
+
+class Knowledge:
+    """Records of one device by workload, newer ones in place of older ones of the same program.
+
+    Args:
+        device: the records' device; those of others, and of older code, are left out.
+        shipped: what came with the package.
+        own: what was measured here: the user's database.
+    """
+
+    def __init__(
+        self, device: str, shipped: Iterable[TuningRecord] = (), own: Iterable[TuningRecord] = ()
+    ) -> None:
+        self.device = device
+        self._records: dict[str, dict[Key, TuningRecord]] = {}
+        self._own: set[tuple[str, Key]] = set()
+        self._outdated: set[str] = set()  # workloads whose kernels were timed before they changed
+        for record in shipped:
+            self._keep(record)
+        for record in own:
+            self.add(record)
+
+    def add(self, record: TuningRecord) -> None:
+        """Learn what was measured here."""
+        if self._keep(record):
+            self._own.add((record.workload, schedule_key(record.sketch, record.schedule)))
+
+    def _keep(self, record: TuningRecord) -> bool:
+        if not is_fresh(record, self.device, VERSIONS):
+            if record.device == self.device and record.sketch != LIBRARY:
+                self._outdated.add(record.workload)
+            return False
+        programs = self._records.setdefault(record.workload, {})
+        programs[schedule_key(record.sketch, record.schedule)] = record
+        return True
+
+    def records(self, workload: str) -> tuple[TuningRecord, ...]:
+        """All that is known of a workload, failures too."""
+        return tuple(self._records.get(workload, {}).values())
+
+    def all(self) -> Iterator[TuningRecord]:
+        """Every record."""
+        for programs in self._records.values():
+            yield from programs.values()
+
+    def best(self, workload: str) -> tuple[TuningRecord, ...]:
+        """The programs that ran, fastest first; those timed in a chain ahead of all others.
+
+        On the host the ATen calls are left out: it is there to check kernels, not to be fast. So
+        are they where every kernel beside them has changed since: nothing says which is faster.
+        """
+        ran = [record for record in self.records(workload) if record.run_us is not None]
+        alone = workload in self._outdated and all(each.sketch == LIBRARY for each in ran)
+        if self.device == HOST or alone:
+            ran = [record for record in ran if record.sketch != LIBRARY]
+        return tuple(sorted(ran, key=lambda each: (is_isolated(each), each.run_us)))
+
+    def is_own(self, record: TuningRecord) -> bool:
+        """Whether the record was measured here."""
+        return (record.workload, schedule_key(record.sketch, record.schedule)) in self._own
+
+    def price(
+        self, target: Target, known: Iterable[Task], *, explore: bool = False
+    ) -> Callable[[Group], float]:
+        """Microseconds of a group: measured, else the roofline, scaled.
+
+        A roofline is a bound, and beside measured groups the others would look cheap. So it is
+        scaled by the most that any measured group took of its own, and a plan of what was measured
+        is not given up for a guess. To explore, it is scaled by what is usual in the family.
+
+        Args:
+            target: the architecture.
+            known: tasks to learn those scales from; unmeasured ones do not count.
+            explore: be hopeful of what was not measured, to find what is worth measuring.
+        """
+        ratios: dict[str, list[float]] = {}
+        for task in known:
+            for record in self.best(task.key)[:1]:
+                ratio = (record.run_us or math.inf) / roofline_us(task.group, target)
+                ratios.setdefault(family(task.group), []).append(ratio)
+        everything = [ratio for each in ratios.values() for ratio in each] or [1.0]
+        other = statistics.median(everything) if explore else max(everything)
+        scales = {name: statistics.median(each) for name, each in ratios.items() if explore}
+
+        def price_of(group: Group) -> float:
+            for record in self.best(workload_key(group, target))[:1]:
+                return record.run_us or math.inf
+            return roofline_us(group, target) * scales.get(family(group), other)
+
+        return price_of
+
+
+def is_isolated(record: TuningRecord) -> bool:
+    """Whether the time is that of single launches with cold weights: no plan is made of those."""
+    return record.versions.get("timed") == ISOLATED

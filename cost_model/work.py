@@ -1,0 +1,181 @@
+"""What a program does, in numbers: the group's arithmetic and bytes, and one block's part of them.
+
+Nothing here is a time, and nothing needs the program compiled. A `TuningRecord` carries these
+numbers, so that models are trained and searches replayed from records alone.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+
+import torch
+
+from gtco.codegen.sampler import Candidate
+from gtco.codegen.sketch import BlockWork
+from gtco.graph import Graph, Group, Node
+from gtco.passes.dataflow import trace
+
+TANH_FLOPS = 20
+"""FP32 instructions of an exponential, erf or tanh, as many as of this number of additions."""
+
+_CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
+_SLOW = frozenset(
+    ("gelu", "erf", "exp", "log", "tanh", "sigmoid", "silu", "sin", "cos", "pow", "softmax")
+)
+
+
+@dataclass(frozen=True)
+class GroupWork:
+    """What any program of one group does.
+
+    Args:
+        matmul_flops: of linear, matmul, attention and conv2d, without padding.
+        pointwise_flops: fp32 instructions of all other nodes and of attention's softmax.
+        weight_bytes: constants, which come from device memory.
+        read_bytes: inputs, which the kernels before have just written; of a slice, only the slice.
+        written_bytes: outputs.
+        half: 1 if the contraction (or else the first output) has 16-bit operands, else 0.
+    """
+
+    matmul_flops: int
+    pointwise_flops: int
+    weight_bytes: int
+    read_bytes: int
+    written_bytes: int
+    half: int
+
+
+@dataclass(frozen=True)
+class Work:
+    """One program of one group.
+
+    Args:
+        sketch: its name.
+        schedule: knob name to value.
+        group: what the group asks of any program.
+        block: what one block does of it.
+        blocks: of the grid.
+        threads: of a block.
+        smem_bytes: dynamic shared memory of a block.
+        cluster: blocks of a cluster.
+    """
+
+    sketch: str
+    schedule: Mapping[str, int]
+    group: GroupWork
+    block: BlockWork
+    blocks: int
+    threads: int
+    smem_bytes: int
+    cluster: int
+
+    def numbers(self) -> dict[str, int]:
+        """All but sketch and schedule, flat: the `work` of a `TuningRecord`."""
+        own = {name: getattr(self, name) for name in _OWN}
+        return {**asdict(self.group), **asdict(self.block), **own}
+
+    @staticmethod
+    def of_numbers(sketch: str, schedule: Mapping[str, int], numbers: Mapping[str, int]) -> Work:
+        """What `numbers` gave, for example of a record.
+
+        Raises:
+            KeyError: a number is missing, which it names.
+        """
+        group, block = (
+            {each.name: int(numbers[each.name]) for each in fields(part)}
+            for part in (GroupWork, BlockWork)
+        )
+        own = {name: int(numbers[name]) for name in _OWN}
+        return Work(sketch, schedule, GroupWork(**group), BlockWork(**block), **own)
+
+
+_OWN = ("blocks", "threads", "smem_bytes", "cluster")
+
+
+def work_of(candidate: Candidate) -> Work:
+    """The numbers of one program."""
+    program, sketch = candidate.program, candidate.sketch
+    group = _cached_group_work(sketch.group)
+    x, y, z = program.grid
+    across, down, deep = program.cluster
+    blocks = x * y * z
+    block = sketch.block_work(program) or _even_share(group, blocks, program.block)
+    return Work(
+        sketch.name,
+        dict(program.schedule),
+        group,
+        block,
+        blocks,
+        program.block,
+        program.smem_bytes,
+        across * down * deep,
+    )
+
+
+def _even_share(group: GroupWork, blocks: int, threads: int) -> BlockWork:
+    """A kernel without a main loop: every byte is read once, by one block."""
+    fill_bytes = -(-(group.read_bytes + group.weight_bytes) // blocks)
+    written = -(-group.written_bytes // (blocks * (2 if group.half else 4)))
+    live = 24 + -(-fill_bytes // (4 * threads))
+    return BlockWork(fill_bytes, fill_bytes, 1, 1, 0, 1, written, 1, min(255, live))
+
+
+def group_work(group: Group) -> GroupWork:
+    """What any program of `group` does."""
+    graph = group.graph
+    matmul_flops = pointwise_flops = 0
+    half = graph.specs[graph.outputs[0]].dtype.itemsize == 2
+    for node in group.compute:
+        flops = node_flops(graph, node)
+        if node.op in _CONTRACTIONS:
+            matmul_flops += flops
+            half = graph.specs[node.inputs[0]].dtype in (torch.float16, torch.bfloat16)
+        if node.op == "attention":
+            q, k = (graph.specs[name] for name in node.inputs[:2])
+            pointwise_flops += TANH_FLOPS * q.numel // max(1, q.sizes[-1]) * k.sizes[-2]
+        elif node.op not in _CONTRACTIONS:
+            pointwise_flops += fp32_instructions(graph, node)
+    return GroupWork(
+        matmul_flops,
+        pointwise_flops,
+        weight_bytes(graph),
+        read_bytes(graph),
+        sum(graph.specs[name].nbytes for name in graph.outputs),
+        int(half),
+    )
+
+
+_cached_group_work = functools.lru_cache(maxsize=256)(group_work)
+
+
+def node_flops(graph: Graph, node: Node) -> int:
+    """Operations of one node as `gtco.ops` counts them."""
+    specs = [graph.specs[name] for name in node.inputs]
+    return node.definition.flops(specs, node.outputs, node.attrs)
+
+
+def fp32_instructions(graph: Graph, node: Node) -> int:
+    """The same in fp32 instructions: a transcendental is many."""
+    return (TANH_FLOPS if node.op in _SLOW else 1) * node_flops(graph, node)
+
+
+def weight_bytes(graph: Graph) -> int:
+    """Bytes of the constants."""
+    return sum(tensor.numel() * tensor.dtype.itemsize for tensor in graph.constants.values())
+
+
+def read_bytes(graph: Graph) -> int:
+    """Bytes of the inputs that the members read: of a slice, only the slice."""
+    read: dict[str, int] = {}
+    for node in graph.nodes:
+        if node.definition.is_view:
+            continue
+        for name in node.inputs:
+            base = trace(graph, name).base
+            if base in graph.inputs:
+                elements = min(graph.specs[name].numel, graph.specs[base].numel)
+                total = read.get(base, 0) + elements * graph.specs[base].dtype.itemsize
+                read[base] = min(total, graph.specs[base].nbytes)
+    return sum(read.values())

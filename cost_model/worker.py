@@ -1,0 +1,292 @@
+"""The process that runs untrusted kernels: it may hang, crash or lose its GPU, and is replaced.
+
+It speaks JSON lines (`gtco.runtime.child`); `gtco.cost_model.measure` is the other end. All that a
+task needs (inputs, references, output buffers, twelve copies of its weights) is made once, so that
+a program costs its module's load, one checked launch and a millisecond of timing.
+
+    {"do": "task", "task": key, "graph": ..., "constants": file}  -> {}
+    {"do": "measure", "task": key, "program": ..., "chain": ...}  -> {"run_us": 4.1, "error": ""}
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load as load_tensors
+from torch import Tensor
+
+from gtco.codegen.program import KernelProgram
+from gtco.cost_model.judge import Judge, random_values
+from gtco.graph import Group
+from gtco.runtime.child import serve as serve_child
+from gtco.runtime.compile_pool import decode_kernel
+from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.encoding import decode_graph, decode_program
+from gtco.runtime.host import HostKernel
+from gtco.runtime.library import bind_library
+from gtco.runtime.poison import poisoned
+from gtco.target import HOST
+
+HELD = 4
+"""Tasks that a worker keeps ready; the one used longest ago makes room."""
+GUARD_BYTES = 4096
+"""Between any two tensors, so that a store past an end hits what is checked."""
+_ALIGNMENT = 256
+_GUARD = 0x5A
+
+Launch = Callable[[], None]
+
+
+class Operands:
+    """What one task's kernels read and write, in one piece of memory with guards between.
+
+    Args:
+        group: the task's.
+        values: its inputs and constants.
+        device: where they are to be.
+
+    Attributes:
+        tensors: every stored value by name; outputs are poisoned by `poison`.
+    """
+
+    def __init__(self, group: Group, values: Mapping[str, Tensor], device: torch.device) -> None:
+        graph = group.graph
+        self.outputs = tuple(graph.outputs)
+        self._specs = {name: graph.specs[name] for name in self.outputs}
+        read = (*graph.inputs, *graph.constants)
+        offsets: dict[str, int] = {}
+        end = GUARD_BYTES
+        kept: list[tuple[int, int]] = []
+        begin = 0
+        for name in (*read, *self.outputs):
+            offsets[name] = end
+            if name in self.outputs:
+                kept.append((begin, end))
+                begin = end + -(-graph.specs[name].nbytes // 8) * 8
+            end += -(-graph.specs[name].nbytes // _ALIGNMENT) * _ALIGNMENT + GUARD_BYTES
+        kept.append((begin, end))
+        memory = torch.full((end + _ALIGNMENT,), _GUARD, dtype=torch.uint8, device=device)
+        memory = memory[-memory.data_ptr() % _ALIGNMENT :]
+        self.tensors: dict[str, Tensor] = {}
+        for name, offset in offsets.items():
+            spec = graph.specs[name]
+            flat = memory[offset : offset + spec.nbytes]
+            self.tensors[name] = flat.view(spec.dtype).view(spec.sizes)
+            if name in read:
+                self.tensors[name].copy_(values[name])
+        self._kept = [memory[start:stop].view(torch.int64) for start, stop in kept]
+        self._inputs = memory[: offsets[self.outputs[0]]]
+        self._scratch = torch.empty_like(self._inputs)
+        self.poison()
+        self._sums = self._sum().tolist()
+
+    def poison(self) -> None:
+        """Fill the outputs with what no kernel may leave."""
+        for name, spec in self._specs.items():
+            self.tensors[name].copy_(poisoned(spec, self.tensors[name].device))
+
+    def warm(self) -> None:
+        """Bring what the task reads into L2, as the kernels before it in a model do."""
+        self._scratch.copy_(self._inputs)
+
+    def damaged(self) -> bool:
+        """Whether anything but the outputs has changed."""
+        return bool(self._sum().tolist() != self._sums)
+
+    def _sum(self) -> Tensor:
+        return torch.stack([each.sum() for each in self._kept])
+
+
+class Bench(ABC):
+    """One task, ready to be measured on one device.
+
+    Args:
+        group: the task's.
+        device: torch's.
+    """
+
+    def __init__(self, group: Group, device: torch.device) -> None:
+        self.group = group
+        values = random_values(group, device, seed=len(group.nodes))
+        self.operands = Operands(group, values, device)
+        self.judge = Judge(group, {name: self.operands.tensors[name] for name in values})
+
+    @abstractmethod
+    def load(self, program: KernelProgram, kernel: CompiledKernel) -> Launch:
+        """A launch of `program` on the operands."""
+
+    @abstractmethod
+    def library(self) -> Launch:
+        """The group's ATen calls on the operands."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Until the device is idle."""
+
+    @abstractmethod
+    def isolated(self, launch: Launch) -> list[float]:
+        """Times of single launches with cold weights, in microseconds."""
+
+    @abstractmethod
+    def chained(self, program: KernelProgram | None) -> list[float]:
+        """Times from start to start in a chain of copies, in microseconds.
+
+        Args:
+            program: the one loaded last; None for the ATen calls.
+        """
+
+    def check(self, launch: Launch) -> str:
+        """What is wrong with the launch's results, or ""."""
+        self.operands.poison()
+        launch()
+        self.wait()
+        return self.judge(self.operands.tensors)
+
+
+class HostBench(Bench):
+    """The host build in place of a device; its times are the host's clock's and say little."""
+
+    def load(self, program: KernelProgram, kernel: CompiledKernel) -> Launch:
+        handle, path = tempfile.mkstemp(suffix=".so")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(kernel.cubin)
+            loaded = HostKernel(program, Path(path))
+        finally:
+            os.unlink(path)
+        self._launch = lambda: loaded(program, self.operands.tensors)
+        return self._launch
+
+    def library(self) -> Launch:
+        call = bind_library(self.group, self.operands.tensors)
+        self._launch = lambda: call(0)
+        return self._launch
+
+    def wait(self) -> None:
+        pass
+
+    def isolated(self, launch: Launch) -> list[float]:
+        begin = time.perf_counter()
+        launch()
+        return [(time.perf_counter() - begin) * 1e6]
+
+    def chained(self, program: KernelProgram | None) -> list[float]:
+        return self.isolated(self._launch)
+
+
+class Worker:
+    """Answers the messages of `gtco.cost_model.measure`.
+
+    Args:
+        device: "host", or a CUDA device such as "cuda:0".
+    """
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+        self._benches: OrderedDict[str, Bench] = OrderedDict()
+
+    def answer(self, message: dict[str, Any]) -> Mapping[str, Any]:
+        """The answer to one message.
+
+        "fatal" in it says that this process can measure no more; "unknown" that it has to be
+        told of the task first.
+        """
+        try:
+            if message["do"] == "task":
+                return self._take(message)
+            return self._measure(message)
+        except Exception as error:  # whatever a bad program provokes is that program's failure
+            text = f"{type(error).__name__}: {error}".strip()
+            return {"error": text, "fatal": self._is_lost()}
+
+    def _take(self, message: dict[str, Any]) -> Mapping[str, Any]:
+        begin = time.perf_counter()
+        parts = load_tensors(Path(message["constants"]).read_bytes())
+        group = Group("task", decode_graph(message["graph"], parts))
+        while len(self._benches) >= HELD:
+            self._benches.popitem(last=False)
+        self._benches[message["task"]] = self._make(group)
+        return {"seconds": {"task": time.perf_counter() - begin}}
+
+    def _make(self, group: Group) -> Bench:
+        if self._device == HOST:
+            return HostBench(group, torch.device("cpu"))
+        from gtco.cost_model.worker_cuda import CudaBench  # needs the driver
+
+        return CudaBench(group, torch.device(self._device))
+
+    def _measure(self, message: dict[str, Any]) -> Mapping[str, Any]:
+        bench = self._benches.get(message["task"])
+        if bench is None:
+            return {"unknown": True}
+        self._benches.move_to_end(message["task"])
+        seconds: dict[str, float] = {}
+        program: KernelProgram | None = None
+        with _timed(seconds, "load"):
+            if message["program"] is None:
+                launch = bench.library()
+            else:
+                data = message["program"]
+                sources = {data["kernel"]: message["source"]}
+                program = decode_program(data, sources, data["arch"])
+                launch = bench.load(program, decode_kernel(message["binary"]))
+        with _timed(seconds, "check"):
+            error = bench.check(launch)
+            if bench.operands.damaged():
+                outside = "it wrote outside its outputs"
+                return {"error": error or outside, "fatal": True, "seconds": seconds}
+        if error:
+            return {"error": error, "seconds": seconds}
+        with _timed(seconds, "time"):
+            bench.operands.poison()
+            times = bench.chained(program) if message["chain"] else bench.isolated(launch)
+            # Launched again and again, it must still be right: a semaphore may not be reset.
+            error = bench.judge(bench.operands.tensors)
+        if error:
+            return {"error": f"launched again: {error}", "seconds": seconds}
+        return {"run_us": statistics.median(times), "spread_us": _spread(times), "seconds": seconds}
+
+    def _is_lost(self) -> bool:
+        """Whether the CUDA context is lost; such errors never go away."""
+        if self._device == HOST:
+            return False
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            return True
+        return False
+
+
+def _spread(times: list[float]) -> float:
+    """The distance of the quartiles."""
+    if len(times) < 2:
+        return 0.0
+    low, _, high = statistics.quantiles(times, n=4, method="inclusive")
+    return high - low
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
+    begin = time.perf_counter()
+    yield
+    seconds[phase] = time.perf_counter() - begin
+
+
+def serve(device: str) -> None:
+    """A worker's loop; see `Worker`."""
+    torch.set_grad_enabled(False)
+    if device == HOST:
+        torch.set_num_threads(1)
+    else:
+        torch.cuda.set_device(torch.device(device))
+    serve_child(Worker(device).answer)

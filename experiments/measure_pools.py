@@ -1,0 +1,150 @@
+"""What does the space look like? Measure a pool of programs of several models' tasks, once.
+
+    python -m experiments.measure_pools FOLDER MODEL... [--groups N] [--programs N] [--seconds S]
+
+MODEL is `module:function` as for the command line. Of each model, the N heaviest tasks (weight
+times draft price) whose sketches have enough programs are measured: the default schedules first,
+then random ones; every program is compiled ahead in processes, checked, and timed in a chain of
+twelve. A task is one file in FOLDER, written when it is done: the same command goes on after the
+last. `experiments.replay_searches` replays searches on the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+
+import gtco
+from gtco.codegen.rules import derive
+from gtco.codegen.sampler import Candidate, Sampler
+from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.knowledge import CHAIN, HOST_CLOCK
+from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.model import roofline_us
+from gtco.cost_model.pool import SUFFIX, Entry, PoolTask, write_pool
+from gtco.cost_model.trials import Trials
+from gtco.cost_model.work import work_of
+from gtco.locate import locate
+from gtco.passes.legality import family
+from gtco.passes.tasks import Task, tasks
+from gtco.target import HOST, Target, find_target
+
+DEFAULTS = 32
+"""Default schedules of the preferred sketch in each pool."""
+SEED = 0
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A task of a model and the programs to measure of it, the defaults first."""
+
+    name: str
+    model: str
+    task: Task
+    programs: tuple[Candidate, ...]
+    defaults: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("models", nargs="+")
+    parser.add_argument("--groups", type=int, default=3, help="tasks of each model")
+    parser.add_argument("--programs", type=int, default=1100, help="programs of each task")
+    parser.add_argument("--seconds", type=float, help="begin no task after so long")
+    parser.add_argument(
+        "--target", default="sm_90a", help='"host" measures on the CPU: a rehearsal'
+    )
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    target = find_target(options.target)
+    begin = time.monotonic()
+    with Trials(host=options.target == HOST) as trials:
+        for draw in draws(options.models, target, options.groups, options.programs):
+            path = options.folder / f"{draw.name}{SUFFIX}"
+            if path.exists():
+                print(f"{draw.name}: is there", flush=True)
+                continue
+            if options.seconds and time.monotonic() - begin > options.seconds:
+                print(f"{draw.name}: out of time; the same command goes on here", flush=True)
+                break
+            started = time.monotonic()
+            try:
+                pool = measured(draw, target, trials)
+            except MeasureError as error:
+                print(f"{draw.name}: {error}", flush=True)
+                continue
+            write_pool(path, pool)
+            right = [each.run_us for each in pool.entries if each.run_us is not None]
+            fastest = f"{min(right):.2f} us" if right else "nothing ran"
+            print(
+                f"{draw.name}: {len(right)} of {len(pool.entries)} ran, best {fastest}, library "
+                f"{pool.library_us or float('nan'):.2f} us, {time.monotonic() - started:.0f} s",
+                flush=True,
+            )
+
+
+def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> Iterator[Draw]:
+    """The heaviest tasks of each model that have `programs` programs; no workload twice."""
+    seen: set[str] = set()
+    for model in models:
+        located = locate(model)
+        fused = gtco.fuse(gtco.capture(located.module, located.args, located.kwargs), target=target)
+        name = model.rpartition(":")[2].rpartition("/")[2].removesuffix(".onnx")
+        heaviest = sorted(
+            tasks(fused, target), key=lambda task: -task.weight * roofline_us(task.group, target)
+        )
+        found = 0
+        for task in heaviest:
+            if found == groups:
+                break
+            if task.key in seen:
+                continue
+            sampler = Sampler(derive(task.group, family(task.group), target).sketches, SEED)
+            defaults = sampler.defaults(DEFAULTS)
+            drawn = {each.key: each for each in [*defaults, *sampler.random(programs)]}
+            if len(drawn) < programs:
+                print(f"{name} {task.group}: only {len(drawn)} programs", file=sys.stderr)
+                continue
+            seen.add(task.key)
+            found += 1
+            chosen = tuple(drawn.values())[:programs]
+            yield Draw(f"{name}-{task.group.name}", name, task, chosen, len(defaults))
+
+
+def measured(draw: Draw, target: Target, trials: Trials) -> PoolTask:
+    """Compile, check and time every program of `draw`, and the library beside them."""
+    subject = Subject(draw.task.key, draw.task.group)
+    library = trials.run(subject, None, chain=True)
+    entries: list[Entry] = []
+    waiting: deque[tuple[Candidate, Future[TuningRecord]]] = deque(
+        (each, trials.run(subject, each, chain=True)) for each in draw.programs
+    )
+    while waiting:
+        candidate, future = waiting.popleft()
+        record = future.result()
+        default = len(entries) < draw.defaults
+        entries.append(Entry(work_of(candidate), record.run_us, record.error, default))
+        if len(entries) % 200 == 0:
+            print(f"{draw.name}: {len(entries)}", file=sys.stderr, flush=True)
+    return PoolTask(
+        draw.name,
+        draw.model,
+        target.arch,
+        trials.device,
+        HOST_CLOCK if trials.host else CHAIN,
+        draw.task.key,
+        draw.task.weight,
+        library.result().run_us,
+        tuple(entries),
+    )
+
+
+if __name__ == "__main__":
+    main()

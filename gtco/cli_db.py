@@ -1,0 +1,158 @@
+"""`gtco db`: look at the database of tuning records, move records, check the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from gtco.cli_tune import Db
+from gtco.cost_model.database import LIBRARY, Database, TuningRecord, database_path
+from gtco.cost_model.knowledge import VERSIONS, Knowledge
+from gtco.locate import UsageError
+
+Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
+
+
+class DamageFound(RuntimeError):
+    """`gtco db verify` found something wrong."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The records of one workload on one device.
+
+    Args:
+        work: its operators and the first thing it reads.
+        device: the GPU's name.
+        records: how many there are.
+        failures: those of programs that failed.
+        stale: those of older generated code.
+        best_us: the fastest time that still counts, or None.
+        best: what took it: a sketch's name or "library".
+    """
+
+    work: str
+    device: str
+    records: int
+    failures: int
+    stale: int
+    best_us: float | None
+    best: str
+
+
+def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
+    """The commands, which print on `out` or with `print_json`."""
+    app = typer.Typer(no_args_is_help=True, help="Tuning records: show, move, check.")
+
+    @app.command("show")
+    def show(*, database: Db = None, as_json: Json = False) -> None:
+        """The records by workload: how many, how many failed, the fastest."""
+        with _existing(database) as opened:
+            rows = summarize(list(opened.records()))
+            path = opened.path
+        if as_json:
+            print_json(database=str(path), workloads=[asdict(row) for row in rows])
+            return
+        table = Table(title=f"{path}: {sum(row.records for row in rows)} records")
+        for name in ("work", "device"):
+            table.add_column(name, overflow="fold")
+        for name in ("records", "failed", "stale", "best us"):
+            table.add_column(name, justify="right")
+        table.add_column("by")
+        for row in rows:
+            best = "" if row.best_us is None else f"{row.best_us:.2f}"
+            numbers = (str(n) for n in (row.records, row.failures, row.stale))
+            table.add_row(row.work, row.device, *numbers, best, row.best)
+        out.print(table, markup=False)
+
+    @app.command("export")
+    def export(
+        file: Annotated[Path, typer.Argument(help="JSONL file to write")], *, database: Db = None
+    ) -> None:
+        """Write all records as lines of JSON."""
+        with _existing(database) as opened:
+            _say(out, f"wrote {opened.export_jsonl(file)} records to {file}")
+
+    @app.command("import")
+    def import_(
+        file: Annotated[Path, typer.Argument(help="JSONL file to read")], *, database: Db = None
+    ) -> None:
+        """Add the records of a JSONL file; those that are there already stay as they are."""
+        with Database(database) as opened:
+            _say(out, f"added {opened.import_jsonl(file)} records to {opened.path}")
+
+    @app.command("merge")
+    def merge(
+        other: Annotated[Path, typer.Argument(help="another database")], *, database: Db = None
+    ) -> None:
+        """Add the records of another database; those that are there already stay as they are."""
+        with _existing(other) as source, Database(database) as opened:
+            _say(out, f"added {opened.merge(source.records())} records to {opened.path}")
+
+    @app.command("verify")
+    def verify(*, database: Db = None) -> None:
+        """Look at every page and every record's checksum; exit code 1 if something is wrong."""
+        with _existing(database) as opened:
+            problems = opened.verify()
+            if problems:
+                raise DamageFound("\n  ".join([f"{opened.path} is damaged:", *problems]))
+            _say(out, f"{opened.path} is sound: {sum(1 for _ in opened.records())} records")
+
+    return app
+
+
+def summarize(records: list[TuningRecord]) -> list[Row]:
+    """A row a workload and device, the newest workload last."""
+    found: dict[tuple[str, str], list[TuningRecord]] = {}
+    for record in records:
+        found.setdefault((record.workload, record.device), []).append(record)
+    rows = []
+    for (workload, device), alike in found.items():
+        best = Knowledge(device, own=alike).best(workload)
+        rows.append(
+            Row(
+                describe(workload),
+                device,
+                len(alike),
+                sum(record.run_us is None for record in alike),
+                sum(r.sketch != LIBRARY and r.version != VERSIONS.get(r.sketch) for r in alike),
+                best[0].run_us if best else None,
+                best[0].sketch if best else "",
+            )
+        )
+    return rows
+
+
+def describe(workload: str) -> str:
+    """A workload in a line: its operators, and the shapes of what it reads."""
+    try:
+        content = json.loads(workload)
+        ops = " ".join(node[0] for node in content["nodes"])
+        shapes = ", ".join(re.sub(r"\s", "", spec) for spec, _ in content["externals"][:2])
+        return f"{ops} of {shapes}"
+    except (ValueError, LookupError, TypeError):
+        return workload[:60]
+
+
+def _existing(path: Path | None) -> Database:
+    """A database that is there; looking at one does not make it.
+
+    Raises:
+        UsageError: it is not there.
+    """
+    chosen = database_path() if path is None else path
+    if not chosen.exists():
+        raise UsageError(f"there is no database {chosen}: `gtco tune` makes one")
+    return Database(chosen)
+
+
+def _say(out: Console, text: str) -> None:
+    out.print(text, markup=False, highlight=False, soft_wrap=True)

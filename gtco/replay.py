@@ -1,0 +1,80 @@
+"""Which of several plans of one model is fastest, by replaying each whole."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gtco.cost_model.judge import random_values
+from gtco.frontend.torch_export import Captured
+from gtco.graph import Group
+from gtco.runtime.executable import Executable
+from gtco.runtime.host import HostExecutable
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Plan
+
+ROUNDS = 7
+REPLAYS = 20
+
+
+def fastest(plans: Sequence[Plan], captured: Captured) -> tuple[CompiledModule, tuple[float, ...]]:
+    """The fastest of `plans` made ready, and the microseconds of each; () for a single plan.
+
+    Each challenger is timed in turns with the best so far, so no more than two are in memory; a
+    time is scaled to the first plan's, whatever the clocks did between.
+
+    Args:
+        plans: of one model, the likely best first.
+        captured: its signature.
+    """
+    best = CompiledModule(plans[0], captured)
+    if len(plans) == 1:
+        return best, ()
+    times: list[float] = []
+    best_us = 0.0
+    for plan in plans[1:]:
+        challenger = CompiledModule(plan, captured)
+        ours, theirs = in_turns(_call(best), _call(challenger))
+        if not times:
+            best_us = ours
+            times.append(ours)
+        times.append(best_us * theirs / ours)
+        if theirs < ours:
+            best, best_us = challenger, times[-1]
+    return best, tuple(times)
+
+
+def in_turns(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
+    """The medians of what two clocks say in alternating rounds; the first says it once in vain."""
+    first(), second()
+    rounds = [(first(), second()) for _ in range(ROUNDS)]
+    return statistics.median(a for a, _ in rounds), statistics.median(b for _, b in rounds)
+
+
+def _call(module: CompiledModule) -> Callable[[], float]:
+    """Runs a module once (on the host) or many times; microseconds a run."""
+    ready = module.prepare()
+    if isinstance(ready, HostExecutable):
+        values = random_values(Group("model", ready.plan.graph), torch.device("cpu"), seed=0)
+        inputs = [values[name] for name in ready.plan.graph.inputs]
+
+        def on_host() -> float:
+            begin = time.perf_counter()
+            ready(inputs, static_outputs=True)
+            return (time.perf_counter() - begin) * 1e6
+
+        return on_host
+    return lambda: _replay_us(ready)
+
+
+def _replay_us(ready: Executable) -> float:
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(REPLAYS):
+        ready.enqueue()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) * 1000 / REPLAYS

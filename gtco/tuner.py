@@ -1,0 +1,499 @@
+"""Tune a model: search the programs of its tasks on the device, then decide the fusion again."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gtco.codegen.rules import derive
+from gtco.codegen.sampler import Candidate, Key, Sampler, schedule_key
+from gtco.compiler import capture_for, device_name, fuse_with, known_on, plan_with, resolve_target
+from gtco.cost_model.budget import Budget
+from gtco.cost_model.database import (
+    LIBRARY,
+    Database,
+    DatabaseError,
+    TuningRecord,
+    is_fresh,
+    shipped_records,
+)
+from gtco.cost_model.knowledge import VERSIONS, Knowledge, is_isolated
+from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.model import roofline_us
+from gtco.cost_model.ranker import RankerError, shipped_ranker
+from gtco.cost_model.search import Search, search_task
+from gtco.cost_model.similar import likeness
+from gtco.cost_model.trials import Trials
+from gtco.frontend.torch_export import Captured
+from gtco.graph import FusedGraph
+from gtco.options import OptionError, Options
+from gtco.passes import run_pipeline
+from gtco.passes.legality import family
+from gtco.passes.tasks import Task, tasks
+from gtco.replay import fastest
+from gtco.runtime.plan import Plan
+from gtco.target import HOST, Target, TargetError
+from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
+
+log = logging.getLogger("gtco.tune")
+
+BATCH = 16
+"""Programs of a task that are proposed at once."""
+IN_FLIGHT = 3
+"""Batches under way: while one is measured, the next ones compile."""
+FINALISTS = 8
+"""Programs of a task that are timed in a chain, which decides."""
+ROUNDS = ((0.5, 0.5), (0.85, 1.0))
+"""Parts of the time and of the trials after which the fusion is decided again: measured prices may
+prefer groups that were no task so far. The time that the last round leaves is for final timing."""
+PLANS = 16
+"""Plans whose tasks are tuned, and that may be replayed whole."""
+WORTH_REPLAYING = 1.15
+"""Predicted times the best plan's, up to which a plan is replayed."""
+ALTERNATIVES = 4
+"""How many times less a task of the best plan counts if it is only of another plan."""
+_POLL_S = 0.25
+
+
+def tune(
+    model: Any,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    seconds: float | None = None,
+    trials: int | None = None,
+    database: str | os.PathLike[str] | None = None,
+    seed: int = 0,
+    executor: Executor | None = None,
+    watch: Callable[[TuneStatus], None] | None = None,
+    **options: Any,
+) -> TuneResult:
+    """Search for fast programs of `model` on the GPU here, and remember what was measured.
+
+    Every program is checked before it is timed. Ctrl-C ends the search and keeps the best; the
+    same call again goes on where this one ended.
+
+    Args:
+        model, args, kwargs: as for `gtco.compile`.
+        seconds: when to end; None for no limit but `trials`.
+        trials: how many programs to measure at most; None for no limit but `seconds`.
+        database: the file that keeps the records; the user's own by default.
+        seed: of the search.
+        executor: where `gtco.cost_model.measure.measure` runs; by default in a process for each
+            GPU of this machine.
+        watch: called several times a second.
+        **options: the fields of `gtco.Options`. With target="host" the host build is measured:
+            that checks the tuner, and says nothing of a GPU.
+
+    Raises:
+        CaptureError, OptionError: as for `gtco.compile`.
+        OptionError: neither `seconds` nor `trials` is given.
+        TargetError: no GPU is here, or not the target's.
+        DatabaseError: the database cannot be opened or written to.
+    """
+    if seconds is None and trials is None:
+        raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
+    chosen = Options.of(**options)
+    target = _target_here(chosen)
+    begun = time.monotonic()
+    captured = capture_for(model, args, kwargs, chosen)
+    with Database(None if database is None else Path(database)) as opened:
+        if opened.read_only:
+            raise DatabaseError(
+                f"{opened.path} is read-only, and tuning would be forgotten: make it writable, or "
+                "name another file with database= (--db)"
+            )
+        known = known_on(device_name(chosen, target), opened.path)
+        with Trials(host=chosen.target == HOST, executor=executor) as runner:
+            limits = _Limits(
+                begun,
+                math.inf if seconds is None else seconds,
+                math.inf if trials is None else trials,
+            )
+            tuner = _Tuner(captured, target, chosen, opened, known, runner, limits, seed, watch)
+            return tuner.run()
+
+
+def _target_here(options: Options) -> Target:
+    """The target to tune for.
+
+    Raises:
+        TargetError: it cannot be measured here.
+    """
+    target = resolve_target(options.target)
+    if options.target == HOST:
+        return target
+    if not torch.cuda.is_available():
+        raise TargetError(
+            f"tuning measures on the GPU that it is for, and none is here for {target.arch}; "
+            'target="host" tries the tuner on the CPU'
+        )
+    if torch.cuda.get_device_capability() != target.capability:
+        raise TargetError(f"the GPU here is not {target.arch}: tune without target=")
+    return target
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """When to stop: `seconds` after `begun` (of the monotonic clock), or after `trials`."""
+
+    begun: float
+    seconds: float
+    trials: float
+
+    def reached(self, trials: int = 0) -> str:
+        """Which limit was reached, or ""."""
+        if time.monotonic() - self.begun >= self.seconds:
+            return "seconds"
+        return "trials" if trials >= self.trials else ""
+
+    def part(self, seconds: float, trials: float) -> _Limits:
+        """The limits of a round that ends after these parts of both."""
+        most = self.trials if self.trials == math.inf else math.ceil(trials * self.trials)
+        return replace(self, seconds=seconds * self.seconds, trials=most)
+
+
+class _TaskState:
+    """A task under search."""
+
+    def __init__(self, task: Task, row: TaskRow) -> None:
+        self.task = task
+        self.subject = Subject(task.key, task.group)
+        self.row = row
+        self.search: Search[Candidate] | None = None
+        self.asked_library = False
+        self.broken = False
+
+
+class _Tuner:
+    """One call of `tune`."""
+
+    def __init__(
+        self,
+        captured: Captured,
+        target: Target,
+        options: Options,
+        database: Database,
+        known: Knowledge,
+        runner: Trials,
+        limits: _Limits,
+        seed: int,
+        watch: Callable[[TuneStatus], None] | None,
+    ) -> None:
+        self._captured = captured
+        self._graph = run_pipeline(captured.graph)
+        self._target = target
+        self._options = options
+        self._database = database
+        self._known = known
+        self._runner = runner
+        self._limits = limits
+        self._seed = seed
+        self._watch = watch
+        self._states: dict[str, _TaskState] = {}
+        self._unsaved: list[TuningRecord] = []
+        self._trials = 0
+        everything = (*shipped_records(), *database.records())
+        self._stale = [r for r in everything if not is_fresh(r, known.device, VERSIONS)]
+        try:
+            self._ranker = shipped_ranker(target)
+        except RankerError as error:
+            log.warning("searching without the learned cost model: %s", error)
+            self._ranker = None
+
+    def run(self) -> TuneResult:
+        before = _predicted(plan_with(self._known, self._plan(), self._target, self._options))
+        stopped = ""
+        try:
+            for number, parts in enumerate(ROUNDS):
+                if number:
+                    self._plan()
+                stopped = self._search(self._limits.part(*parts))
+            self._final()
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        self._show("deciding the fusion")
+        plans = fuse_with(self._known, self._graph, self._target, PLANS)
+        self._runner.close()  # nothing else may run while whole plans are timed
+        best, plans_us = fastest(self._worth_replaying(plans), self._captured)
+        self._adopt(best.graph)
+        if self._unsaved:
+            log.warning(
+                "%d measurements could not be kept in %s", len(self._unsaved), self._database.path
+            )
+        rows = tuple(state.row for state in self._states.values())
+        return TuneResult(
+            compiled=best,
+            rows=rows,
+            before_us=before,
+            after_us=sum(each.predicted_us or 0.0 for each in best.launches),
+            plans_us=plans_us,
+            trials=self._trials,
+            failures=sum(row.failures for row in rows),
+            seconds=time.monotonic() - self._limits.begun,
+            phases=dict(self._runner.seconds),
+            stopped=stopped or "no more programs",
+        )
+
+    # -- plans and tasks ---------------------------------------------------------------------------
+
+    def _plan(self) -> FusedGraph:
+        """The best plan by what is known now; its tasks, and those worth a try, are searched."""
+        (best,) = fuse_with(self._known, self._graph, self._target)
+        hopes = fuse_with(self._known, self._graph, self._target, PLANS, explore=True)
+        self._adopt(best, hopes)
+        return best
+
+    def _adopt(self, best: FusedGraph, others: Iterable[FusedGraph] = ()) -> None:
+        """Make sure that each task of these plans has a state; weights are those of the best."""
+        for state in self._states.values():
+            state.row.weight = 0
+        for fused in (best, *others):
+            for task in tasks(fused, self._target):
+                if task.key not in self._states:
+                    self._states[task.key] = _TaskState(task, row_of(task))
+                if fused is best:
+                    self._states[task.key].row.weight = task.weight
+        for state in self._states.values():
+            self._refresh(state)
+
+    def _worth_replaying(self, plans: Sequence[FusedGraph]) -> list[Plan]:
+        """The first plan, and others close to it in which no kernel runs that was not judged."""
+        found = [plan_with(self._known, each, self._target, self._options) for each in plans]
+        limit = WORTH_REPLAYING * _predicted(found[0])
+        close = [each for each in found[1:] if _predicted(each) <= limit]
+        return [found[0], *(each for each in close if not _defaults(each))]
+
+    def _refresh(self, state: _TaskState) -> None:
+        """Show the best that is known of a task."""
+        row = state.row
+        best = self._known.best(state.task.key)[:1]
+        for record in best:
+            row.best_us, row.best = record.run_us, record.sketch
+            row.peak = peak_us(state.task, self._target) / (record.run_us or math.inf)
+        library = [r for r in self._known.records(state.task.key) if r.sketch == LIBRARY]
+        row.library_us = library[0].run_us if library else None
+
+    def _search_of(self, state: _TaskState) -> Search[Candidate]:
+        if state.search is None:
+            fresh = map(_isolated, self._known.all())
+            state.search = search_task(
+                state.task,
+                self._target,
+                self._known.device,
+                [*fresh, *self._stale],
+                self._ranker,
+                seed=self._seed,
+            )
+        return state.search
+
+    # -- the search --------------------------------------------------------------------------------
+
+    def _search(self, limits: _Limits) -> str:
+        """Measure until a limit is reached; which it was, "" if no programs are left.
+
+        Tasks that only other plans have count less than those of the best one.
+        """
+        states = [state for state in self._states.values() if not state.broken]
+        keys = [state.task.key for state in states]
+        budget = Budget(
+            [state.row.weight * ALTERNATIVES or 1 for state in states],
+            [roofline_us(state.task.group, self._target) for state in states],
+            [[likeness(key, other) for other in keys] for key in keys],
+        )
+        for index, state in enumerate(states):
+            if state.row.trials:
+                budget.observe(index, _best_us(self._search_of(state)))
+        flying: dict[Future[TuningRecord], int] = {}
+        begun: set[int] = {index for index, state in enumerate(states) if state.row.trials}
+        while True:
+            reached = limits.reached(self._trials + len(flying))
+            while not reached and len(flying) <= BATCH * (IN_FLIGHT - 1):
+                chosen = budget.next()
+                if chosen is None:
+                    break
+                room = limits.trials - self._trials - len(flying)
+                futures = self._propose(states[chosen], int(min(BATCH, room)))
+                flying.update(dict.fromkeys(futures, chosen))
+                if not futures:
+                    budget.end(chosen)
+                if chosen not in begun:  # or it would stay the next until it is measured
+                    begun.add(chosen)
+                    budget.observe(chosen, None)
+                reached = limits.reached(self._trials + len(flying))
+            if not flying:
+                return reached
+            done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
+            for index in self._collect(done, flying, states):
+                if states[index].broken:
+                    budget.end(index)
+                elif index not in flying.values():
+                    budget.observe(index, _best_us(self._search_of(states[index])))
+            self._show("searching")
+            if self._limits.reached():  # a round's own limits let what flies land
+                for future in flying:
+                    future.cancel()
+                return "seconds"
+
+    def _propose(self, state: _TaskState, count: int) -> list[Future[TuningRecord]]:
+        """Trials of a task's next programs, and of its ATen calls ahead of the first."""
+        found: list[Future[TuningRecord]] = []
+        known = self._known.records(state.task.key)
+        if not state.asked_library and not any(record.sketch == LIBRARY for record in known):
+            found.append(self._runner.run(state.subject, None))
+        state.asked_library = True
+        candidates = self._search_of(state).propose(count)
+        return found + [self._runner.run(state.subject, each) for each in candidates]
+
+    def _collect(
+        self,
+        done: Iterable[Future[TuningRecord]],
+        flying: dict[Future[TuningRecord], int],
+        states: Sequence[_TaskState],
+    ) -> set[int]:
+        """Keep what finished; the tasks (by position) that something finished of."""
+        records: list[TuningRecord] = []
+        touched: set[int] = set()
+        for future in done:
+            index = flying.pop(future)
+            state = states[index]
+            touched.add(index)
+            try:
+                record = future.result()
+            except CancelledError:
+                continue
+            except MeasureError as error:
+                if not state.broken:
+                    log.warning("%s", error)
+                state.broken = True
+                continue
+            records.append(record)
+            self._search_of(state).observe([record])
+            if record.sketch != LIBRARY:
+                self._trials += 1
+                state.row.trials += 1
+                state.row.failures += record.run_us is None
+            if record.error:
+                where = f"{state.row.name} {record.sketch} {dict(record.schedule)}"
+                log.info("%s: %s", where, record.error)
+        self._keep(records)
+        return touched
+
+    def _keep(self, records: Iterable[TuningRecord]) -> None:
+        """Remember `records`; what the database cannot take now is tried again with the next."""
+        for record in records:
+            self._known.add(record)
+            if record.workload in self._states:
+                self._refresh(self._states[record.workload])
+            self._unsaved.append(record)
+        if not self._unsaved:
+            return
+        try:
+            self._database.add(self._unsaved)
+        except DatabaseError as error:
+            log.warning("%s (%d measurements wait)", error, len(self._unsaved))
+        else:
+            self._unsaved = []
+
+    # -- the final timing --------------------------------------------------------------------------
+
+    def _final(self) -> None:
+        """Time the best of each task in a chain, as they run in a model; heaviest tasks first.
+
+        A task's chained times are kept together: they are not comparable with the others.
+        """
+        if self._runner.host:
+            return
+        order = sorted(
+            (state for state in self._states.values() if not state.broken),
+            key=lambda state: -state.row.weight * (state.row.best_us or 0.0),
+        )
+        flying: dict[Future[TuningRecord], str] = {}
+        waiting: dict[str, list[TuningRecord]] = {}
+        finalists: dict[str, dict[Any, TuningRecord]] = {}
+        for state in order:
+            chosen = self._finalists(state)
+            finalists[state.task.key] = {_key(record): record for record in chosen}
+            waiting[state.task.key] = []
+            for record in chosen:
+                candidate = _candidate(state.task, record, self._target)
+                if candidate is not None or record.sketch == LIBRARY:
+                    future = self._runner.run(state.subject, candidate, chain=True)
+                    flying[future] = state.task.key
+        while flying:
+            done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
+            for future in done:
+                key = flying.pop(future)
+                try:
+                    record = future.result()
+                except (CancelledError, MeasureError) as error:
+                    log.warning(
+                        "%s was not timed in a chain: %s", self._states[key].row.name, error
+                    )
+                else:
+                    isolated_us = finalists[key][_key(record)].run_us
+                    versions = {**record.versions, "isolated_us": f"{isolated_us:.4g}"}
+                    waiting[key].append(replace(record, versions=versions))
+                if key not in flying.values():
+                    self._keep(waiting.pop(key))
+            self._show("final timing")
+            if self._limits.reached():
+                for future in flying:
+                    future.cancel()
+                return
+
+    def _finalists(self, state: _TaskState) -> list[TuningRecord]:
+        """The best programs by single launches that were not timed in a chain, and the library."""
+        ran = [r for r in self._known.records(state.task.key) if r.run_us is not None]
+        programs = sorted(
+            (record for record in ran if record.sketch != LIBRARY),
+            key=lambda record: _isolated(record).run_us or math.inf,
+        )
+        library = [record for record in ran if record.sketch == LIBRARY]
+        return [record for record in (*programs[:FINALISTS], *library) if is_isolated(record)]
+
+    def _show(self, phase: str) -> None:
+        if self._watch is not None:
+            rows = tuple(state.row for state in self._states.values())
+            spent = time.monotonic() - self._limits.begun
+            self._watch(TuneStatus(phase, spent, self._trials, rows))
+
+
+def _best_us(search: Search[Candidate]) -> float | None:
+    return None if search.best is None else search.best.run_us
+
+
+def _predicted(plan: Plan) -> float:
+    return sum(launch.predicted_us or 0.0 for launch in plan.launches)
+
+
+def _defaults(plan: Plan) -> bool:
+    """Whether some launch has a schedule that nobody measured."""
+    return any(launch.source == "default" for launch in plan.launches)
+
+
+def _key(record: TuningRecord) -> Key:
+    return schedule_key(record.sketch, record.schedule)
+
+
+def _isolated(record: TuningRecord) -> TuningRecord:
+    """`record` with its time of single launches, which is what a search compares."""
+    isolated_us = record.versions.get("isolated_us")
+    return record if isolated_us is None else replace(record, run_us=float(isolated_us))
+
+
+def _candidate(task: Task, record: TuningRecord, target: Target) -> Candidate | None:
+    """The program of a record; None for the library, or if it is no longer legal."""
+    for sketch in derive(task.group, family(task.group), target).sketches:
+        if sketch.name == record.sketch:
+            return Sampler((sketch,), 0).make(sketch, record.schedule)
+    return None

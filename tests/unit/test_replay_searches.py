@@ -1,0 +1,133 @@
+"""The experiment's arithmetic, and the whole chain on a synthetic pool."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+
+from experiments import measure_pools, replay_searches, train_ranker
+from experiments.replay_searches import at, ranking, reached, replay, spearman, table
+from gtco.cost_model.pool import SUFFIX, read_pool, write_pool
+from gtco.cost_model.ranker import Ranker
+from gtco.cost_model.search import Strategy
+from gtco.runtime.host import find_compiler
+from gtco.target import find_target
+from tests.pools import synthetic_pool
+
+CURVE = [(3, 9.0), (7, 5.0), (20, 4.0), (32, 4.0)]
+
+
+def test_curves_are_read_by_trial_and_by_time() -> None:
+    assert [at(CURVE, trial) for trial in (1, 3, 6, 7, 32)] == [math.inf, 9, 9, 5, 4]
+    assert [reached(CURVE, us) for us in (10, 5, 4.5, 3)] == [3, 7, 20, None]
+
+
+def test_spearman() -> None:
+    assert spearman([(3, 1.0), (2, 5.0), (1, 6.0)]) == pytest.approx(1)
+    assert spearman([(1, 1.0), (2, 5.0), (3, 6.0)]) == pytest.approx(-1)
+    assert spearman([(1, 9.0), (1, 5.0), (3, 2.0), (4, 3.0)]) == pytest.approx(0.73786, abs=1e-4)
+    assert math.isnan(spearman([(1, 1.0)]))
+
+
+def test_a_perfect_and_a_backward_ranking() -> None:
+    task = synthetic_pool()[0]
+    perfect = [-(each.run_us or 1e9) for each in task.entries]
+    found = ranking(task, perfect)
+    assert (found.rank_all, found.rank_near, found.regret) == (
+        pytest.approx(1),
+        pytest.approx(1),
+        0,
+    )
+    worst = ranking(task, [-score for score in perfect])
+    assert worst.rank_all == pytest.approx(-1) and worst.regret > 1
+
+
+def test_the_chain_on_a_synthetic_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xgboost")
+    folder = tmp_path / "pool"
+    folder.mkdir()
+    for task in synthetic_pool():
+        write_pool(folder / f"{task.name}{SUFFIX}", task)
+    out = tmp_path / "out"
+    monkeypatch.setattr(sys, "argv", ["x", str(folder), str(out), "--seeds", "1", "--trials", "96"])
+    replay_searches.main()
+    results = json.loads((out / "searches.json").read_text())
+    assert set(results["tasks"]) == {task.name for task in synthetic_pool()}
+    needed = results["summary"]["trials_to_random"]
+    assert needed[Strategy.DRAFT_MODEL.value] <= 24 < needed[Strategy.RANDOM.value]
+    ranks = results["summary"]["ranking"]
+    assert ranks["cost model"]["rank_near"] > ranks["draft"]["rank_near"]
+    assert results["summary"]["worst_regret"] < 0.05
+    shown = capsys.readouterr().out
+    assert "a-qkv" in shown and "median" in shown
+
+
+def test_the_shipped_model_is_trained_on_all_pools(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("xgboost")
+    folder, out = tmp_path / "pool", tmp_path / "sm_90a.ubj"
+    folder.mkdir()
+    for task in synthetic_pool():
+        write_pool(folder / f"{task.name}{SUFFIX}", task)
+    monkeypatch.setattr(sys, "argv", ["x", str(folder), str(out)])
+    train_ranker.main()
+    assert "from 1200 programs of 4 tasks, sm_90a" in capsys.readouterr().out
+    ranker = Ranker.load(out, find_target("sm_90a"))
+    task = synthetic_pool()[0]
+    assert ranking(task, ranker.scores([each.work for each in task.entries])).rank_all > 0.95
+
+
+def test_a_model_that_ranks_nothing_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("xgboost")
+    monkeypatch.setattr(
+        replay_searches.Ranker, "scores", lambda self, works: [hash(id(w)) % 97 for w in works]
+    )
+    results = replay(synthetic_pool(), 1, 32)
+    assert abs(results["summary"]["ranking"]["cost model"]["rank_all"]) < 0.3
+    assert table(results)
+
+
+def test_plots(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("xgboost")
+    replay_searches.plot(replay(synthetic_pool(), 1, 32), tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {"searches.png", "ranking.png"}
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+TINY = "tests.pools:tiny"
+
+
+def test_the_heaviest_tasks_with_enough_programs_are_drawn() -> None:
+    target = find_target("sm_90a")
+    (draw,) = measure_pools.draws([TINY], target, 1, 40)
+    assert draw.model == "tiny" and draw.name.startswith("tiny-gemm")
+    assert len({each.key for each in draw.programs}) == 40
+    assert draw.programs[0].program.schedule == next(iter(draw.programs[0].sketch.defaults()))
+    assert len(list(measure_pools.draws([TINY, TINY], target, 9, 40))) == len(
+        list(measure_pools.draws([TINY], target, 9, 40))
+    )
+    assert list(measure_pools.draws([TINY], target, 1, 10**5)) == []
+
+
+@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+def test_a_pool_measured_on_the_host_is_kept_and_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(tmp_path), TINY, "--groups", "1", "--programs", "3", "--target", "host"]
+    monkeypatch.setattr(sys, "argv", ["x", *arguments])
+    measure_pools.main()
+    (task,) = read_pool(tmp_path)
+    assert len(task.entries) == 3 and task.device == "host" and task.model == "tiny"
+    assert all(each.run_us or each.error for each in task.entries)
+    assert any(each.run_us for each in task.entries)
+    measure_pools.main()
+    assert f"{task.name}: is there" in capsys.readouterr().out

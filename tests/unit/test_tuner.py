@@ -1,0 +1,329 @@
+"""What `gtco.tune` measures, keeps and decides; a runner without kernels stands in for the GPU."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gtco
+from gtco import replay, tuner
+from gtco.codegen.sampler import Candidate
+from gtco.compiler import fuse_with
+from gtco.cost_model.database import LIBRARY, Database, TuningRecord
+from gtco.cost_model.knowledge import CHAIN, ISOLATED, VERSIONS, Knowledge
+from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.model import roofline_us
+from gtco.frontend.torch_export import Captured, capture
+from gtco.graph import Graph
+from gtco.options import OptionError
+from gtco.passes import run_pipeline
+from gtco.passes.fusion import fuse
+from gtco.passes.tasks import Task, tasks
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Plan
+from gtco.target import TARGETS, TargetError
+from gtco.tune_result import TuneResult, TuneStatus
+from tests.plans import make_plan
+
+H100 = TARGETS["sm_90a"]
+DEVICE = "NVIDIA H100 80GB HBM3"
+ARGS = (torch.linspace(-1, 1, 32 * 64).view(32, 64).half(),)
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up = nn.Linear(64, 256)
+        self.down = nn.Linear(256, 64)
+        self.half().eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.down(nn.functional.gelu(self.up(x)))
+        return result
+
+
+# -- a runner without kernels ----------------------------------------------------------------------
+
+
+class Runner:
+    """Answers at once, with times that chains order otherwise than single launches."""
+
+    host = False
+    device = DEVICE
+    library_us = 900.0
+    broken: str = ""
+
+    def __init__(self, **_: object) -> None:
+        self.seconds: dict[str, float] = {"load": 1.0}
+        self.ran: list[tuple[str, object, bool]] = []
+        self.closed = False
+        RUNNERS.append(self)
+
+    def run(
+        self, subject: Subject, candidate: Candidate | None, *, chain: bool = False
+    ) -> Future[TuningRecord]:
+        found: Future[TuningRecord] = Future()
+        key = (LIBRARY, ()) if candidate is None else candidate.key
+        self.ran.append((subject.key, key, chain))
+        if self.broken and self.broken in subject.key:
+            found.set_exception(MeasureError("it cannot be made ready"))
+            return found
+        time_us: float | None = self.library_us
+        if candidate is not None:
+            time_us = self.time_us(candidate, chain)
+        found.set_result(
+            TuningRecord(
+                subject.key,
+                self.device,
+                str(key[0]),
+                1 if candidate is None else candidate.sketch.version,
+                {} if candidate is None else dict(candidate.program.schedule),
+                time_us,
+                "" if time_us is not None else "wrong answer",
+                {"timed": CHAIN if chain else ISOLATED},
+            )
+        )
+        return found
+
+    def time_us(self, candidate: Candidate, chain: bool) -> float | None:
+        number = sum(candidate.program.schedule.values())
+        if number % 5 == 0:
+            return None
+        return 500.0 - number % 97 if chain else 600.0 + number % 97
+
+    def close(self) -> None:
+        self.closed = True
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+RUNNERS: list[Runner] = []
+
+
+@pytest.fixture
+def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
+    RUNNERS.clear()
+
+    class Fresh(Runner):
+        pass
+
+    monkeypatch.setattr(tuner, "Trials", Fresh)
+    monkeypatch.setattr(tuner, "_target_here", lambda options: H100)
+    monkeypatch.setattr(tuner, "shipped_ranker", lambda target: None)
+    yield Fresh
+
+
+def tune(path: Path, **more: object) -> TuneResult:
+    return gtco.tune(Mlp(), ARGS, database=path, target="sm_90a", **more)
+
+
+def kept(path: Path) -> list[TuningRecord]:
+    with Database(path) as opened:
+        return list(opened.records())
+
+
+def test_every_task_and_its_library_are_measured_and_kept(
+    runner: type[Runner], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.sqlite"
+    seen: list[TuneStatus] = []
+    result = tune(path, trials=60, watch=seen.append)
+    (used,) = RUNNERS
+    assert used.closed and result.trials == 60 and result.stopped == "trials"
+    searched = [each for each in used.ran if not each[2]]
+    programs = [each for each in searched if each[1] != (LIBRARY, ())]
+    assert len(programs) == len(set(programs)) == 60
+    libraries = [each for each in searched if each[1] == (LIBRARY, ())]
+    assert len(libraries) == len(set(libraries)) == len(result.rows) >= 2
+    assert all(row.library_us == 900.0 for row in result.rows)
+    assert all(row.trials > 0 for row in result.rows if row.weight)
+    assert sum(row.failures for row in result.rows) == result.failures > 0
+    records = kept(path)
+    assert len(records) == 60 + len(libraries)
+    assert sum(record.run_us is None for record in records) == result.failures
+    assert json.dumps(result.to_dict()) and {each.phase for each in seen} >= {"searching"}
+
+
+def test_the_chain_decides_among_the_best_by_single_launches(
+    runner: type[Runner], tmp_path: Path
+) -> None:
+    path = tmp_path / "t.sqlite"
+    result = tune(path, trials=120)
+    records = kept(path)
+    assert len({each.workload for each in records}) == len(result.rows)
+    for workload in {each.workload for each in records}:
+        ours = [each for each in records if each.workload == workload]
+        chained = [each for each in ours if each.versions["timed"] == CHAIN]
+        assert len(chained) <= tuner.FINALISTS + 1
+        programs = [each for each in chained if each.sketch != LIBRARY]
+        assert programs and len(programs) == len(chained) - 1
+        others = [each.run_us for each in ours if each.versions["timed"] == ISOLATED]
+        slowest = max(float(each.versions["isolated_us"]) for each in programs)
+        assert slowest <= min((us for us in others if us is not None), default=slowest)
+        fastest = min(each.run_us for each in programs if each.run_us is not None)
+        assert fastest < 500 and fastest in [row.best_us for row in result.rows]
+    assert all(each.source == "tuned here" for each in result.compiled.launches)
+    assert result.after_us == sum(row.best_us or 0 for row in result.rows if row.weight)
+
+
+def test_the_same_call_again_measures_nothing_twice(runner: type[Runner], tmp_path: Path) -> None:
+    path = tmp_path / "t.sqlite"
+    first = tune(path, trials=40)
+    second = tune(path, trials=40)
+    before, after = ({each for each in used.ran} for used in RUNNERS)
+    assert not before & after
+    assert second.after_us <= first.after_us == second.before_us
+    compiled = gtco.compile(Mlp(), ARGS, target="sm_90a", database=path)
+    assert [(each.kernel, each.source) for each in compiled.launches] == [
+        (each.kernel, "tuned here") for each in second.compiled.launches
+    ]
+    other = gtco.compile(Mlp(), ARGS, target="sm_90a", database=tmp_path / "none.sqlite")
+    assert all(each.source == "default" for each in other.launches)
+
+
+def test_a_faster_library_is_chosen(runner: type[Runner], tmp_path: Path) -> None:
+    runner.library_us = 1.0
+    result = tune(tmp_path / "t.sqlite", trials=20)
+    assert {each.kernel for each in result.compiled.launches} == {"aten"}
+    assert {row.best for row in result.rows if row.weight} == {LIBRARY}
+
+
+def test_plans_of_measured_kernels_alone_are_replayed(
+    runner: type[Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replayed: list[Plan] = []
+
+    def last(plans: Sequence[Plan], captured: Captured) -> tuple[CompiledModule, tuple[float, ...]]:
+        replayed.extend(plans)
+        return CompiledModule(plans[-1], captured), (2.0, 1.0)
+
+    monkeypatch.setattr(tuner, "fastest", last)
+    monkeypatch.setattr(tuner, "WORTH_REPLAYING", 100.0)
+    result = tune(tmp_path / "t.sqlite", trials=80)
+    assert len(replayed) >= 2 and result.plans_us == (2.0, 1.0)
+    assert len({str(each.fused) for each in replayed}) == len(replayed)
+    for plan in replayed:
+        assert all(launch.source != "default" for launch in plan.launches)
+    assert result.compiled.graph is replayed[-1].fused
+    monkeypatch.setattr(tuner, "WORTH_REPLAYING", 1.0)
+    replayed.clear()
+    tune(tmp_path / "t.sqlite", trials=1)
+    assert len(replayed) == 1
+
+
+def test_time_ends_the_search(runner: type[Runner], tmp_path: Path) -> None:
+    result = tune(tmp_path / "t.sqlite", seconds=0)
+    assert (result.trials, result.stopped) == (0, "seconds")
+    assert all(each.source == "default" for each in result.compiled.launches)
+
+
+def test_a_task_that_cannot_be_measured_is_left_alone(
+    runner: type[Runner], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner.broken = "gelu"
+    result = tune(tmp_path / "t.sqlite", trials=20)
+    assert result.trials == 20
+    (used,) = RUNNERS
+    broken = {key for key, _, _ in used.ran if "gelu" in key}
+    assert caplog.text.count("it cannot be made ready") == len(broken) > 0
+    sources = {each.ops: each.source for each in result.compiled.launches}
+    assert set(sources.values()) == {"default", "tuned here"}
+
+
+def test_it_says_what_it_needs(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="seconds=480"):
+        gtco.tune(Mlp(), ARGS, target="host")
+    if not torch.cuda.is_available():
+        with pytest.raises(TargetError, match=r'none is here for sm_90a; target="host"'):
+            gtco.tune(Mlp(), ARGS, trials=1, target="sm_90a", database=tmp_path / "t.sqlite")
+    assert not list(tmp_path.iterdir())
+
+
+# -- what is known ---------------------------------------------------------------------------------
+
+RECORD = TuningRecord("w", DEVICE, "gemm_mma", VERSIONS["gemm_mma"], {"a": 1}, 5.0)
+
+
+def record(run_us: float | None = 5.0, **fields: object) -> TuningRecord:
+    return TuningRecord(**{**vars(RECORD), "run_us": run_us, **fields})
+
+
+def test_chained_times_come_first_and_own_records_replace_shipped_ones() -> None:
+    chained = record(5.0, schedule={"a": 1})
+    isolated = record(4.0, schedule={"a": 2}, versions={"timed": ISOLATED})
+    library = record(3.0, sketch=LIBRARY, version=1, schedule={})
+    failed = record(None, schedule={"a": 3}, error="it hangs")
+    stale = record(1.0, schedule={"a": 4}, version=0)
+    elsewhere = record(1.0, schedule={"a": 5}, device="another")
+    known = Knowledge(DEVICE, [chained, stale], [isolated, library, failed, elsewhere])
+    assert known.best("w") == (library, chained, isolated)
+    assert known.records("w") == tuple(known.all()) == (chained, isolated, library, failed)
+    assert [known.is_own(each) for each in known.best("w")] == [True, False, True]
+    again = record(6.0, schedule={"a": 1})
+    known.add(again)
+    assert known.best("w")[1] == again and known.is_own(again)
+    host = Knowledge("host", [record(9.0, device="host"), record(1.0, device="host",
+                     sketch=LIBRARY, version=1, schedule={})])  # fmt: skip
+    assert [each.sketch for each in host.best("w")] == ["gemm_mma"]
+
+
+def mlp() -> tuple[Graph, Task]:
+    """The rewritten graph, and the task of its fused `linear -> gelu`."""
+    graph = run_pipeline(gtco.capture(Mlp(), ARGS))
+    (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
+    (joined,) = [task for task in tasks(fused, H100) if len(task.group.compute) == 2]
+    return graph, joined
+
+
+def ops(graph: Graph, known: Knowledge, explore: bool = False) -> list[str]:
+    (fused,) = fuse_with(known, graph, H100, explore=explore)
+    return [" ".join(node.op for node in group.compute) for group in fused]
+
+
+def test_a_measured_price_rejects_a_fusion_only_for_what_was_measured() -> None:
+    graph, joined = mlp()
+    assert ops(graph, Knowledge(DEVICE)) == ["linear gelu", "linear"]
+    slow = record(100 * roofline_us(joined.group, H100), workload=joined.key)
+    known = Knowledge(DEVICE, own=[slow])
+    assert ops(graph, known) == ["linear gelu", "linear"], "a guess beat a measurement"
+    price = known.price(H100, [joined])
+    (other,) = [t for t in tasks(fuse_with(known, graph, H100)[0], H100) if t.key != joined.key]
+    assert price(other.group) == pytest.approx(100 * roofline_us(other.group, H100))
+    for task in tasks(fuse(graph, lambda group: 1.0, max_group=1), H100):
+        known.add(record(1.0, workload=task.key))
+    assert ops(graph, known) == ["linear", "gelu", "linear"]
+    known.add(record(0.5, workload=joined.key, schedule={"a": 2}))
+    assert ops(graph, known) == ["linear gelu", "linear"]
+
+
+# -- replaying whole plans -------------------------------------------------------------------------
+
+
+def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = capture(nn.Linear(4, 4).eval(), (torch.ones(2, 4),), {})
+    plans = [make_plan(captured) for _ in range(3)]
+    speed = {id(plans[0]): 10.0, id(plans[1]): 12.0, id(plans[2]): 8.0}
+    asked = itertools.count()
+
+    def call(module: CompiledModule) -> Callable[[], float]:
+        slower = 1 + next(asked) // 2  # for each pair, the clock runs otherwise
+        return lambda: slower * speed[id(module._plan)]
+
+    monkeypatch.setattr(replay, "_call", call)
+    best, times = replay.fastest(plans, captured)
+    assert best._plan is plans[2]
+    assert times == pytest.approx((10.0, 12.0, 8.0))
+    alone, none = replay.fastest(plans[:1], captured)
+    assert alone._plan is plans[0] and none == ()
