@@ -15,6 +15,7 @@ import json
 import logging
 import os
 import sqlite3
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from importlib import resources
@@ -39,14 +40,10 @@ _SCHEMA = (
     """CREATE TABLE records (
         id INTEGER PRIMARY KEY,
         workload INTEGER NOT NULL REFERENCES workloads (id),
-        device TEXT NOT NULL,
-        sketch TEXT NOT NULL,
-        version INTEGER NOT NULL,
+        device TEXT NOT NULL, sketch TEXT NOT NULL, version INTEGER NOT NULL,
         schedule TEXT NOT NULL,  -- JSON, sorted
-        run_us REAL,
-        error TEXT NOT NULL,
-        versions TEXT NOT NULL,  -- JSON
-        work TEXT NOT NULL,  -- JSON
+        run_us REAL, error TEXT NOT NULL,
+        versions TEXT NOT NULL, work TEXT NOT NULL,  -- JSON
         digest BLOB NOT NULL,  -- of the record as a line of JSON
         UNIQUE (workload, device, sketch, version, schedule)
     )""",
@@ -327,13 +324,18 @@ class Database:
         except OSError as error:
             raise DatabaseError(f"cannot make the folder of {self.path}: {error}") from None
         refusal: sqlite3.Error | None = None
-        for mode in ("rwc", "ro", "ro&immutable=1"):  # immutable: the folder takes no lock files
+        deadline = time.monotonic() + BUSY_S
+        modes = ["ro&immutable=1", "ro", "rwc"]  # immutable: the folder takes no lock files
+        while modes:
+            mode = modes.pop()
             try:
                 connection = self._connect(mode)
             except sqlite3.OperationalError as error:
                 refusal = refusal or error
-                if error.sqlite_errorcode == sqlite3.SQLITE_BUSY:
-                    break
+                if error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY:
+                    # SQLite itself does not wait to switch to the log.
+                    modes = [mode] if time.monotonic() < deadline else []
+                    time.sleep(0.01)
                 continue
             except sqlite3.DatabaseError as error:
                 raise _Damaged(str(error)) from None
@@ -473,7 +475,7 @@ def _salvage(path: Path) -> Iterator[TuningRecord]:
 
 
 def _file(path: Path) -> int | None:
-    """What tells the file at `path` from another of that name."""
+    """Tells the file at `path` from another of that name."""
     return path.stat().st_ino if path.exists() else None
 
 

@@ -252,9 +252,11 @@ def test_a_file_of_rubbish_is_moved_aside_each_time(path: Path) -> None:
 def test_a_tuner_goes_on_in_the_new_file_when_another_moved_the_damaged_one(path: Path) -> None:
     with Database(path) as database:
         database.add([record(0)])
+        database._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         path.write_bytes(b"rubbish" * 1000)
         with Database(path) as other:
             other.add([record(1)])
+        assert list(path.parent.glob("*.damaged-1"))
         database.add([record(2)])
     with Database(path) as database:
         assert {each.schedule["number"] for each in database.records()} >= {1, 2}
