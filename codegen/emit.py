@@ -486,7 +486,8 @@ class PointwiseEmitter:
   }}
   template <int V>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
-                                             const Inputs<V>& in, const Vec<float, V>& {given}) const {{
+                                             const Inputs<V>& in,
+                                             const Vec<float, V>& {given}) const {{
 {tile_body}  }}
 }};
 """

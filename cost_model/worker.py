@@ -164,7 +164,10 @@ class HostBench(Bench):
             loaded = HostKernel(program, Path(path))
         finally:
             os.unlink(path)
-        self._launch = lambda: loaded(program, self.operands.tensors)
+        graph = self.group.graph
+        self._launch = lambda: loaded(
+            program, self.operands.tensors, constants=graph.constants, outputs=graph.outputs
+        )
         return self._launch
 
     def library(self) -> Launch:

@@ -256,10 +256,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     boundaries = [
-        (early, smem, cluster)
-        for early in (0, 1)
-        for smem in (0, 104 * 1024)
-        for cluster in (1, 4)
+        (early, smem, cluster) for early in (0, 1) for smem in (0, 104 * 1024) for cluster in (1, 4)
     ]
     programs = [fill_program(fill, steps) for fill in FILLS for steps in (SHORT, LONG)]
     programs += [boundary_program(*each) for each in boundaries]

@@ -16,10 +16,9 @@ import torch
 import typer
 
 import gtco
-from gtco import cli_db, cli_tune
+from gtco import cli_db, cli_tune, dump, logs, show
 from gtco import compare as comparison
 from gtco import demo as demo_model
-from gtco import dump, logs, show
 from gtco.bench import BenchResult, WrongAnswer, bench, parse_peers
 from gtco.bench_artifact import bench_artifact
 from gtco.cli_base import Json, err, out, print_json, progress, takes_options

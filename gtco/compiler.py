@@ -46,7 +46,7 @@ log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
 
 FETCH_DISTANCE = 2
-"""Launches between a kernel and the one that brings its weights to L2 (experiments.plan_variants)."""
+"""Launches from the one that brings a kernel's weights to L2 to that kernel."""
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 DEVICES = {"sm_90a": "NVIDIA H100 80GB HBM3"}
 """The card whose shipped records serve an architecture when no GPU is there to ask."""

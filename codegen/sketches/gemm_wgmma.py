@@ -205,7 +205,7 @@ class GemmWgmma(Sketch):
         p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
         smem = self._smem(schedule)
         threads = block_p * 2 + 128
-        # Two that fit one multiprocessor: the next kernel's prologue then runs beside this one's end.
+        # Where two fit, the next kernel's prologue runs beside this one's end.
         fits_twice = 2 * (smem.nbytes + 1024) <= self.target.smem_per_sm and threads <= 256
         blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
         functor = emitter.functor("Epilogue", "acc")
