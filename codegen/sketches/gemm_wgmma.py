@@ -76,12 +76,12 @@ class GemmWgmma(Sketch):
         budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
         clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1))
         found: dict[tuple[int, ...], Schedule] = {}
-        for swap, block_p, budget, (split, multicast) in itertools.product(
-            (1, 0), (64, 128), budgets, clusters
+        for swap, block_p, atoms, budget, (split, multicast) in itertools.product(
+            (1, 0), (64, 128), (1, 2, 4), budgets, clusters
         ):
             for block_q in _block_q(problem.rows, problem.columns):
-                steps = -(-self.steps // split)
-                stages = min(budget // ((block_p + block_q) * 128) - 1, steps, 12)
+                steps = -(-self.steps // (split * atoms))
+                stages = min(budget // ((block_p + block_q) * 128 * atoms), steps, 12)
                 schedule = {
                     "swap": swap,
                     "block_p": block_p,
@@ -89,8 +89,10 @@ class GemmWgmma(Sketch):
                     "stages": max(2, stages),
                     "split": split,
                     "multicast": multicast,
-                    "atoms": 1,
+                    "atoms": atoms,
                 }
+                while self._smem(schedule).nbytes > budget and schedule["stages"] > 2:
+                    schedule["stages"] -= 1
                 try:
                     self._check(schedule)
                 except Illegal:
@@ -102,30 +104,34 @@ class GemmWgmma(Sketch):
     def _cost(self, schedule: Schedule) -> float:
         """Microseconds, roughly, fitted to an H100: the K loop is bound by filling shared memory.
 
-        75 B/ns is what one multiprocessor draws from L2, 6.5 TB/s what all of them draw together,
-        1.4 us the latency that the ring has to hide, 20 B/ns what a block reads of its peers.
+        107 B/ns is what one multiprocessor draws from L2, 11.5 TB/s what all of them draw together
+        (experiments.fill_rate), 0.7 us the latency that the ring has to hide, 0.07 us the turn of a
+        consumer from one stage to the next, 20 B/ns what blocks of a cluster send each other.
         """
         problem = self.problem
         p_size, q_size = self._sides(schedule)
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
+        atoms = schedule["atoms"]
         blocks = problem.batch * -(-p_size // block_p) * -(-q_size // block_q) * split
         per_sm = -(-blocks // self.target.sm_count)
         resident = max(1, self.target.smem_per_sm // (self._smem(schedule).nbytes + 1024))
         waves = -(-per_sm // resident)
         together = min(per_sm, resident)
-        steps = -(-self.steps // split)
+        steps = -(-self.steps // (split * atoms))
         filled = (block_p + block_q) * 128
         from_l2 = (block_p + block_q / schedule["multicast"]) * 128
-        step_us = max(
-            together * filled / 75e3,
-            min(blocks, together * self.target.sm_count) * from_l2 / 6.5e6,
-            1.4 / schedule["stages"],
+        atom_us = max(
+            together * filled / 107e3,
+            min(blocks, together * self.target.sm_count) * from_l2 / 11.5e6,
+            0.7 / ((schedule["stages"] - 1) * atoms),
             together * block_p / 64 * max(block_q, 64) * 64 * 64 * 2 / 6.5e6,
         )
-        epilogue_us = together * (0.6 + block_q * 0.004 * block_p / 64)
+        epilogue_us = together * (0.3 + block_p * block_q / 33e3)
         if split > 1:
-            epilogue_us += 0.6 + block_p * block_q * 4 * (split - 1) / split / 20e3
-        return 1.6 + 0.3 * (resident == 1) + waves * (steps * step_us + epilogue_us)
+            epilogue_us += 0.5 + block_p * block_q * 4 * (split - 1) / split / 20e3
+        loop_us = steps * (atoms * atom_us + 0.07)
+        alone_us = 0.8 * (resident == 1) + 0.1 * (schedule["multicast"] > 1)
+        return 1.3 + alone_us + waves * (loop_us + epilogue_us)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
