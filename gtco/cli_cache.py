@@ -12,7 +12,7 @@ import typer
 
 from gtco.cli_base import Json, out, print_json
 from gtco.locate import UsageError
-from gtco.runtime.nvrtc import CubinCache, cache_folder, host_folder, user_cache
+from gtco.runtime.cubin import CubinCache, cache_folder, host_folder, user_cache
 
 cache_app = typer.Typer(
     no_args_is_help=True, help="The compiled kernels in the user's cache folder."

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from gtco.runtime.nvrtc import CompileError, cache_folder, nvrtc_version, user_cache
+from gtco.runtime.cubin import cache_folder, user_cache
+from gtco.runtime.nvrtc import CompileError, nvrtc_version
 from gtco.target import TargetError, target_of_capability
 
 _PACKAGES = ("gtco", "torch", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")

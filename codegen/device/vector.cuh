@@ -47,8 +47,9 @@ struct alignas(sizeof(T) * V <= 16 ? sizeof(T) * V : 16) Packed {
 // vector, up to 16 bytes.
 template <int V, class T>
 __device__ __forceinline__ Packed<T, V> load_packed(const T* from, bool active = true) {
-  if (active) return *reinterpret_cast<const Packed<T, V>*>(from);
-  return Packed<T, V>{};
+  using Whole = Packed<T, V>;
+  if (active) return *static_cast<const Whole*>(__builtin_assume_aligned(from, alignof(Whole)));
+  return Whole{};
 }
 
 template <int V, class T>

@@ -35,6 +35,7 @@ void sync_warp();
 void bar_sync(int id, int count, int line);
 void shuffle_xor(const void* mine, void* theirs, int bytes, int offset);
 
+const void* assume_aligned(const void* p, int bytes);
 u32 shared_address(const void* p);
 void ldmatrix(u32* r, u32 address, bool trans);
 void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type);
@@ -65,6 +66,8 @@ void wgmma_wait(int pending);
 
 }  // namespace host
 
+// A compiler may split a vector's load into its elements, which are always aligned.
+#define __builtin_assume_aligned(p, bytes) host::assume_aligned(p, bytes)
 __forceinline__ void __syncthreads(int line = __builtin_LINE()) { host::sync_threads(line); }
 __forceinline__ void __syncwarp() { host::sync_warp(); }
 

@@ -98,6 +98,13 @@ char* reserve(std::size_t bytes, int protection) {
   return p == MAP_FAILED ? nullptr : static_cast<char*>(p);
 }
 
+const void* assume_aligned(const void* p, int bytes) {
+  HERE;
+  if (reinterpret_cast<std::size_t>(p) % bytes != 0)
+    fail("an access of " + number(bytes) + " bytes that is not aligned to them");
+  return p;
+}
+
 bool in_kernel(const void* pc) { return pc >= code_begin && pc < code_end; }
 
 std::string number(long x) { return std::to_string(x); }

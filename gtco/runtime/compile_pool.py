@@ -15,14 +15,8 @@ from typing import Any, Self
 
 from gtco.runtime.child import Child, ChildDied, ChildHung
 from gtco.runtime.child import serve as serve_child
-from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.nvrtc import (
-    CompileError,
-    CubinCache,
-    cache_key,
-    compile_uncached,
-    user_cache,
-)
+from gtco.runtime.cubin import CompiledKernel, CubinCache, user_cache
+from gtco.runtime.nvrtc import CompileError, cache_key, compile_uncached
 
 DEADLINE_S = 120.0
 """The longest that the assembler may think about one kernel; most take a tenth of a second."""

@@ -1,8 +1,28 @@
-"""Compiled device code, apart from the compiler: what runs it need not import NVRTC."""
+"""Compiled device code and its cache, apart from the compiler: what runs it need not import NVRTC.
+
+A cache entry is a JSON line and the cubin. It is published by a rename, so a reader sees a whole
+entry or none; a damaged one is reported, dropped and built again.
+
+This module must stay light to import (no torch): compile workers import it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import hashlib
+import json
+import logging
+import os
+import stat
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from pathlib import Path
+
+import platformdirs
+
+log = logging.getLogger("gtco.codegen")
+
+_SUFFIX = ".cubin"
 
 
 @dataclass(frozen=True)
@@ -28,3 +48,151 @@ class CompiledKernel:
     spill_bytes: int
     local_bytes: int
     log: str
+
+
+# -- the cache -------------------------------------------------------------------------------------
+
+
+class CubinCache:
+    """Cubins by content in one folder; without a folder, nothing is kept.
+
+    Args:
+        folder: made with mode 0700 if missing. A folder that others could write to is not used: a
+            cubin is code that runs.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self.folder = folder
+        self.writable = False
+        self._told = False  # why nothing is kept, once
+        if folder is None:
+            return
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = folder.stat()
+        except OSError as error:
+            log.warning("no cubin cache: %s", error)
+            self.folder = None
+            return
+        if reason := _distrust(status):
+            log.warning("no cubin cache: %s %s", folder, reason)
+            self.folder = None
+            return
+        self.writable = os.access(folder, os.W_OK)
+
+    def read(self, key: str) -> CompiledKernel | None:
+        """The entry called `key`; None if there is none or it was damaged (and is now dropped)."""
+        if self.folder is None:
+            return None
+        path = self.folder / f"{key}{_SUFFIX}"
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        try:
+            found = _decode(data)
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("dropped the damaged cubin %s: %s", path, error)
+            try:
+                path.unlink()
+            except OSError as failure:
+                log.warning("cannot remove %s: %s", path, failure)
+            return None
+        log.debug("%s for %s was in the cache", found.name, found.arch)
+        return found
+
+    def entries(self) -> list[Path]:
+        """The files of the entries."""
+        return [] if self.folder is None else sorted(self.folder.glob(f"*{_SUFFIX}"))
+
+    def verify(self) -> list[Path]:
+        """Read every entry again and drop the damaged ones.
+
+        Returns:
+            The damaged ones.
+        """
+        return [path for path in self.entries() if self.read(path.stem) is None]
+
+    def clear(self) -> int:
+        """Remove every entry, and what a killed process left of one.
+
+        Returns:
+            The bytes that this freed.
+
+        Raises:
+            OSError: a file cannot be removed.
+        """
+        if self.folder is None:
+            return 0
+        freed = 0
+        for path in (*self.entries(), *self.folder.glob("*.tmp")):
+            freed += path.stat().st_size
+            path.unlink()
+        return freed
+
+    def write(self, key: str, compiled: CompiledKernel) -> None:
+        """Publish an entry whole; a folder that cannot be written to is left as it is."""
+        if self.folder is None:
+            return
+        if not self.writable:
+            if not self._told:
+                log.warning("%s is read-only: what is compiled is not kept", self.folder)
+            self._told = True
+            return
+        try:
+            handle, temporary = tempfile.mkstemp(prefix=f"{key}.", suffix=".tmp", dir=self.folder)
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    file.write(_encode(compiled))
+                    file.flush()
+                    os.fsync(file.fileno())
+                os.replace(temporary, self.folder / f"{key}{_SUFFIX}")
+            except BaseException:
+                Path(temporary).unlink(missing_ok=True)
+                raise
+        except OSError as error:
+            log.warning("cannot keep a cubin in %s: %s", self.folder, error)
+            self.writable, self._told = False, True
+
+
+def _distrust(status: os.stat_result) -> str | None:
+    """Why a folder with this status must not hold code, or None."""
+    if not stat.S_ISDIR(status.st_mode):
+        return "is no folder"
+    if status.st_uid != os.getuid():
+        return "belongs to another user"
+    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return "can be written by other users (chmod 700 makes it usable)"
+    return None
+
+
+def _encode(compiled: CompiledKernel) -> bytes:
+    header = asdict(replace(compiled, cubin=b""))
+    del header["cubin"]
+    body = json.dumps(header, sort_keys=True)
+    digest = hashlib.sha256(body.encode() + compiled.cubin).hexdigest()
+    return f"{digest} {body}\n".encode() + compiled.cubin
+
+
+def _decode(data: bytes) -> CompiledKernel:
+    line, newline, cubin = data.partition(b"\n")
+    digest, space, body = line.partition(b" ")
+    if not newline or not space or hashlib.sha256(body + cubin).hexdigest().encode() != digest:
+        raise ValueError("its checksum differs")
+    return CompiledKernel(cubin=cubin, **json.loads(body))
+
+
+def cache_folder() -> Path:
+    """Where cubins are kept: `cubins` in the user's cache folder (`XDG_CACHE_HOME` moves it)."""
+    return Path(platformdirs.user_cache_dir("gtco", appauthor=False)) / "cubins"
+
+
+def host_folder() -> Path:
+    """Where kernels that were compiled for the CPU are kept, beside the cubins."""
+    return cache_folder().parent / "host"
+
+
+@cache
+def user_cache() -> CubinCache:
+    """The cache in the user's own folder."""
+    return CubinCache(cache_folder())

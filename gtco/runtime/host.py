@@ -32,8 +32,7 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.graph import Group
 from gtco.interpreter import interpret
-from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.nvrtc import CubinCache, host_folder
+from gtco.runtime.cubin import CompiledKernel, CubinCache, host_folder
 from gtco.runtime.plan import Launch, Plan, Visit
 from gtco.runtime.poison import poisoned
 from gtco.target import HOST

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.judge import random_values
 from gtco.graph import Group
 from gtco.runtime.host import HostError, find_compiler, run_on_host
-from gtco.runtime.nvrtc import DEVICE_HEADERS
 from gtco.target import TARGETS
 from tests import groups
 from tests.kernel_checks import wrong_outputs
@@ -28,18 +28,23 @@ CLUSTERS = {"plain": PLAIN, "split": {**PLAIN, "split": 2}, "multicast": {**PLAI
 FAULTS = {
     "accumulators read before the last wait": (
         "plain",
-        "    ptx::wgmma_wait_group<0>(acc);\n",
-        "",
+        "      ptx::wgmma_wait_group<0>(acc);\n",
+        "      if (step + 1 < steps) ptx::wgmma_wait_group<0>(acc);\n",
     ),
     "a slot handed back while a product still reads it": (
         "plain",
-        "        ptx::wgmma_wait_group<1>(acc);\n",
-        "",
+        "      ptx::wgmma_wait_group<0>(acc);\n      release(s);\n",
+        "      release(s);\n      ptx::wgmma_wait_group<0>(acc);\n",
     ),
     "a wrong expected byte count": (
         "plain",
-        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES + Q_BYTES);",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, STAGE_BYTES);",
         "ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES);",
+    ),
+    "a wrong expected byte count at the inbox": (
+        "split",
+        "(C::SPLIT - 1) * SLICE_BYTES);",
+        "C::SPLIT * SLICE_BYTES);",
     ),
     "a reused parity": (
         "plain",
@@ -53,13 +58,33 @@ FAULTS = {
     ),
     "no barrier between the staged tile and the epilogue": (
         "plain",
-        "    __syncthreads();\n    run_epilogue",
-        "    run_epilogue",
+        "  if (warp < CONSUMERS * 4) stage();\n  __syncthreads();\n",
+        "  if (warp < CONSUMERS * 4) stage();\n",
     ),
-    "no cluster barrier before a peer's tile is read": (
+    "a partial tile sent with no fence.proxy.async": (
         "split",
-        "    ptx::barrier_cluster_arrive();\n    ptx::barrier_cluster_wait();\n    const u32 tile",
-        "    const u32 tile",
+        "    if constexpr (C::SPLIT > 1) ptx::fence_proxy_async();  // the copy engine reads them\n",
+        "",
+    ),
+    "a partial tile sent to a block that may not have begun": (
+        "split",
+        "    ptx::barrier_cluster_wait();  // every block's inbox can take copies\n",
+        "",
+    ),
+    "a partial tile added before it has come": (
+        "split",
+        "    ptx::mbarrier_wait(inbox_full, 0);\n",
+        "",
+    ),
+    "a block that ends while what it sent is under way": (
+        "split",
+        "  if constexpr (CLUSTER) ptx::barrier_cluster_wait();\n",
+        "",
+    ),
+    "a block that ends while a peer counts on its barriers": (
+        "multicast",
+        "  if constexpr (CLUSTER) ptx::barrier_cluster_wait();\n",
+        "",
     ),
     "a slot handed back to its own block only": (
         "multicast",

@@ -63,12 +63,25 @@ PRODUCT = """\
   ptx::wgmma_wait_group<0>(acc);
   for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];  // here
 """
-PEERS = """\
+SEND = """\
+  const u32 inbox = ptx::shared_address(smem + 8192), full = ptx::shared_address(smem + 16384);
+  if (thread == 0) {
+    ptx::mbarrier_init(full, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_tx(full, 256);
+  }
+  ptx::barrier_cluster_arrive_relaxed();
   tile[thread] = x[thread] + block;
-  ptx::barrier_cluster_arrive();
+  ptx::fence_proxy_async();
+  __syncthreads();
   ptx::barrier_cluster_wait();
-  const u32 at = ptx::mapa(ptx::shared_address(tile + thread % 16 * 4), 1 - block);
-  y[block * 64 + thread] = ptx::ld_shared_cluster_v4(at)[0];  // here
+  const u32 to = ptx::mapa(inbox, 1 - block), from = ptx::shared_address(tile);
+  const u32 there = ptx::mapa(full, 1 - block);
+  if (thread == 0) ptx::cp_async_bulk_to_cluster(to, from, 256, there);  // here
+"""
+RECEIVE = """\
+  ptx::mbarrier_wait(full, 0);
+  y[block * 64 + thread] = tile[2048 + thread];
   ptx::barrier_cluster_arrive_relaxed();
   ptx::barrier_cluster_wait();
 """
@@ -184,13 +197,50 @@ PLANTED = {
         "an asynchronous copy that is under way|orders it after the (read|write) by",
     ),
     "a peer that ends before its shared memory is read": Planted(
-        WAIT + PEERS, "  ptx::barrier_cluster_arrive_relaxed();\n  ptx::barrier_cluster_wait();\n",
-        "",
-        "its block ends, and no barrier orders that after the access|its block has ended",
+        WAIT + SEND + RECEIVE,
+        "thread];\n  ptx::barrier_cluster_arrive_relaxed();\n  ptx::barrier_cluster_wait();\n",
+        "thread];\n",
+        "its block ends, and no barrier orders that after the access|its block has ended|"
+        "its block ended before what it sent had left",
         blocks=2, cluster=2,
     ),
+    "a copy to a block that may not have begun": Planted(
+        WAIT + SEND + RECEIVE,
+        "  __syncthreads();\n  ptx::barrier_cluster_wait();\n", "  __syncthreads();\n",
+        "an mbarrier that nobody initialised|no barrier orders that after its mbarrier.init",
+        blocks=2, cluster=2,
+    ),
+    "no fence.proxy.async before a copy from shared memory": Planted(
+        WAIT + SEND + RECEIVE, "  ptx::fence_proxy_async();\n", "",
+        "no fence.proxy.async comes after the write by block", blocks=2, cluster=2,
+    ),
+    "no barrier before a copy of what others wrote": Planted(
+        WAIT + SEND + RECEIVE, "  __syncthreads();\n", "",
+        "nobody wrote|no barrier orders it after the write by", blocks=2, cluster=2,
+    ),
+    "no wait for a peer's copy": Planted(
+        WAIT + SEND + RECEIVE, "  ptx::mbarrier_wait(full, 0);\n", "",
+        "asynchronous copy that is under way", blocks=2, cluster=2,
+    ),
+    "too many bytes expected of a peer": Planted(
+        WAIT + SEND.replace("  // here", "") + RECEIVE, "tx(full, 256)", "tx(full, 272)",
+        "waits for ever for a phase of an mbarrier.* lacks 16 bytes", blocks=2, cluster=2,
+    ),
+    "a copy to a peer of no multiple of 16 bytes": Planted(
+        WAIT + SEND + RECEIVE, "from, 256", "from, 252",
+        "of a size that is no multiple of 16", blocks=2, cluster=2,
+    ),
+    "a copy outside a peer's shared memory": Planted(
+        WAIT + SEND + RECEIVE, "mapa(inbox,", "mapa(inbox + 24400,",
+        "outside the 32768 bytes of a block", blocks=2, cluster=2,
+    ),
     "a relaxed arrival that publishes nothing": Planted(
-        WAIT + PEERS, "barrier_cluster_arrive();", "barrier_cluster_arrive_relaxed();",
+        WAIT + """\
+  tile[thread] = x[thread];
+  ptx::barrier_cluster_arrive();
+  ptx::barrier_cluster_wait();
+  y[block * 64 + thread] = tile[(thread + 32) % 64];  // here
+""", "barrier_cluster_arrive();", "barrier_cluster_arrive_relaxed();",
         "no barrier orders it after the write by block", blocks=2, cluster=2,
     ),
     "an mbarrier that is used before everybody knows of it": Planted(

@@ -17,7 +17,8 @@ import torch
 
 from gtco import cli, cli_cache
 from gtco.options import Options
-from gtco.runtime import compile_pool, nvrtc
+from gtco.runtime import compile_pool
+from gtco.runtime.cubin import CubinCache
 from gtco.runtime.host import HostKernel, find_compiler
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
@@ -239,7 +240,7 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
 def test_the_cache_is_shown_verified_and_cleared(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = nvrtc.CubinCache(tmp_path / "cubins")
+    cache = CubinCache(tmp_path / "cubins")
     monkeypatch.setattr(cli_cache, "user_cache", lambda: cache)
     monkeypatch.setattr(compile_pool, "user_cache", lambda: cache)
     monkeypatch.setattr(cli_cache, "cache_folder", lambda: tmp_path / "cubins")
@@ -268,7 +269,7 @@ def test_the_cache_is_shown_verified_and_cleared(
 def test_the_cache_is_cleared_by_those_who_mean_it(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cache = nvrtc.CubinCache(tmp_path / "cubins")
+    cache = CubinCache(tmp_path / "cubins")
     monkeypatch.setattr(cli_cache, "user_cache", lambda: cache)
     monkeypatch.setattr(cli_cache, "host_folder", lambda: tmp_path / "host")
     (tmp_path / "host").mkdir()

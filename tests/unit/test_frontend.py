@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from gtco.compiler import fuse, select
+from gtco.compiler import DEVICES, fuse, select
+from gtco.cost_model.knowledge import Knowledge
 from gtco.frontend.torch_export import Captured, CaptureError, capture
 from gtco.graph import TensorSpec
 from gtco.interpreter import ArgumentError, interpret
@@ -98,7 +99,8 @@ def test_all_but_a_few_operators_have_kernels(build: Callable[[], nn.Module]) ->
     side = models.IMAGE_SIZES[build]
     graph = capture(build(), (torch.randn(1, 3, side, side),)).graph
     target = find_target("sm_90a")
-    launches = select(fuse(lower_precision(graph, torch.float16), target=target), target)
+    fused = fuse(lower_precision(graph, torch.float16), target=target)
+    launches = select(fused, target, Knowledge(DEVICES["sm_90a"]))
     without = [launch for launch in launches if launch.program is None]
     for launch in without:
         (node,) = launch.group.compute

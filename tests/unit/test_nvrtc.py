@@ -13,14 +13,8 @@ import pytest
 
 from gtco.runtime import nvrtc
 from gtco.runtime.compile_pool import CompileJob, _Worker, compile_many
-from gtco.runtime.nvrtc import (
-    CompiledKernel,
-    CompileError,
-    CubinCache,
-    cache_key,
-    compile_kernel,
-    compile_uncached,
-)
+from gtco.runtime.cubin import CompiledKernel, CubinCache
+from gtco.runtime.nvrtc import CompileError, cache_key, compile_kernel, compile_uncached
 
 SOURCE = """#include "types.cuh"
 extern "C" __global__ void reverse(float* x) {
@@ -204,7 +198,8 @@ def test_two_processes_fill_one_cold_cache(tmp_path: Path) -> None:
     folder = tmp_path / "cubins"
     script = f"""
 from pathlib import Path
-from gtco.runtime.nvrtc import CubinCache, compile_kernel
+from gtco.runtime.cubin import CubinCache
+from gtco.runtime.nvrtc import compile_kernel
 cache = CubinCache(Path({str(folder)!r}))
 for index in range(4):
     code = {SOURCE!r} + " " * index

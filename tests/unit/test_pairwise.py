@@ -25,8 +25,7 @@ from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
-from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.nvrtc import CubinCache
+from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS
 from tests import attention_groups, groups, tile_groups
 

@@ -15,9 +15,8 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.runtime.compile_pool import CompileJob, compile_many
-from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.runtime.host import find_compiler, run_on_host
-from gtco.runtime.nvrtc import CubinCache
 from gtco.target import TARGETS
 from tests import groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
