@@ -63,7 +63,7 @@ FAULTS = {
     ),
     "a partial tile sent with no fence.proxy.async": (
         "split",
-        "    if constexpr (C::SPLIT > 1) ptx::fence_proxy_async();  // the copy engine reads them\n",
+        "    if constexpr (C::SPLIT > 1) ptx::fence_proxy_async();",
         "",
     ),
     "a partial tile sent to a block that may not have begun": (
