@@ -12,12 +12,15 @@ import torch
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.gemm import pad_to
 from gtco.graph import Group
 from gtco.target import Target
 from gtco.views import Layout, NotAView, resolve
 
 MAX_HEAD = 128
 """Widest head: wider ones leave no registers for the scores."""
+MAX_BLOCK_K = 320
+"""Most keys a tile: more of them find no room in shared memory."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,16 @@ class Heads:
 
     base: str
     layout: Layout
+
+
+WARPS_K = (1, 2, 4, 7, 8)
+"""Warps that share 16 queries; seven of 32 keys each suit 197 and 224 keys."""
+
+
+def _block_k(keys: int) -> tuple[int, ...]:
+    """Useful tiles of keys: powers of two and, while they fit, even cuts into one to three."""
+    cuts = {pad_to(-(-keys // parts), 16 * warps) for parts in (1, 2, 3) for warps in WARPS_K}
+    return tuple(sorted({32, 64, 128} | {cut for cut in cuts if cut <= MAX_BLOCK_K}))
 
 
 class Attention(Sketch):
@@ -87,8 +100,8 @@ class Attention(Sketch):
     def knobs(self) -> tuple[Knob, ...]:
         return (
             Knob("block_q", (16, 32, 64, 128)),
-            Knob("block_k", (32, 64, 128)),
-            Knob("warps_k", (1, 2, 4)),
+            Knob("block_k", _block_k(self.keys)),
+            Knob("warps_k", WARPS_K),
             Knob("stages", (1, 2, 3, 4)),
         )
 
@@ -102,15 +115,20 @@ class Attention(Sketch):
         candidates = []
         for block_q in (best, *sizes):
             split = 4 if block_q <= 32 else (2 if block_q == 64 else 1)
-            for warps_k in dict.fromkeys((split, 1)):
-                for block_k in (128, 64, 32):
-                    if block_k > 32 and self.keys <= block_k // 2:
-                        continue
-                    tiles = -(-self.keys // block_k)
-                    candidates += [
-                        self._schedule(block_q, block_k, warps_k, min(stages, max(tiles, 1)))
-                        for stages in (2, 3, 1)
-                    ]
+            rings = [
+                self._schedule(block_q, block_k, warps_k, min(stages, -(-self.keys // block_k)))
+                for warps_k in dict.fromkeys((split, 1))
+                for block_k in (128, 64, 32)
+                if block_k == 32 or self.keys > block_k // 2
+                for stages in (2, 3, 1)
+            ]
+            # All keys in one tile: the softmax needs no second look.
+            whole = [
+                self._schedule(block_q, pad_to(self.keys, 16 * warps_k), warps_k, 1)
+                for warps_k in WARPS_K
+                if block_q * warps_k <= 256 and self.keys > 32 * (warps_k - 1)
+            ]
+            candidates += [*rings[:1], *whole, *rings[1:]]
         candidates.append(self._schedule(16, 32, 1, 1))
         seen: list[Schedule] = []
         for schedule in candidates:
@@ -155,7 +173,7 @@ class Attention(Sketch):
         warps_k, stages = schedule["warps_k"], schedule["stages"]
         threads = block_q // 16 * warps_k * 32
         check(threads <= 1024, f"{threads} threads, a block has at most 1024")
-        check(block_k // warps_k % 16 == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
+        check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
         check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
         width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
         registers = self._registers(schedule)
