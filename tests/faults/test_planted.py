@@ -219,8 +219,9 @@ PLANTED = {
         "nobody wrote|no barrier orders it after the write by", blocks=2, cluster=2,
     ),
     "no wait for a peer's copy": Planted(
-        WAIT + SEND + RECEIVE, "  ptx::mbarrier_wait(full, 0);\n", "",
-        "asynchronous copy that is under way", blocks=2, cluster=2,
+        WAIT + SEND + RECEIVE.replace("+ thread];", "+ thread];  // here"),
+        "  ptx::mbarrier_wait(full, 0);\n", "",
+        "asynchronous copy that is under way|nobody wrote", blocks=2, cluster=2,
     ),
     "too many bytes expected of a peer": Planted(
         WAIT + SEND.replace("  // here", "") + RECEIVE, "tx(full, 256)", "tx(full, 272)",

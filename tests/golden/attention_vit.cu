@@ -40,10 +40,16 @@ struct Epilogue {
   __device__ __forceinline__ Row row_values(int row, bool active) const {
     return Row{};
   }
-  __device__ __forceinline__ void prefetch(int col) const {
+  static constexpr bool INPUTS_BY_ROW = false;
+  template <int V>
+  struct Inputs { };
+  template <int V>
+  __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
+    return {};
   }
   template <int V>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
+                                             const Inputs<V>& in,
                                              const Vec<float, V>& acc) const {
     store<V>(out0 + (row / 197) * 64 + (row % 197) * 768 + col, acc, active);
   }

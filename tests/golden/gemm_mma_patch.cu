@@ -40,13 +40,18 @@ struct Epilogue {
   __device__ __forceinline__ Row row_values(int row, bool active) const {
     return Row{};
   }
-  __device__ __forceinline__ void prefetch(int col) const {
-    ptx::prefetch_l1(in0 + col);
+  static constexpr bool INPUTS_BY_ROW = false;
+  template <int V>
+  struct Inputs { Packed<half_t, V> x0; };
+  template <int V>
+  __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
+    return {load_packed<V>(in0 + col, active)};
   }
   template <int V>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
+                                             const Inputs<V>& in,
                                              const Vec<float, V>& acc) const {
-    const auto x0 = load<V>(in0 + col, active);
+    const auto x0 = unpack(in.x0);
     const auto v_linear = map<V>([&](int i) { return acc[i] + x0[i]; });
     store<V>(out0 + row * 768 + col, v_linear, active);
   }

@@ -9,10 +9,10 @@ struct Config {
   static constexpr int SPLIT = 4, MULTICAST = 1;
   static constexpr bool P_CONSTANT = true;
   static constexpr bool Q_CONSTANT = false;
-  static constexpr bool EARLY_TRIGGER = false;
-  static constexpr bool PREFETCH = true;
-  static constexpr int STAGE_LD = 132;
-  static constexpr int ROW_VALUES_AT = 118784, BARRIERS_AT = 118784;
+  static constexpr int REGISTERS = 170;
+  static constexpr int ATOMS = 1;
+  static constexpr int STAGE_LD = 132, ROW_VALUES_AT = 118784;
+  static constexpr int INBOX_AT = 118784, BARRIERS_AT = 159968;
 };
 
 struct Epilogue {
@@ -26,15 +26,20 @@ struct Epilogue {
   __device__ __forceinline__ Row row_values(int row, bool active) const {
     return Row{};
   }
-  __device__ __forceinline__ void prefetch(int col) const {
-    ptx::prefetch_l1(in0 + col);
+  static constexpr bool INPUTS_BY_ROW = true;
+  template <int V>
+  struct Inputs { Packed<half_t, V> x0; Packed<half_t, V> x1; };
+  template <int V>
+  __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
+    return {load_packed<V>(in0 + col, active), load_packed<V>(in1 + row * 768 + col, active)};
   }
   template <int V>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
+                                             const Inputs<V>& in,
                                              const Vec<float, V>& acc) const {
-    const auto x0 = load<V>(in0 + col, active);
+    const auto x0 = unpack(in.x0);
     const auto v_linear = map<V>([&](int i) { return acc[i] + x0[i]; });
-    const auto x1 = load<V>(in1 + row * 768 + col, active);
+    const auto x1 = unpack(in.x1);
     const auto v_add = map<V>([&](int i) { return (v_linear[i]) + (x1[i]); });
     store<V>(out0 + row * 768 + col, v_add, active);
     const auto stored_out1 = map<V>([&](int i) { return round_to<half_t>(v_add[i]); });

@@ -152,7 +152,6 @@ def test_mma_transposed_tiles_span_64_elements() -> None:
         ("qkv", {"split": 2, "multicast": 2}, "splits K or shares tiles, not both"),
         ("qkv", {"swap": 0, "block_p": 192, "multicast": 4}, "2 tiles along P .* by 4"),
         ("batch", {"split": 2}, "split-K 2 exceeds the 1 steps of K"),
-        ("odd_columns", {"split": 2}, "split-K needs vectors of four columns"),
         ("projection", {"swap": 0, "block_q": 32}, "cut the chunks of the row statistics"),
     ],
 )
