@@ -203,6 +203,14 @@ void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u
   ++progress;
 }
 
+// To a cache that nothing here has: what it names must be there.
+void bulk_prefetch(const void* from, u32 bytes) {
+  HERE;
+  if (reinterpret_cast<u64>(from) % 16 != 0 || bytes % 16 != 0)
+    fail("a prefetch from an address or of a size that is no multiple of 16");
+  check_global(from, bytes, false, self().pc);
+}
+
 void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
   HERE;
   Thread& thread = self();

@@ -52,7 +52,7 @@ void mbarrier_arrive(u32 address, bool release);
 void mbarrier_arrive_expect_tx(u32 address, u32 bytes);
 void mbarrier_wait(u32 address, u32 parity);
 void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 blocks);
-
+void bulk_prefetch(const void* from, u32 bytes);
 void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier);
 
 void cluster_arrive(bool release);

@@ -75,7 +75,9 @@ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
 }
 
 __forceinline__ void prefetch_tensormap(const TensorMap&) {}
-__forceinline__ void cp_async_bulk_prefetch(const void*, u32) {}
+__forceinline__ void cp_async_bulk_prefetch(const void* from, u32 bytes) {
+  host::bulk_prefetch(from, bytes);
+}
 __forceinline__ void cp_async_bulk_tensor_multicast(u32 to, const TensorMap& map, int x, int y,
                                                     int z, u32 barrier, u16 blocks) {
   host::bulk_copy(to, map, x, y, z, barrier, blocks);

@@ -116,6 +116,18 @@ PLANTED = {
         "map, 0, 0, 0", "map, 0, 1, 0", r"reads byte 8192 of %x",
         map=dataclasses.replace(X_MAP, sizes=(32, 65, 1)),
     ),
+    "a prefetch outside a tensor": Planted(
+        "  ptx::cp_async_bulk_prefetch(w + 1984, 256);  // here\n" + WAIT, "1984", "1988",
+        r"reads byte 7952 of %w, which has 8192",
+    ),
+    "a prefetch of what an earlier kernel writes": Planted(
+        "  ptx::cp_async_bulk_prefetch(w, 256);  // here\n" + WAIT, "(w", "(x",
+        r"reads %x, which is no constant, before griddepcontrol.wait",
+    ),
+    "a prefetch that is not aligned": Planted(
+        "  ptx::cp_async_bulk_prefetch(w, 256);  // here\n" + WAIT, "w, 256", "w + 1, 256",
+        "a prefetch from an address or of a size that is no multiple of 16",
+    ),
     "a store to an input": Planted(
         WAIT + "  y[thread] = x[thread];  // here\n",
         "y[thread] = x", "const_cast<float*>(x)[thread] = w", "writes %x, which is no output",
