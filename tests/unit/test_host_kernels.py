@@ -28,8 +28,8 @@ CASES: dict[str, Callable[[], Group]] = {
     **groups.GEMM_CASES,
     **{f"attention_{name}": make for name, make in attention_groups.CASES.items()},
 }
-LARGE = {"qkv", "fc1", "fc1_huge", "fc2", "patch_16", "attention_vit_384", "attention_detr_self",
-         "attention_cvt", "attention_vit_h", "gelu_197"}  # fmt: skip
+LARGE = {"qkv", "fc1", "fc1_huge", "fc2", "projection", "patch_16", "attention_vit_384",
+         "attention_detr_self", "attention_cvt", "attention_vit_h", "gelu_197"}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
