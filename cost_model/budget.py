@@ -6,7 +6,8 @@ Ansor's gradient (Zheng et al., OSDI 2020, section 6), in microseconds of the wh
 
 `past_i` is what each of the last `WINDOW` rounds gained, `best_i / rounds_i` the hope that more
 rounds help as the first did, and `promise_i` the time that the task would take if it came as close
-to its draft price as the best of the tasks like it.
+to its draft price as the best of the tasks like it. A round counts as soon as it begins, or the
+rounds under way would all go to one task. A task without a round gains what its first one promises.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ ALIKE = 0.5
 class _Task:
     weight: int
     draft_us: float
+    first_us: float
     best_us: list[float] = field(default_factory=list)
     ended: bool = False
 
@@ -35,6 +37,8 @@ class Budget:
     Args:
         weights: how often each task runs in the model.
         drafts_us: the draft price of each task, such as `gtco.cost_model.model.roofline_us`.
+        firsts_us: what the whole model may gain by the first round of each: infinite for a task
+            that it runs now, less for one of another plan.
         likeness: likeness[i][j] of tasks i and j, 0 to 1 (`gtco.cost_model.similar.likeness`).
     """
 
@@ -42,9 +46,10 @@ class Budget:
         self,
         weights: Sequence[int],
         drafts_us: Sequence[float],
+        firsts_us: Sequence[float],
         likeness: Sequence[Sequence[float]],
     ) -> None:
-        self._tasks = [_Task(*each) for each in zip(weights, drafts_us, strict=True)]
+        self._tasks = [_Task(*each) for each in zip(weights, drafts_us, firsts_us, strict=True)]
         self._alike = [
             [self._tasks[other] for other, like in enumerate(row) if like >= ALIKE]
             for row in likeness
@@ -53,26 +58,36 @@ class Budget:
     def next(self) -> int | None:
         """The task to give the next round; None when every task has ended.
 
-        Tasks without a round come first, those that weigh most by their draft price before others.
+        Of tasks with the same gain, such as those without a round, the one whose draft price weighs
+        most comes first.
         """
-        open_tasks = [index for index, task in enumerate(self._tasks) if not task.ended]
-        new = [index for index in open_tasks if not self._tasks[index].best_us]
-        if new:
-            return max(new, key=lambda i: self._tasks[i].weight * self._tasks[i].draft_us)
-        return max(open_tasks, key=self.gain_us, default=None)
+
+        def merit(index: int) -> tuple[float, float]:
+            task = self._tasks[index]
+            return self.gain_us(index), task.weight * task.draft_us
+
+        open_tasks = (index for index, task in enumerate(self._tasks) if not task.ended)
+        return max(open_tasks, key=merit, default=None)
+
+    def begin(self, task: int) -> None:
+        """A round on `task` is under way."""
+        found = self._tasks[task]
+        found.best_us.append(found.best_us[-1] if found.best_us else BETA * found.draft_us)
 
     def observe(self, task: int, best_us: float | None) -> None:
-        """After a round on `task`: its best time so far, None if no program ran yet."""
+        """What the rounds on `task` found so far: its best time, None if no program ran yet."""
         found = self._tasks[task]
-        found.best_us.append(BETA * found.draft_us if best_us is None else best_us)
+        found.best_us[-1] = BETA * found.draft_us if best_us is None else best_us
 
     def end(self, task: int) -> None:
         """`task` has no more candidates."""
         self._tasks[task].ended = True
 
     def gain_us(self, task: int) -> float:
-        """What the next round on `task`, which had one, may gain the whole model."""
+        """What the next round on `task` may gain the whole model."""
         found = self._tasks[task]
+        if not found.best_us:
+            return found.first_us
         best = found.best_us[-1]
         back = found.best_us[-1 - min(WINDOW, len(found.best_us) - 1)]
         past = max(0.0, back - best) / WINDOW

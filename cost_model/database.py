@@ -26,8 +26,8 @@ import platformdirs
 
 log = logging.getLogger("gtco.tune")
 
-LIBRARY = "library"
-"""The `sketch` of a record that timed the ATen calls of a group."""
+LIBRARY, PLAN = "library", "plan"
+"""The `sketch` of a record of a group's ATen calls; of a whole model, whose `work` names groups."""
 BUSY_S = 60.0
 """How long a process waits for another that writes."""
 SCHEMA_VERSION = 1
@@ -64,14 +64,14 @@ class TuningRecord:
     Args:
         workload: `gtco.passes.tasks.workload_key` of the group.
         device: the GPU's name, such as "NVIDIA H100 80GB HBM3".
-        sketch: the sketch's name, or "library" for the ATen call.
+        sketch: the sketch's name, "library" for the ATen call or "plan" for a whole model.
         version: the sketch's version when the record was made; an older one is stale.
         schedule: knob name to value.
         run_us: microseconds from start to start in a chain, or None if it failed.
         error: why it failed, or "".
         versions: of gtco's generated code, driver and NVRTC: provenance.
-        work: the program in numbers, `gtco.cost_model.work.work_of(candidate).numbers()`: what the
-            learned model is trained on; empty in records that nothing can be learned from.
+        work: `gtco.cost_model.work.work_of(candidate).numbers()` to train on, or empty; of a plan,
+            each group's `workload_digest` to how often it runs.
     """
 
     workload: str
@@ -115,6 +115,20 @@ def read_jsonl(path: Path) -> Iterator[TuningRecord]:
                 yield TuningRecord.from_json(line)
             except DatabaseError as error:
                 raise DatabaseError(f"{path}:{number}: {error}") from None
+
+
+def write_jsonl(path: Path, records: Iterable[TuningRecord]) -> int:
+    """Write `records` as lines of `path`, all or none; how many they were, or a `DatabaseError`."""
+    lines = [record.to_json() + "\n" for record in records]
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text("".join(lines))
+        temporary.replace(path)
+    except OSError as error:
+        raise DatabaseError(f"cannot write {path}: {error}") from None
+    finally:
+        temporary.unlink(missing_ok=True)
+    return len(lines)
 
 
 def shipped_records() -> tuple[TuningRecord, ...]:
@@ -275,22 +289,6 @@ class Database:
         except sqlite3.Error as error:
             return [str(error)]
         return problems
-
-    def export_jsonl(self, path: Path) -> int:
-        """Write every record as a line of `path`, whole or not at all; how many they were."""
-        count = 0
-        temporary = path.with_name(f".{path.name}.tmp")
-        try:
-            with temporary.open("w") as lines:
-                for record in self.records():
-                    lines.write(record.to_json() + "\n")
-                    count += 1
-            temporary.replace(path)
-        except OSError as error:
-            raise DatabaseError(f"cannot write {path}: {error}") from None
-        finally:
-            temporary.unlink(missing_ok=True)
-        return count
 
     def import_jsonl(self, path: Path) -> int:
         """`merge` the records of a JSONL file; how many were new.

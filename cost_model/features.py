@@ -9,7 +9,7 @@ from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
-FEATURES_VERSION = 2
+FEATURES_VERSION = 3
 """Moves whenever a feature is added, dropped or computed otherwise."""
 
 FAMILIES = ("gemm_wgmma", "gemm_mma", "attention", "rowwise", "elementwise")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from gtco.codegen.rules import SKETCHES
 from gtco.codegen.sampler import Key, schedule_key
-from gtco.cost_model.database import LIBRARY, TuningRecord, is_fresh
+from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord, is_fresh
 from gtco.cost_model.model import roofline_us
 from gtco.graph import Group
 from gtco.passes.legality import family
@@ -17,8 +17,11 @@ from gtco.target import HOST, Target
 
 VERSIONS = {sketch.name: sketch.version for sketch in SKETCHES}
 """The version of each sketch's generated code now."""
-ISOLATED, CHAIN, HOST_CLOCK = "isolated", "chain", "host clock"
+VERSIONS[PLAN] = sum(VERSIONS.values())  # a plan was replayed with the kernels of then
+CHAIN, FINAL, HOST_CLOCK = "chain", "chain, median of 11", "host clock"
 """How a record's time was taken: `versions["timed"]`; without it, in a chain."""
+REPLAYED = "replayed whole"
+"""The same of a plan."""
 
 
 class Knowledge:
@@ -66,7 +69,7 @@ class Knowledge:
             yield from programs.values()
 
     def best(self, workload: str) -> tuple[TuningRecord, ...]:
-        """The programs that ran, fastest first; those timed in a chain ahead of all others.
+        """The programs that ran, fastest first.
 
         On the host the ATen calls are left out: it is there to check kernels, not to be fast. So
         are they where every kernel beside them has changed since: nothing says which is faster.
@@ -75,7 +78,12 @@ class Knowledge:
         alone = workload in self._outdated and all(each.sketch == LIBRARY for each in ran)
         if self.device == HOST or alone:
             ran = [record for record in ran if record.sketch != LIBRARY]
-        return tuple(sorted(ran, key=lambda each: (is_isolated(each), each.run_us)))
+        return tuple(sorted(ran, key=lambda each: each.run_us or math.inf))
+
+    @property
+    def has_plans(self) -> bool:
+        """Whether any whole model's fastest plan is known."""
+        return any(record.sketch == PLAN for record in self.all())
 
     def is_own(self, record: TuningRecord) -> bool:
         """Whether the record was measured here."""
@@ -110,8 +118,3 @@ class Knowledge:
             return roofline_us(group, target) * scales.get(family(group), other)
 
         return price_of
-
-
-def is_isolated(record: TuningRecord) -> bool:
-    """Whether the time is that of single launches with cold weights: no plan is made of those."""
-    return record.versions.get("timed") == ISOLATED

@@ -90,8 +90,7 @@ class Job:
         subject: the task.
         program: what to run; None for the group's ATen calls.
         kernel: `program` compiled.
-        chain: time a chain of twelve copies with weights of their own; otherwise single launches
-            with cold weights.
+        final: take more times: the best programs are told apart by little.
         host: run the host build on the CPU.
         deadline_s: seconds after which the program counts as hanging.
     """
@@ -99,7 +98,7 @@ class Job:
     subject: Subject
     program: KernelProgram | None
     kernel: CompiledKernel | None
-    chain: bool
+    final: bool
     host: bool
     deadline_s: float
 
@@ -109,10 +108,11 @@ class Measurement:
     """What came of a `Job`.
 
     Args:
-        run_us: median microseconds; None if it failed.
+        run_us: microseconds from start to start in a chain of twelve launches with weights of
+            their own (on the host: of one launch), the median; None if it failed.
         spread_us: between the quartiles.
         error: why it failed, or "".
-        seconds: of the worker's time, by phase: "task", "load", "check" and "time".
+        seconds: of the worker's time, by phase: "start", "task", "load", "check" and "time".
     """
 
     run_us: float | None
@@ -193,7 +193,7 @@ class _Worker:
         message = {
             "do": "measure",
             "task": job.subject.key,
-            "chain": job.chain,
+            "final": job.final,
             "program": None if job.program is None else encode_program(job.program),
             "source": "" if job.program is None else job.program.source,
             "binary": None if job.kernel is None else encode_kernel(job.kernel),

@@ -18,6 +18,7 @@ import math
 
 import torch
 
+from gtco.codegen import timing
 from gtco.cost_model.work import (
     TANH_FLOPS,
     Work,
@@ -41,27 +42,8 @@ TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16,
 SPLITS = (1, 2, 4, 8)
 """Blocks that share the K loop of one tile."""
 
-# Of one program, from experiments/notes/01-gemm_wgmma.md, an H100:
-ALONE = 1.8
-"""What one multiprocessor draws from L2 (75 B/ns), in shares of what all draw together."""
-TOGETHER = 1.2
-"""What all draw while a main loop keeps them busy (6.5 TB/s), in units of `Target.l2_gbps`."""
-LATENCY_US = 1.4
-"""From asking for a step's bytes to their use: what the stages in flight have to hide."""
-FULL_TILE = 64
-"""Side below which a tile's matrix multiply takes as long as if it had this side."""
-MMA_EFFICIENCY = {"gemm_wgmma": 1.1, "gemm_mma": 0.55, "attention": 0.45}
-"""The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand."""
-START_BOUNDARIES = 1.5
-"""Release, launch and set-up, in units of `Target.boundary_us`."""
-EPILOGUE_US = 0.6
-"""Last step, staging and stores of a block, whatever its tile."""
-STORE_PER_US = 16_000
-"""Results that a block stages and stores in a microsecond."""
 BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
-PEER_BYTES_PER_US = 20_000
-"""What a block reads of its peers' partial sums in a microsecond."""
 
 
 def roofline_us(group: Group, target: Target) -> float:
@@ -153,48 +135,25 @@ def _waves_us(blocks: int, flops: float, nbytes: float, tflops: float, target: T
 def draft_us(work: Work, target: Target) -> float:
     """Predicted microseconds of one program from its start to the next kernel's.
 
-        start + max(weights from device memory,
-                    waves * (steps * max(fill, L2, latency / stages, matrix multiply) + epilogue))
-
-    It orders programs of one task; `roofline_us` prices what has no program yet.
+    It orders programs of one task (`gtco.codegen.timing` has the formula); `roofline_us` prices
+    what has no program yet.
     """
-    block = work.block
     resident = resident_blocks(work, target)
-    per_sm = -(-work.blocks // target.sm_count)
-    waves, together = -(-per_sm // resident), min(per_sm, resident)
-    share_per_us = target.l2_gbps * 1e3 / target.sm_count
-    busy = min(work.blocks, together * target.sm_count)
-    waste = FULL_TILE / min(FULL_TILE, block.tile_q)
-    rate = (target.matmul_tflops if work.group.half else target.fp32_tflops) * 1e6
-    rate *= MMA_EFFICIENCY.get(work.sketch, 1.0) / target.sm_count
-    loop_us = max(
-        together * block.fill_bytes / (ALONE * share_per_us),
-        busy * block.l2_bytes / (TOGETHER * target.l2_gbps * 1e3),
-        (block.steps - 1) * LATENCY_US / block.stages,
-        together * block.mma_flops * waste / rate,
+    together = min(-(-work.blocks // target.sm_count), resident)
+    rate = target.matmul_tflops if work.group.half else target.fp32_tflops
+    busy = min(1.0, together * work.threads / 32 / BUSY_WARPS)
+    fp32_per_us = target.fp32_tflops * 1e6 / target.sm_count * busy
+    return timing.chain_us(
+        work.block,
+        work.blocks,
+        resident,
+        rate * timing.MMA_EFFICIENCY.get(work.sketch, 1.0),
+        target,
+        pointwise_us=work.group.pointwise_flops / work.blocks / fp32_per_us,
+        dram_us=_per_us(work.group.weight_bytes, target.dram_gbps),
     )
-    warps = together * work.threads / 32
-    fp32_per_us = target.fp32_tflops * 1e6 / target.sm_count * min(1.0, warps / BUSY_WARPS)
-    epilogue_us = EPILOGUE_US + together * (
-        block.tile_p * block.tile_q / block.split / STORE_PER_US
-        + work.group.pointwise_flops / work.blocks / fp32_per_us
-    )
-    if block.split > 1:
-        exchanged = block.tile_p * block.tile_q * 4 * (block.split - 1) / block.split
-        epilogue_us += EPILOGUE_US + exchanged / PEER_BYTES_PER_US
-    start_us = START_BOUNDARIES * target.boundary_us
-    dram_us = _per_us(work.group.weight_bytes, target.dram_gbps)
-    return start_us + max(dram_us, waves * (loop_us + epilogue_us))
 
 
 def resident_blocks(work: Work, target: Target) -> int:
     """Blocks of the program that fit one multiprocessor at a time, at least 1."""
-    return max(
-        1,
-        min(
-            target.smem_per_sm // (work.smem_bytes + 1024),  # a block has 1 KB for the system
-            2048 // work.threads,
-            65536 // (work.threads * max(16, work.block.registers)),
-            32,
-        ),
-    )
+    return timing.resident_blocks(work.smem_bytes, work.threads, work.block.registers, target)

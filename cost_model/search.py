@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Candidate, Key, Sampler, schedule_key
-from gtco.cost_model.database import LIBRARY, TuningRecord, is_fresh
+from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord, is_fresh
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.ranker import Measured, Ranker
 from gtco.cost_model.similar import likeness
@@ -45,7 +45,7 @@ PRUNE = 1.5
 DEFAULTS = 8
 """Default schedules that a search begins with."""
 SIMILAR = 8
-"""Schedules of similar tasks that it begins with."""
+"""Schedules of older code that it begins with, and of similar tasks that it tries next."""
 ALIKE = 0.05
 """Least likeness of a task that lends its schedules."""
 ADAPT = 16
@@ -90,7 +90,8 @@ class Search(Generic[P]):
         ranker: a trained cost model; without one the draft model alone orders.
         strategy: which parts take part.
         seed: equal seeds and observations propose the same.
-        first: programs to begin with, best first: the defaults, if none are given.
+        first: programs to begin with, best first, ahead of the defaults.
+        lent: programs to try beside what the models choose, once those were proposed.
     """
 
     def __init__(
@@ -103,6 +104,7 @@ class Search(Generic[P]):
         strategy: Strategy = Strategy.DRAFT_MODEL,
         seed: int = 0,
         first: Sequence[P] = (),
+        lent: Sequence[P] = (),
     ) -> None:
         self._space = space
         self._describe = describe
@@ -110,9 +112,10 @@ class Search(Generic[P]):
         self._ranker = self._adapted = ranker
         self._strategy = strategy
         self._random = random.Random(seed)
-        seeds = [] if strategy is Strategy.RANDOM else [*first, *space.defaults(DEFAULTS)]
-        self._seeds = list({each.key: each for each in seeds}.values())
-        self._programs: dict[Key, P] = {each.key: each for each in self._seeds}
+        blind = strategy is Strategy.RANDOM
+        self._first = [] if blind else [*first, *space.defaults(DEFAULTS)]
+        self._lent = [] if blind else list(lent)
+        self._programs: dict[Key, P] = {each.key: each for each in [*self._first, *self._lent]}
         self._known: set[Key] = set()
         self._measured: dict[Key, TuningRecord] = {}
         self._library: TuningRecord | None = None
@@ -129,7 +132,8 @@ class Search(Generic[P]):
                 if each.key not in self._known:
                     chosen.setdefault(each.key, each)
 
-        take(self._seeds, -(-count // 2))
+        take(self._first, count)
+        take(self._lent, max(len(chosen), count // 2))
         if self._strategy is not Strategy.RANDOM:
             strange = sum(self._random.random() < EPSILON for _ in range(count))
             take(self._evolved(count), count - strange)
@@ -255,7 +259,7 @@ def search_task(
         target: its architecture.
         device: the GPU's name.
         records: what is known of this task and of others, on any device: fresh ones of this task
-            count as measured, all others lend their schedules.
+            count as measured, all others lend their schedules, those of this task first.
         ranker: as for `Search`; `gtco.cost_model.ranker.shipped_ranker` has one.
         strategy, seed: as for `Search`.
     """
@@ -263,8 +267,12 @@ def search_task(
     versions = {sketch.name: sketch.version for sketch in SKETCHES}
     own = [record for record in records if record.workload == task.key]
     fresh = [record for record in own if is_fresh(record, device, versions)]
-    lent = [r for r in own if not is_fresh(r, device, versions)] + _lent(task, records)
-    adopted = (sampler.adopt(r.sketch, r.schedule) for r in [*fresh, *lent] if r.run_us is not None)
+    stale = sorted((r for r in own if not is_fresh(r, device, versions)), key=_time)[:SIMILAR]
+
+    def adopted(known: Iterable[TuningRecord]) -> list[Candidate]:
+        made = (sampler.adopt(r.sketch, r.schedule) for r in known if r.run_us is not None)
+        return [candidate for candidate in made if candidate is not None]
+
     search = Search(
         sampler,
         work_of,
@@ -272,7 +280,8 @@ def search_task(
         ranker,
         strategy=strategy,
         seed=seed,
-        first=[candidate for candidate in adopted if candidate is not None],
+        first=adopted([*fresh, *stale]),
+        lent=adopted(_lent(task, records)),
     )
     search.observe(fresh)
     return search
@@ -282,7 +291,9 @@ def _lent(task: Task, records: Iterable[TuningRecord]) -> list[TuningRecord]:
     """The fastest record of each of the tasks most like this one, most alike first."""
     fastest: dict[tuple[str, str], TuningRecord] = {}
     for record in records:
-        if record.workload == task.key or record.run_us is None or record.sketch == LIBRARY:
+        if record.workload == task.key or record.run_us is None:
+            continue
+        if record.sketch in (LIBRARY, PLAN):
             continue
         place = (record.workload, record.device)
         if place not in fastest or record.run_us < _time(fastest[place]):

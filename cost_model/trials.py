@@ -24,7 +24,7 @@ import torch
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sampler import Candidate
 from gtco.cost_model.database import LIBRARY, TuningRecord
-from gtco.cost_model.knowledge import CHAIN, HOST_CLOCK, ISOLATED
+from gtco.cost_model.knowledge import CHAIN, FINAL, HOST_CLOCK
 from gtco.cost_model.measure import (
     DEADLINE_S,
     HOST_DEADLINE_S,
@@ -92,15 +92,14 @@ class Trials:
             self._versions["nvrtc"] = nvrtc_version()
 
     def run(
-        self, subject: Subject, candidate: Candidate | None, *, chain: bool = False
+        self, subject: Subject, candidate: Candidate | None, *, final: bool = False
     ) -> Future[TuningRecord]:
         """Compile, check and time one program.
 
         Args:
             subject: the task.
             candidate: of the task; None for its ATen calls.
-            chain: time a chain of copies, which is what counts in the end; otherwise single
-                launches with cold weights, which is faster.
+            final: take more times: the best programs are told apart by little.
 
         Returns:
             The record, a failure's too. The future is cancelled where `close` came first, and
@@ -108,10 +107,10 @@ class Trials:
         """
         found: Future[TuningRecord] = Future()
         if candidate is None:
-            self._measure(found, subject, None, None, chain)
+            self._measure(found, subject, None, None, final)
             return found
         built = self._build(candidate.program)
-        built.add_done_callback(partial(self._built, found, subject, candidate, chain))
+        built.add_done_callback(partial(self._built, found, subject, candidate, final))
         return found
 
     def close(self) -> None:
@@ -145,21 +144,21 @@ class Trials:
         found: Future[TuningRecord],
         subject: Subject,
         candidate: Candidate,
-        chain: bool,
+        final: bool,
         built: Future[CompiledKernel],
     ) -> None:
         try:
             kernel = built.result()
         except (CompileError, HostCompilerError) as error:
             failure = Measurement(None, error=f"it does not compile: {error}")
-            _settle(found, self._record(subject, candidate, chain, failure))
+            _settle(found, self._record(subject, candidate, final, failure))
         except CancelledError:
             found.cancel()
         except Exception as error:
             _settle(found, error)
         else:
             if not found.cancelled():
-                self._measure(found, subject, candidate, kernel, chain)
+                self._measure(found, subject, candidate, kernel, final)
 
     def _measure(
         self,
@@ -167,12 +166,12 @@ class Trials:
         subject: Subject,
         candidate: Candidate | None,
         kernel: CompiledKernel | None,
-        chain: bool,
+        final: bool,
     ) -> None:
         program = None if candidate is None else candidate.program
         patience = LIBRARY_PATIENCE if program is None else 1
         deadline_s = self._deadline_s * patience
-        job = Job(subject, program, kernel, chain, self.host, deadline_s)
+        job = Job(subject, program, kernel, final, self.host, deadline_s)
 
         def done(measured: Future[Measurement]) -> None:
             try:
@@ -184,7 +183,7 @@ class Trials:
             except Exception as error:
                 _settle(found, error)
             else:
-                _settle(found, self._record(subject, candidate, chain, result))
+                _settle(found, self._record(subject, candidate, final, result))
 
         try:
             assert self._executor is not None
@@ -193,11 +192,11 @@ class Trials:
             found.cancel()
 
     def _record(
-        self, subject: Subject, candidate: Candidate | None, chain: bool, result: Measurement
+        self, subject: Subject, candidate: Candidate | None, final: bool, result: Measurement
     ) -> TuningRecord:
         with self._lock:
             self.seconds.update(result.seconds)
-        timed = HOST_CLOCK if self.host else CHAIN if chain else ISOLATED
+        timed = HOST_CLOCK if self.host else FINAL if final else CHAIN
         versions = {**self._versions, "timed": timed, "spread_us": f"{result.spread_us:.3g}"}
         if candidate is None:
             return TuningRecord(

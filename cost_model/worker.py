@@ -2,10 +2,10 @@
 
 It speaks JSON lines (`gtco.runtime.child`); `gtco.cost_model.measure` is the other end. All that a
 task needs (inputs, references, output buffers, twelve copies of its weights) is made once, so that
-a program costs its module's load, one checked launch and a millisecond of timing.
+a program costs its module's load, one checked launch and two milliseconds of timing.
 
     {"do": "task", "task": key, "graph": ..., "constants": file}  -> {}
-    {"do": "measure", "task": key, "program": ..., "chain": ...}  -> {"run_us": 4.1, "error": ""}
+    {"do": "measure", "task": key, "program": ..., "final": ...}  -> {"run_us": 4.1, "error": ""}
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from gtco.runtime.library import bind_library
 from gtco.runtime.poison import poisoned
 from gtco.target import HOST
 
-HELD = 4
-"""Tasks that a worker keeps ready; the one used longest ago makes room."""
+HELD_BYTES = 4 << 30
+"""Of the tasks that a worker keeps ready; the one used longest ago makes room."""
+COPIES = 12
+"""Launches of a chain, each with weights of its own: as a model's layers have."""
 GUARD_BYTES = 4096
 """Between any two tensors, so that a store past an end hits what is checked."""
 _ALIGNMENT = 256
@@ -57,6 +59,7 @@ class Operands:
 
     Attributes:
         tensors: every stored value by name; outputs are poisoned by `poison`.
+        nbytes: of all of them.
     """
 
     def __init__(self, group: Group, values: Mapping[str, Tensor], device: torch.device) -> None:
@@ -84,9 +87,8 @@ class Operands:
             self.tensors[name] = flat.view(spec.dtype).view(spec.sizes)
             if name in read:
                 self.tensors[name].copy_(values[name])
+        self.nbytes = end
         self._kept = [memory[start:stop].view(torch.int64) for start, stop in kept]
-        self._inputs = memory[: offsets[self.outputs[0]]]
-        self._scratch = torch.empty_like(self._inputs)
         self.poison()
         self._sums = self._sum().tolist()
 
@@ -94,10 +96,6 @@ class Operands:
         """Fill the outputs with what no kernel may leave."""
         for name, spec in self._specs.items():
             self.tensors[name].copy_(poisoned(spec, self.tensors[name].device))
-
-    def warm(self) -> None:
-        """Bring what the task reads into L2, as the kernels before it in a model do."""
-        self._scratch.copy_(self._inputs)
 
     def damaged(self) -> bool:
         """Whether anything but the outputs has changed."""
@@ -134,15 +132,12 @@ class Bench(ABC):
         """Until the device is idle."""
 
     @abstractmethod
-    def isolated(self, launch: Launch) -> list[float]:
-        """Times of single launches with cold weights, in microseconds."""
-
-    @abstractmethod
-    def chained(self, program: KernelProgram | None) -> list[float]:
-        """Times from start to start in a chain of copies, in microseconds.
+    def times_us(self, program: KernelProgram | None, *, final: bool) -> list[float]:
+        """Times from start to start in a chain of `COPIES` launches, in microseconds.
 
         Args:
             program: the one loaded last; None for the ATen calls.
+            final: take more of them: the best programs are told apart by little.
         """
 
     def check(self, launch: Launch) -> str:
@@ -165,7 +160,7 @@ class HostBench(Bench):
         finally:
             os.unlink(path)
         graph = self.group.graph
-        self._launch = lambda: loaded(
+        self._launch: Launch = lambda: loaded(
             program, self.operands.tensors, constants=graph.constants, outputs=graph.outputs
         )
         return self._launch
@@ -178,13 +173,10 @@ class HostBench(Bench):
     def wait(self) -> None:
         pass
 
-    def isolated(self, launch: Launch) -> list[float]:
+    def times_us(self, program: KernelProgram | None, *, final: bool) -> list[float]:
         begin = time.perf_counter()
-        launch()
+        self._launch()
         return [(time.perf_counter() - begin) * 1e6]
-
-    def chained(self, program: KernelProgram | None) -> list[float]:
-        return self.isolated(self._launch)
 
 
 class Worker:
@@ -192,10 +184,12 @@ class Worker:
 
     Args:
         device: "host", or a CUDA device such as "cuda:0".
+        start_s: seconds that the process took to make the device ready.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, start_s: float) -> None:
         self._device = device
+        self._start = {"start": start_s}  # told with the first task
         self._benches: OrderedDict[str, Bench] = OrderedDict()
 
     def answer(self, message: dict[str, Any]) -> Mapping[str, Any]:
@@ -216,10 +210,11 @@ class Worker:
         begin = time.perf_counter()
         parts = load_tensors(Path(message["constants"]).read_bytes())
         group = Group("task", decode_graph(message["graph"], parts))
-        while len(self._benches) >= HELD:
-            self._benches.popitem(last=False)
         self._benches[message["task"]] = self._make(group)
-        return {"seconds": {"task": time.perf_counter() - begin}}
+        while len(self._benches) > 1 and sum(map(_held_bytes, self._benches.values())) > HELD_BYTES:
+            self._benches.popitem(last=False)
+        start, self._start = self._start, {}
+        return {"seconds": {**start, "task": time.perf_counter() - begin}}
 
     def _make(self, group: Group) -> Bench:
         if self._device == HOST:
@@ -252,7 +247,7 @@ class Worker:
             return {"error": error, "seconds": seconds}
         with _timed(seconds, "time"):
             bench.operands.poison()
-            times = bench.chained(program) if message["chain"] else bench.isolated(launch)
+            times = bench.times_us(program, final=message["final"])
             # Launched again and again, it must still be right: a semaphore may not be reset.
             error = bench.judge(bench.operands.tensors)
         if error:
@@ -268,6 +263,11 @@ class Worker:
         except RuntimeError:
             return True
         return False
+
+
+def _held_bytes(bench: Bench) -> int:
+    """About: the operands, the references in fp64, and the weights once a launch of a chain."""
+    return bench.operands.nbytes * (COPIES + 4)
 
 
 def _spread(times: list[float]) -> float:
@@ -287,9 +287,11 @@ def _timed(seconds: dict[str, float], phase: str) -> Iterator[None]:
 
 def serve(device: str) -> None:
     """A worker's loop; see `Worker`."""
+    begin = time.perf_counter()
     torch.set_grad_enabled(False)
     if device == HOST:
         torch.set_num_threads(1)
     else:
         torch.cuda.set_device(torch.device(device))
-    serve_child(Worker(device).answer)
+        torch.cuda.synchronize()
+    serve_child(Worker(device, time.perf_counter() - begin).answer)

@@ -8,26 +8,26 @@ import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
-from gtco.cost_model.worker import Bench, Launch
+from gtco.cost_model.worker import COPIES, Bench, Launch
 from gtco.graph import Group
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
 from gtco.runtime.library import bind_library
-from gtco.runtime.run import Chain, elapsed_us
+from gtco.runtime.run import Chain
 
-COPIES = 12
-"""Launches of a chain, each with weights of its own: as a model's layers have."""
-REPEAT = 5
+SEARCH_TIMES, SEARCH_REPLAYS = 5, 8
+"""While searching: how many times are taken, and replays of the chain in each: about 2 ms."""
+FINAL_TIMES, FINAL_REPLAYS = 11, 20
+"""Of the best programs at the end."""
 
 
 class CudaBench(Bench):
-    """A task on one GPU. Copies of its weights and what flushes L2 are made when first needed."""
+    """A task on one GPU. Copies of its weights are made when first needed."""
 
     def __init__(self, group: Group, device: torch.device) -> None:
         super().__init__(group, device)
         self._device = device
         self._copies: list[dict[str, Tensor]] = []
-        self._flush: Tensor | None = None
 
     def load(self, program: KernelProgram, kernel: CompiledKernel) -> Launch:
         self._kernel = LoadedKernel(kernel, self._device.index)
@@ -41,22 +41,7 @@ class CudaBench(Bench):
     def wait(self) -> None:
         torch.cuda.synchronize()
 
-    def isolated(self, launch: Launch) -> list[float]:
-        flush = self._flush_buffer()
-        events = [
-            [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-            for _ in range(REPEAT + 1)
-        ]
-        for begin, end in events:
-            flush.sum()  # reads: lines that were written would have to be stored again
-            self.operands.warm()
-            begin.record()  # the GPU is behind by now: the host's time to launch does not count
-            launch()
-            end.record()
-        torch.cuda.synchronize()
-        return [elapsed_us(begin, end) for begin, end in events[1:]]
-
-    def chained(self, program: KernelProgram | None) -> list[float]:
+    def times_us(self, program: KernelProgram | None, *, final: bool) -> list[float]:
         launches: Sequence[Callable[[int], None]]
         if program is None:
             launches = [bind_library(self.group, each) for each in self._chain_operands()]
@@ -65,7 +50,10 @@ class CudaBench(Bench):
                 BoundLaunch(self._kernel, program, each, dependent=index > 0)
                 for index, each in enumerate(self._chain_operands())
             ]
-        return Chain(launches).times_us(REPEAT)
+        chain = Chain(launches)
+        if final:
+            return chain.times_us(FINAL_TIMES, FINAL_REPLAYS)
+        return chain.times_us(SEARCH_TIMES, SEARCH_REPLAYS)
 
     def _chain_operands(self) -> list[dict[str, Tensor]]:
         """Everything shared but the constants."""
@@ -76,10 +64,3 @@ class CudaBench(Bench):
                 {**base, **{name: base[name].clone() for name in names}} for _ in range(COPIES)
             ]
         return self._copies
-
-    def _flush_buffer(self) -> Tensor:
-        """Twice as large as L2."""
-        if self._flush is None:
-            nbytes = 2 * torch.cuda.get_device_properties(self._device).L2_cache_size
-            self._flush = torch.zeros(nbytes // 4, dtype=torch.float32, device=self._device)
-        return self._flush

@@ -121,10 +121,10 @@ def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> 
 def measured(draw: Draw, target: Target, trials: Trials) -> PoolTask:
     """Compile, check and time every program of `draw`, and the library beside them."""
     subject = Subject(draw.task.key, draw.task.group)
-    library = trials.run(subject, None, chain=True)
+    library = trials.run(subject, None)
     entries: list[Entry] = []
     waiting: deque[tuple[Candidate, Future[TuningRecord]]] = deque(
-        (each, trials.run(subject, each, chain=True)) for each in draw.programs
+        (each, trials.run(subject, each)) for each in draw.programs
     )
     while waiting:
         candidate, future = waiting.popleft()

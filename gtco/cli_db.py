@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,10 +14,27 @@ from rich.console import Console
 from rich.table import Table
 
 from gtco.cli_tune import Db
-from gtco.cost_model.database import LIBRARY, Database, TuningRecord, database_path
+from gtco.cost_model.database import (
+    LIBRARY,
+    PLAN,
+    Database,
+    TuningRecord,
+    database_path,
+    is_fresh,
+    write_jsonl,
+)
 from gtco.cost_model.knowledge import VERSIONS, Knowledge
 from gtco.locate import UsageError
 
+Best = Annotated[
+    int | None,
+    typer.Option(
+        "--best",
+        metavar="N",
+        min=1,
+        help="only each workload's N fastest programs, the library and the best plan: to ship",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 
 
@@ -75,11 +92,16 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
 
     @app.command("export")
     def export(
-        file: Annotated[Path, typer.Argument(help="JSONL file to write")], *, database: Db = None
+        file: Annotated[Path, typer.Argument(help="JSONL file to write")],
+        *,
+        best: Best = None,
+        database: Db = None,
     ) -> None:
-        """Write all records as lines of JSON."""
+        """Write all records as lines of JSON, or those that are worth shipping."""
         with _existing(database) as opened:
-            _say(out, f"wrote {opened.export_jsonl(file)} records to {file}")
+            records = opened.records()
+            chosen = records if best is None else fastest(records, best)
+            _say(out, f"wrote {write_jsonl(file, chosen)} records to {file}")
 
     @app.command("import")
     def import_(
@@ -109,6 +131,26 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
     return app
 
 
+def fastest(records: Iterable[TuningRecord], count: int) -> list[TuningRecord]:
+    """The records that a compile needs, in their order.
+
+    Of each workload and device the `count` fastest programs of the code of now, the library's time
+    and the plan that was the fastest.
+    """
+    every = list(records)
+    places: dict[tuple[str, str], list[TuningRecord]] = {}
+    for record in every:
+        if record.run_us is not None and is_fresh(record, record.device, VERSIONS):
+            places.setdefault((record.workload, record.device), []).append(record)
+    kept: set[int] = set()
+    for alike in places.values():
+        programs = [record for record in alike if record.sketch not in (LIBRARY, PLAN)]
+        programs.sort(key=lambda record: record.run_us or 0.0)
+        others = (record for record in alike if record.sketch in (LIBRARY, PLAN))
+        kept.update(id(record) for record in (*programs[:count], *others))
+    return [record for record in every if id(record) in kept]
+
+
 def summarize(records: list[TuningRecord]) -> list[Row]:
     """A row a workload and device, the newest workload last."""
     found: dict[tuple[str, str], list[TuningRecord]] = {}
@@ -123,7 +165,7 @@ def summarize(records: list[TuningRecord]) -> list[Row]:
                 device,
                 len(alike),
                 sum(record.run_us is None for record in alike),
-                sum(r.sketch != LIBRARY and r.version != VERSIONS.get(r.sketch) for r in alike),
+                sum(not is_fresh(r, device, VERSIONS) for r in alike),
                 best[0].run_us if best else None,
                 best[0].sketch if best else "",
             )
@@ -135,6 +177,8 @@ def describe(workload: str) -> str:
     """A workload in a line: its operators, and the shapes of what it reads."""
     try:
         content = json.loads(workload)
+        if content.get("scope") == PLAN:
+            return f"a whole model of {len(content['nodes'])} operators"
         ops = " ".join(node[0] for node in content["nodes"])
         shapes = ", ".join(re.sub(r"\s", "", spec) for spec, _ in content["externals"][:2])
         return f"{ops} of {shapes}"

@@ -23,7 +23,7 @@ Db = Annotated[
     Path | None,
     typer.Option("--db", metavar="PATH", help="database of tuning records; the user's by default"),
 ]
-Seconds = Annotated[float | None, typer.Option(min=0, help="when to stop")]
+Seconds = Annotated[float | None, typer.Option(min=0, help="of searching; about 10 more follow")]
 TrialsFlag = Annotated[int | None, typer.Option(min=1, help="programs to measure at most")]
 Seed = Annotated[int, typer.Option(help="of the search")]
 
@@ -70,7 +70,8 @@ def show(out: Console, model: str, result: TuneResult) -> None:
     ran_out = {"seconds": "the time was up", "trials": "the trials were used up"}
     out.print(
         f"{result.trials} programs measured in {result.seconds:.0f} s, {result.failures} of them "
-        f"failed; ended because {ran_out.get(result.stopped, result.stopped)}"
+        f"failed; ended because {ran_out.get(result.stopped, result.stopped)}; then "
+        f"{result.finish_seconds:.0f} s to time the best again and whole plans"
     )
     out.print(f"in the measuring processes: {phases or 'nothing'}")
     if result.plans_us:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
 from gtco.cost_model.database import (
     LIBRARY,
+    PLAN,
     Database,
     DatabaseError,
     TuningRecord,
@@ -30,12 +31,13 @@ from gtco.cost_model.model import roofline_us
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
 from gtco.frontend.torch_export import capture as capture_torch
-from gtco.graph import FusedGraph, Graph
+from gtco.graph import FusedGraph, Graph, Group
 from gtco.options import Options
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision
-from gtco.passes.tasks import Task, tasks
+from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
+from gtco.passes.workload import describe
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, fetch_ahead
 from gtco.target import HOST, Target, TargetError, find_target, target_of_capability
@@ -47,6 +49,8 @@ tune_log = logging.getLogger("gtco.tune")
 
 FETCH_DISTANCE = 2
 """Launches from the one that brings a kernel's weights to L2 to that kernel."""
+ELSEWHERE_US = 1e6
+"""Added to the price of a group that a replayed plan does not have: more than any model takes."""
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 DEVICES = {"sm_90a": "NVIDIA H100 80GB HBM3"}
 """The card whose shipped records serve an architecture when no GPU is there to ask."""
@@ -141,7 +145,7 @@ def plan_captured(
     """How `captured` runs; the graph after each pass goes to `folder`."""
     target = resolve_target(options.target)
     known = known_on(device_name(options, target), database)
-    fused = fuse_with(known, run_pipeline(captured.graph, folder), target)[0]
+    fused = fuse_known(known, run_pipeline(captured.graph, folder), target)
     fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
     for producer, consumer, reason in fused.refusals:
         fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
@@ -213,11 +217,45 @@ def fuse_with(
     Groups that were measured cost what they took, the others what `Knowledge.price` says;
     `explore` is for its benefit.
     """
+    return fusion.best_plans(graph, _price(known, graph, target, explore=explore), count)
+
+
+def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
+    """The partition that was the fastest when whole plans were replayed, else the cheapest."""
+    replayed = known.records(plan_key(graph, target)) if known.has_plans else ()
+    price = _price(known, graph, target)
+    if not replayed:
+        return fusion.fuse(graph, price)
+    (record,) = replayed
+
+    def price_of(group: Group) -> float:
+        has = workload_digest(workload_key(group, target)) in record.work
+        return price(group) + (0.0 if has else ELSEWHERE_US)
+
+    fused = fusion.fuse(graph, price_of)
+    if plan_work(fused, target) == record.work:
+        return fused
+    tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
+    return fusion.fuse(graph, price)
+
+
+def plan_key(graph: Graph, target: Target) -> str:
+    """The `workload` of a record of a whole graph, which the passes have rewritten."""
+    return describe(graph).text(arch=target.arch, scope=PLAN)
+
+
+def plan_work(fused: FusedGraph, target: Target) -> dict[str, int]:
+    """The `work` of such a record: `workload_digest` of each group to how often it runs."""
+    return {workload_digest(task.key): task.weight for task in tasks(fused, target)}
+
+
+def _price(
+    known: Knowledge, graph: Graph, target: Target, *, explore: bool = False
+) -> Callable[[Group], float]:
     draft = partial(roofline_us, target=target)
     found = tasks(fusion.fuse(graph, draft), target)
     measured = any(known.best(task.key) for task in found)
-    price = known.price(target, found, explore=explore) if measured else draft
-    return fusion.best_plans(graph, price, count)
+    return known.price(target, found, explore=explore) if measured else draft
 
 
 def plan_with(known: Knowledge, fused: FusedGraph, target: Target, options: Options) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -20,8 +21,10 @@ ROUNDS = 7
 REPLAYS = 20
 
 
-def fastest(plans: Sequence[Plan], captured: Captured) -> tuple[CompiledModule, tuple[float, ...]]:
-    """The fastest of `plans` made ready, and the microseconds of each; () for a single plan.
+def fastest(
+    plans: Sequence[Plan], captured: Captured, until: float = math.inf
+) -> tuple[CompiledModule, tuple[float, ...]]:
+    """The fastest of `plans` made ready, and the microseconds of each; () if there is one alone.
 
     Each challenger is timed in turns with the best so far, so no more than two are in memory; a
     time is scaled to the first plan's, whatever the clocks did between.
@@ -29,13 +32,14 @@ def fastest(plans: Sequence[Plan], captured: Captured) -> tuple[CompiledModule, 
     Args:
         plans: of one model, the likely best first.
         captured: its signature.
+        until: of the monotonic clock, when no other plan is begun.
     """
     best = CompiledModule(plans[0], captured)
-    if len(plans) == 1:
-        return best, ()
     times: list[float] = []
     best_us = 0.0
     for plan in plans[1:]:
+        if time.monotonic() > until:
+            break
         challenger = CompiledModule(plan, captured)
         ours, theirs = in_turns(_call(best), _call(challenger))
         if not times:

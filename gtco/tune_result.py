@@ -63,8 +63,9 @@ class TuneResult:
         plans_us: latency of each plan that was replayed whole, cheapest predicted first.
         trials: programs measured.
         failures: how many of them failed.
-        seconds: it took.
-        phases: seconds of the measuring processes by phase: task, load, check, time.
+        seconds: of the search, from when the model is captured.
+        finish_seconds: of the final timing and of replaying plans, after the search.
+        phases: seconds of the measuring processes by phase: start, task, load, check, time.
         stopped: why it ended: "seconds", "trials", "no more programs" or "interrupted".
     """
 
@@ -76,6 +77,7 @@ class TuneResult:
     trials: int
     failures: int
     seconds: float
+    finish_seconds: float
     phases: Mapping[str, float]
     stopped: str
 

@@ -8,26 +8,36 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gtco.codegen.rules import derive
-from gtco.codegen.sampler import Candidate, Key, Sampler, schedule_key
-from gtco.compiler import capture_for, device_name, fuse_with, known_on, plan_with, resolve_target
+from gtco.codegen.sampler import Candidate, Sampler
+from gtco.compiler import (
+    capture_for,
+    device_name,
+    fuse_known,
+    fuse_with,
+    known_on,
+    plan_key,
+    plan_with,
+    plan_work,
+    resolve_target,
+)
 from gtco.cost_model.budget import Budget
 from gtco.cost_model.database import (
     LIBRARY,
+    PLAN,
     Database,
     DatabaseError,
     TuningRecord,
     is_fresh,
     shipped_records,
 )
-from gtco.cost_model.knowledge import VERSIONS, Knowledge, is_isolated
-from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.knowledge import FINAL, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge
+from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.ranker import RankerError, shipped_ranker
 from gtco.cost_model.search import Search, search_task
@@ -43,6 +53,7 @@ from gtco.replay import fastest
 from gtco.runtime.plan import Plan
 from gtco.target import HOST, Target, TargetError
 from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
+from gtco.tune_state import Limits, TaskState
 
 log = logging.getLogger("gtco.tune")
 
@@ -51,16 +62,18 @@ BATCH = 16
 IN_FLIGHT = 3
 """Batches under way: while one is measured, the next ones compile."""
 FINALISTS = 8
-"""Programs of a task that are timed in a chain, which decides."""
-ROUNDS = ((0.5, 0.5), (0.85, 1.0))
+"""Programs of a task that are timed again and longer in the end."""
+ROUNDS = (0.4, 0.7, 1.0)
 """Parts of the time and of the trials after which the fusion is decided again: measured prices may
-prefer groups that were no task so far. The time that the last round leaves is for final timing."""
+prefer groups that were no task so far."""
+FINISH_S = 10.0
+"""When a time was given, for what follows: final timing, at most half of it, and whole plans."""
 PLANS = 16
 """Plans whose tasks are tuned, and that may be replayed whole."""
 WORTH_REPLAYING = 1.15
 """Predicted times the best plan's, up to which a plan is replayed."""
-ALTERNATIVES = 4
-"""How many times less a task of the best plan counts if it is only of another plan."""
+LONGSHOT = 0.01
+"""Part of the model's time that a task of another plan may save although its price says no."""
 _POLL_S = 0.25
 
 
@@ -84,7 +97,8 @@ def tune(
 
     Args:
         model, args, kwargs: as for `gtco.compile`.
-        seconds: when to end; None for no limit but `trials`.
+        seconds: when to end the search, counted from when the model is captured; about
+            `FINISH_S` more go to the final timing. None for no limit but `trials`.
         trials: how many programs to measure at most; None for no limit but `seconds`.
         database: the file that keeps the records; the user's own by default.
         seed: of the search.
@@ -104,7 +118,6 @@ def tune(
         raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
     chosen = Options.of(**options)
     target = _target_here(chosen)
-    begun = time.monotonic()
     captured = capture_for(model, args, kwargs, chosen)
     with Database(None if database is None else Path(database)) as opened:
         if opened.read_only:
@@ -114,8 +127,8 @@ def tune(
             )
         known = known_on(device_name(chosen, target), opened.path)
         with Trials(host=chosen.target == HOST, executor=executor) as runner:
-            limits = _Limits(
-                begun,
+            limits = Limits(
+                time.monotonic(),
                 math.inf if seconds is None else seconds,
                 math.inf if trials is None else trials,
             )
@@ -142,38 +155,6 @@ def _target_here(options: Options) -> Target:
     return target
 
 
-@dataclass(frozen=True)
-class _Limits:
-    """When to stop: `seconds` after `begun` (of the monotonic clock), or after `trials`."""
-
-    begun: float
-    seconds: float
-    trials: float
-
-    def reached(self, trials: int = 0) -> str:
-        """Which limit was reached, or ""."""
-        if time.monotonic() - self.begun >= self.seconds:
-            return "seconds"
-        return "trials" if trials >= self.trials else ""
-
-    def part(self, seconds: float, trials: float) -> _Limits:
-        """The limits of a round that ends after these parts of both."""
-        most = self.trials if self.trials == math.inf else math.ceil(trials * self.trials)
-        return replace(self, seconds=seconds * self.seconds, trials=most)
-
-
-class _TaskState:
-    """A task under search."""
-
-    def __init__(self, task: Task, row: TaskRow) -> None:
-        self.task = task
-        self.subject = Subject(task.key, task.group)
-        self.row = row
-        self.search: Search[Candidate] | None = None
-        self.asked_library = False
-        self.broken = False
-
-
 class _Tuner:
     """One call of `tune`."""
 
@@ -185,7 +166,7 @@ class _Tuner:
         database: Database,
         known: Knowledge,
         runner: Trials,
-        limits: _Limits,
+        limits: Limits,
         seed: int,
         watch: Callable[[TuneStatus], None] | None,
     ) -> None:
@@ -197,9 +178,10 @@ class _Tuner:
         self._known = known
         self._runner = runner
         self._limits = limits
+        self._finish_by = math.inf
         self._seed = seed
         self._watch = watch
-        self._states: dict[str, _TaskState] = {}
+        self._states: dict[str, TaskState] = {}
         self._unsaved: list[TuningRecord] = []
         self._trials = 0
         everything = (*shipped_records(), *database.records())
@@ -214,17 +196,27 @@ class _Tuner:
         before = _predicted(plan_with(self._known, self._plan(), self._target, self._options))
         stopped = ""
         try:
-            for number, parts in enumerate(ROUNDS):
+            for number, part in enumerate(ROUNDS):
                 if number:
                     self._plan()
-                stopped = self._search(self._limits.part(*parts))
-            self._final()
+                stopped = self._search(self._limits.part(part))
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        searched = time.monotonic()
+        if self._limits.seconds < math.inf:
+            self._finish_by = searched + FINISH_S
+        try:
+            if stopped != "interrupted":
+                self._plan()
+                self._final()
         except KeyboardInterrupt:
             stopped = "interrupted"
         self._show("deciding the fusion")
-        plans = fuse_with(self._known, self._graph, self._target, PLANS)
+        plans = self._worth_replaying()
         self._runner.close()  # nothing else may run while whole plans are timed
-        best, plans_us = fastest(self._worth_replaying(plans), self._captured)
+        best, plans_us = fastest(plans, self._captured, self._finish_by)
+        if plans_us:
+            self._remember(best.graph, min(plans_us))
         self._adopt(best.graph)
         if self._unsaved:
             log.warning(
@@ -239,7 +231,8 @@ class _Tuner:
             plans_us=plans_us,
             trials=self._trials,
             failures=sum(row.failures for row in rows),
-            seconds=time.monotonic() - self._limits.begun,
+            seconds=searched - self._limits.begun,
+            finish_seconds=time.monotonic() - searched,
             phases=dict(self._runner.seconds),
             stopped=stopped or "no more programs",
         )
@@ -248,10 +241,30 @@ class _Tuner:
 
     def _plan(self) -> FusedGraph:
         """The best plan by what is known now; its tasks, and those worth a try, are searched."""
-        (best,) = fuse_with(self._known, self._graph, self._target)
+        best = fuse_known(self._known, self._graph, self._target)
         hopes = fuse_with(self._known, self._graph, self._target, PLANS, explore=True)
         self._adopt(best, hopes)
+        self._hope(best, hopes)
         return best
+
+    def _hope(self, best: FusedGraph, hopes: Sequence[FusedGraph]) -> None:
+        """What each task may save if the best plan with it takes the place of `best`."""
+        every = [state.task for state in self._states.values()]
+        price = self._known.price(self._target, every, explore=True)
+        prices = {task.key: price(task.group) for task in every}
+
+        def cost_us(found: Sequence[Task]) -> float:
+            return sum(task.weight * prices[task.key] for task in found)
+
+        now_us = cost_us(tasks(best, self._target))
+        for state in self._states.values():
+            state.saving_us = LONGSHOT * now_us
+        for hope in hopes:
+            found = tasks(hope, self._target)
+            saving_us = now_us - cost_us(found)
+            for task in found:
+                state = self._states[task.key]
+                state.saving_us = max(state.saving_us, saving_us)
 
     def _adopt(self, best: FusedGraph, others: Iterable[FusedGraph] = ()) -> None:
         """Make sure that each task of these plans has a state; weights are those of the best."""
@@ -260,20 +273,31 @@ class _Tuner:
         for fused in (best, *others):
             for task in tasks(fused, self._target):
                 if task.key not in self._states:
-                    self._states[task.key] = _TaskState(task, row_of(task))
+                    self._states[task.key] = TaskState(task, row_of(task))
                 if fused is best:
                     self._states[task.key].row.weight = task.weight
         for state in self._states.values():
             self._refresh(state)
 
-    def _worth_replaying(self, plans: Sequence[FusedGraph]) -> list[Plan]:
-        """The first plan, and others close to it in which no kernel runs that was not judged."""
-        found = [plan_with(self._known, each, self._target, self._options) for each in plans]
-        limit = WORTH_REPLAYING * _predicted(found[0])
+    def _worth_replaying(self) -> list[Plan]:
+        """The best plan, and others close to it in which no kernel runs that was not judged."""
+        best = fuse_known(self._known, self._graph, self._target)
+        others = fuse_with(self._known, self._graph, self._target, PLANS)
+        fused = {str(each): each for each in (best, *others)}.values()
+        found = [plan_with(self._known, each, self._target, self._options) for each in fused]
+        limit = WORTH_REPLAYING * min(map(_predicted, found))
         close = [each for each in found[1:] if _predicted(each) <= limit]
         return [found[0], *(each for each in close if not _defaults(each))]
 
-    def _refresh(self, state: _TaskState) -> None:
+    def _remember(self, best: FusedGraph, run_us: float) -> None:
+        """Let a later `gtco.compile` take the partition that was the fastest."""
+        key, work = plan_key(self._graph, self._target), plan_work(best, self._target)
+        timed = {"timed": HOST_CLOCK if self._runner.host else REPLAYED}
+        version = VERSIONS[PLAN]
+        device = self._known.device
+        self._keep([TuningRecord(key, device, PLAN, version, {}, run_us, "", timed, work)])
+
+    def _refresh(self, state: TaskState) -> None:
         """Show the best that is known of a task."""
         row = state.row
         best = self._known.best(state.task.key)[:1]
@@ -283,14 +307,13 @@ class _Tuner:
         library = [r for r in self._known.records(state.task.key) if r.sketch == LIBRARY]
         row.library_us = library[0].run_us if library else None
 
-    def _search_of(self, state: _TaskState) -> Search[Candidate]:
+    def _search_of(self, state: TaskState) -> Search[Candidate]:
         if state.search is None:
-            fresh = map(_isolated, self._known.all())
             state.search = search_task(
                 state.task,
                 self._target,
                 self._known.device,
-                [*fresh, *self._stale],
+                [*self._known.all(), *self._stale],
                 self._ranker,
                 seed=self._seed,
             )
@@ -298,23 +321,24 @@ class _Tuner:
 
     # -- the search --------------------------------------------------------------------------------
 
-    def _search(self, limits: _Limits) -> str:
-        """Measure until a limit is reached; which it was, "" if no programs are left.
-
-        Tasks that only other plans have count less than those of the best one.
-        """
+    def _search(self, limits: Limits) -> str:
+        """Measure until a limit is reached; which it was, "" if no programs are left."""
         states = [state for state in self._states.values() if not state.broken]
         keys = [state.task.key for state in states]
         budget = Budget(
-            [state.row.weight * ALTERNATIVES or 1 for state in states],
+            [state.row.weight or 1 for state in states],
             [roofline_us(state.task.group, self._target) for state in states],
+            [math.inf if state.row.weight else state.saving_us for state in states],
             [[likeness(key, other) for other in keys] for key in keys],
         )
         for index, state in enumerate(states):
-            if state.row.trials:
-                budget.observe(index, _best_us(self._search_of(state)))
+            programs = [r for r in self._known.records(state.task.key) if r.sketch != LIBRARY]
+            rounds = max(len(programs) // BATCH, int(state.row.trials > 0))
+            for _ in range(rounds):
+                budget.begin(index)
+            if rounds:
+                budget.observe(index, state.row.best_us)
         flying: dict[Future[TuningRecord], int] = {}
-        begun: set[int] = {index for index, state in enumerate(states) if state.row.trials}
         while True:
             reached = limits.reached(self._trials + len(flying))
             while not reached and len(flying) <= BATCH * (IN_FLIGHT - 1):
@@ -324,27 +348,25 @@ class _Tuner:
                 room = limits.trials - self._trials - len(flying)
                 futures = self._propose(states[chosen], int(min(BATCH, room)))
                 flying.update(dict.fromkeys(futures, chosen))
-                if not futures:
+                if futures:
+                    budget.begin(chosen)
+                else:
                     budget.end(chosen)
-                if chosen not in begun:  # or it would stay the next until it is measured
-                    begun.add(chosen)
-                    budget.observe(chosen, None)
                 reached = limits.reached(self._trials + len(flying))
             if not flying:
                 return reached
             done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
             for index in self._collect(done, flying, states):
+                budget.observe(index, states[index].row.best_us)
                 if states[index].broken:
                     budget.end(index)
-                elif index not in flying.values():
-                    budget.observe(index, _best_us(self._search_of(states[index])))
             self._show("searching")
             if self._limits.reached():  # a round's own limits let what flies land
                 for future in flying:
                     future.cancel()
                 return "seconds"
 
-    def _propose(self, state: _TaskState, count: int) -> list[Future[TuningRecord]]:
+    def _propose(self, state: TaskState, count: int) -> list[Future[TuningRecord]]:
         """Trials of a task's next programs, and of its ATen calls ahead of the first."""
         found: list[Future[TuningRecord]] = []
         known = self._known.records(state.task.key)
@@ -358,7 +380,7 @@ class _Tuner:
         self,
         done: Iterable[Future[TuningRecord]],
         flying: dict[Future[TuningRecord], int],
-        states: Sequence[_TaskState],
+        states: Sequence[TaskState],
     ) -> set[int]:
         """Keep what finished; the tasks (by position) that something finished of."""
         records: list[TuningRecord] = []
@@ -407,69 +429,50 @@ class _Tuner:
     # -- the final timing --------------------------------------------------------------------------
 
     def _final(self) -> None:
-        """Time the best of each task in a chain, as they run in a model; heaviest tasks first.
-
-        A task's chained times are kept together: they are not comparable with the others.
-        """
+        """Time the best of each task again and longer, heaviest tasks first, until it is late."""
         if self._runner.host:
             return
         order = sorted(
             (state for state in self._states.values() if not state.broken),
             key=lambda state: -state.row.weight * (state.row.best_us or 0.0),
         )
-        flying: dict[Future[TuningRecord], str] = {}
-        waiting: dict[str, list[TuningRecord]] = {}
-        finalists: dict[str, dict[Any, TuningRecord]] = {}
+        flying: dict[Future[TuningRecord], TaskRow] = {}
         for state in order:
-            chosen = self._finalists(state)
-            finalists[state.task.key] = {_key(record): record for record in chosen}
-            waiting[state.task.key] = []
-            for record in chosen:
+            for record in self._finalists(state):
                 candidate = _candidate(state.task, record, self._target)
                 if candidate is not None or record.sketch == LIBRARY:
-                    future = self._runner.run(state.subject, candidate, chain=True)
-                    flying[future] = state.task.key
+                    future = self._runner.run(state.subject, candidate, final=True)
+                    flying[future] = state.row
         while flying:
             done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
             for future in done:
-                key = flying.pop(future)
+                row = flying.pop(future)
                 try:
-                    record = future.result()
+                    self._keep([future.result()])
                 except (CancelledError, MeasureError) as error:
-                    log.warning(
-                        "%s was not timed in a chain: %s", self._states[key].row.name, error
-                    )
-                else:
-                    isolated_us = finalists[key][_key(record)].run_us
-                    versions = {**record.versions, "isolated_us": f"{isolated_us:.4g}"}
-                    waiting[key].append(replace(record, versions=versions))
-                if key not in flying.values():
-                    self._keep(waiting.pop(key))
+                    log.warning("%s was not timed again: %s", row.name, error)
             self._show("final timing")
-            if self._limits.reached():
+            if time.monotonic() > self._finish_by - FINISH_S / 2:
                 for future in flying:
                     future.cancel()
                 return
 
-    def _finalists(self, state: _TaskState) -> list[TuningRecord]:
-        """The best programs by single launches that were not timed in a chain, and the library."""
+    def _finalists(self, state: TaskState) -> list[TuningRecord]:
+        """The best programs, and the library, as far as they had no final timing."""
         ran = [r for r in self._known.records(state.task.key) if r.run_us is not None]
+        library = [record for record in ran if record.sketch == LIBRARY]
         programs = sorted(
             (record for record in ran if record.sketch != LIBRARY),
-            key=lambda record: _isolated(record).run_us or math.inf,
+            key=lambda record: record.run_us or math.inf,
         )
-        library = [record for record in ran if record.sketch == LIBRARY]
-        return [record for record in (*programs[:FINALISTS], *library) if is_isolated(record)]
+        best = (*programs[:FINALISTS], *library)
+        return [record for record in best if record.versions.get("timed") != FINAL]
 
     def _show(self, phase: str) -> None:
         if self._watch is not None:
             rows = tuple(state.row for state in self._states.values())
             spent = time.monotonic() - self._limits.begun
             self._watch(TuneStatus(phase, spent, self._trials, rows))
-
-
-def _best_us(search: Search[Candidate]) -> float | None:
-    return None if search.best is None else search.best.run_us
 
 
 def _predicted(plan: Plan) -> float:
@@ -479,16 +482,6 @@ def _predicted(plan: Plan) -> float:
 def _defaults(plan: Plan) -> bool:
     """Whether some launch has a schedule that nobody measured."""
     return any(launch.source == "default" for launch in plan.launches)
-
-
-def _key(record: TuningRecord) -> Key:
-    return schedule_key(record.sketch, record.schedule)
-
-
-def _isolated(record: TuningRecord) -> TuningRecord:
-    """`record` with its time of single launches, which is what a search compares."""
-    isolated_us = record.versions.get("isolated_us")
-    return record if isolated_us is None else replace(record, run_us=float(isolated_us))
 
 
 def _candidate(task: Task, record: TuningRecord, target: Target) -> Candidate | None:

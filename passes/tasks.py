@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 
 from gtco.graph import FusedGraph, Group
@@ -36,6 +37,11 @@ def workload_key(group: Group, target: Target) -> str:
     and positions of constants; names and the values of constants do not count.
     """
     return describe(group.graph).text(arch=target.arch)
+
+
+def workload_digest(key: str) -> str:
+    """A short name of a `workload_key`, for lists of many."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 def tasks(fused: FusedGraph, target: Target) -> tuple[Task, ...]:

@@ -27,11 +27,11 @@ CASES = (("a", "qkv"), ("a", "projection"), ("b", "fc1"), ("b", "fc2"))
 
 
 def device_us(work: Work, noise: random.Random) -> float | None:
-    """What the imaginary device says: late triggers, even tiles and small clusters are faster."""
-    if work.block.stages == 2 and work.cluster == 4:
+    """What the imaginary device says: swapped, even tiles and small clusters are faster."""
+    if work.block.stages == 2 and work.cluster > 1:
         return None
-    bent = 1 + 0.12 * work.schedule.get("early_trigger", 0)
-    bent *= 1 + 0.1 * (work.block.tile_q % 64 > 0) + 0.08 * (work.cluster > 2)
+    bent = 1 + 0.5 * (1 - work.schedule.get("swap", 0))
+    bent *= 1 + 0.3 * (work.block.tile_q % 64 > 0) + 0.2 * (work.cluster > 2)
     bent *= 1.05 if work.sketch == "gemm_mma" else 1
     return draft_us(work, H100) * bent * math.exp(noise.gauss(0, 0.01))
 

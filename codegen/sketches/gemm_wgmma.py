@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
@@ -102,36 +103,17 @@ class GemmWgmma(Sketch):
         return found.values()
 
     def _cost(self, schedule: Schedule) -> float:
-        """Microseconds, roughly, fitted to an H100: the K loop is bound by filling shared memory.
-
-        107 B/ns is what one multiprocessor draws from L2, 11.5 TB/s what all of them draw together
-        (experiments.fill_rate), 0.7 us the latency that the ring has to hide, 0.07 us the turn of a
-        consumer from one stage to the next, 20 B/ns what blocks of a cluster send each other.
-        """
-        problem = self.problem
+        """Microseconds, roughly; the epilogue's arithmetic is the same for all."""
+        problem, target = self.problem, self.target
         p_size, q_size = self._sides(schedule)
-        block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
-        atoms = schedule["atoms"]
-        blocks = problem.batch * -(-p_size // block_p) * -(-q_size // block_q) * split
-        per_sm = -(-blocks // self.target.sm_count)
-        resident = max(1, self.target.smem_per_sm // (self._smem(schedule).nbytes + 1024))
-        waves = -(-per_sm // resident)
-        together = min(per_sm, resident)
-        steps = -(-self.steps // (split * atoms))
-        filled = (block_p + block_q) * 128
-        from_l2 = (block_p + block_q / schedule["multicast"]) * 128
-        atom_us = max(
-            together * filled / 107e3,
-            min(blocks, together * self.target.sm_count) * from_l2 / 11.5e6,
-            0.7 / ((schedule["stages"] - 1) * atoms),
-            together * block_p / 64 * max(block_q, 64) * 64 * 64 * 2 / 6.5e6,
+        block_p, block_q = schedule["block_p"], schedule["block_q"]
+        tiles = problem.batch * -(-p_size // block_p) * -(-q_size // block_q)
+        block = self._block_work(schedule)
+        resident = timing.resident_blocks(
+            self._smem(schedule).nbytes, block_p * 2 + 128, block.registers, target
         )
-        epilogue_us = together * (0.3 + block_p * block_q / 33e3)
-        if split > 1:
-            epilogue_us += 0.5 + block_p * block_q * 4 * (split - 1) / split / 20e3
-        loop_us = steps * (atoms * atom_us + 0.07)
-        alone_us = 0.8 * (resident == 1) + 0.1 * (schedule["multicast"] > 1)
-        return 1.3 + alone_us + waves * (loop_us + epilogue_us)
+        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        return timing.chain_us(block, tiles * schedule["split"], resident, rate, target)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
@@ -179,7 +161,9 @@ class GemmWgmma(Sketch):
         check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
 
     def block_work(self, program: KernelProgram) -> BlockWork:
-        schedule = program.schedule
+        return self._block_work(program.schedule)
+
+    def _block_work(self, schedule: Schedule) -> BlockWork:
         p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         atoms = schedule["atoms"]
         steps = -(-self.steps // (split * atoms))

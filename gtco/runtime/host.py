@@ -69,7 +69,7 @@ class HostKernel:
 
     Args:
         program: what to compile.
-        library: what `build_host` made of it; None compiles it now.
+        library: what `build_host` made of it, in any folder; None compiles it now.
 
     Raises:
         HostCompilerError: no compiler, or it refuses the source.
@@ -78,6 +78,7 @@ class HostKernel:
     def __init__(self, program: KernelProgram, library: Path | None = None) -> None:
         self.name = program.name
         self._library = library or _kernel_library(program)
+        ctypes.CDLL(str(_machine()))  # found by its name, the library needs no folder beside it
         code = ctypes.CDLL(str(self._library))
         self._entry = code.enter
         self._launch = code.gtco_host_launch  # of the machine that it is linked to

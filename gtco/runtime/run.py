@@ -15,7 +15,7 @@ from gtco.runtime.nvrtc import compile_kernel
 from gtco.runtime.poison import poisoned
 
 REPLAYS = 20
-"""Replays between two events: the host's time to submit the first must not count."""
+"""Replays of a chain between two events."""
 
 
 def load_program(program: KernelProgram, device: int) -> LoadedKernel:
@@ -122,23 +122,24 @@ class Chain:
             finally:
                 self._graph.capture_end()
 
-    def times_us(self, repeat: int) -> list[float]:
-        """Microseconds from one launch's start to the next one's, `repeat` times."""
+    def times_us(self, repeat: int, replays: int = REPLAYS) -> list[float]:
+        """Microseconds from one launch's start to the next one's.
+
+        Args:
+            repeat: how many times to take.
+            replays: of the chain in each.
+        """
         times = []
-        for _ in range(repeat + 2):
+        for _ in range(repeat + 1):
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            self._graph.replay()  # while it runs the host goes ahead: submitting must not count
             begin.record()
-            for _ in range(REPLAYS):
+            for _ in range(replays):
                 self._graph.replay()
             end.record()
             end.synchronize()
-            times.append(elapsed_us(begin, end) / (self._count * REPLAYS))
-        return times[2:]  # the first replays upload the graph
-
-
-def elapsed_us(begin: torch.cuda.Event, end: torch.cuda.Event) -> float:
-    """Microseconds between two recorded events."""
-    return float(begin.elapsed_time(end)) * 1000
+            times.append(float(begin.elapsed_time(end)) * 1000 / (self._count * replays))
+        return times[1:]  # the first replay uploads the graph
 
 
 def _device(values: Mapping[str, Tensor]) -> torch.device:

@@ -54,11 +54,12 @@ def tune(database: Path, trials: int, **more: object) -> TuneResult:
     return gtco.tune(Model(), ARGS, trials=trials, database=database, target="host", **more)
 
 
-def start(database: Path, trials: int, seed: int = 0, mark: str = "") -> subprocess.Popen[str]:
+def start(database: Path, trials: int, seed: int = 0, **more: str) -> subprocess.Popen[str]:
+    """A tuner in a process of its own with `more` in its environment."""
     root = Path(__file__).parents[2]
     return subprocess.Popen(
         [sys.executable, "-c", TUNE, str(database), str(trials), str(seed)],
-        env={**os.environ, "PYTHONPATH": str(root), MARK: mark},
+        env={**os.environ, "PYTHONPATH": str(root), **more},
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -94,10 +95,10 @@ def watch_programs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, object]]:
     run = Trials.run
 
     def watched(
-        self: Trials, subject: Subject, candidate: Candidate | None, *, chain: bool = False
+        self: Trials, subject: Subject, candidate: Candidate | None, *, final: bool = False
     ) -> object:
         seen.append((subject.key, (LIBRARY, ()) if candidate is None else candidate.key))
-        return run(self, subject, candidate, chain=chain)
+        return run(self, subject, candidate, final=final)
 
     monkeypatch.setattr(Trials, "run", watched)
     return seen
@@ -108,7 +109,8 @@ def test_a_tuner_that_is_killed_loses_no_record_and_leaves_no_process(
 ) -> None:
     path = tmp_path / "tuning.sqlite"
     mark = str(tmp_path)
-    killed = start(path, 500, mark=mark)
+    cold = str(tmp_path / "cache")  # with kernels at hand it would be done before it is killed
+    killed = start(path, 500, XDG_CACHE_HOME=cold, **{MARK: mark})
     known: list[TuningRecord] = []
     until = time.monotonic() + 200
     while len(known) < 3 and time.monotonic() < until:

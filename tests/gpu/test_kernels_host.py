@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.cost_model.measure import random_values
+from gtco.cost_model.judge import random_values
 from gtco.graph import Group
 from gtco.runtime import run as gpu
 from gtco.runtime.driver import BoundLaunch

@@ -51,14 +51,16 @@ def candidate(subject: Subject) -> Candidate:
     return Sampler(sketches, 0).defaults(1)[0]
 
 
-def run(trials: Trials, subject: Subject, tried: Candidate | None, chain: bool) -> TuningRecord:
-    return trials.run(subject, tried, chain=chain).result(timeout=300)
+def run(
+    trials: Trials, subject: Subject, tried: Candidate | None, final: bool = False
+) -> TuningRecord:
+    return trials.run(subject, tried, final=final).result(timeout=300)
 
 
-@pytest.mark.parametrize("chain", [False, True])
-def test_a_kernel_and_the_library_are_timed(trials: Trials, subject: Subject, chain: bool) -> None:
+@pytest.mark.parametrize("final", [False, True])
+def test_a_kernel_and_the_library_are_timed(trials: Trials, subject: Subject, final: bool) -> None:
     for tried in (candidate(subject), None):
-        record = run(trials, subject, tried, chain)
+        record = run(trials, subject, tried, final)
         assert record.run_us is not None and 0.5 < record.run_us < 1000, record.error
 
 
@@ -68,9 +70,9 @@ def test_a_bad_kernel_costs_no_other(trials: Trials, subject: Subject, statement
     head, brace, body = good.program.source.rpartition(") {\n")
     source = f"{head}{brace}  {statement}\n{body}"
     bad = Candidate(good.sketch, dataclasses.replace(good.program, source=source))
-    record = run(trials, subject, bad, False)
+    record = run(trials, subject, bad)
     assert record.run_us is None and FAULTS[statement] in record.error
-    assert run(trials, subject, good, False).run_us is not None
+    assert run(trials, subject, good).run_us is not None
 
 
 def test_a_small_vit_is_tuned(tmp_path: Path) -> None:

@@ -13,7 +13,8 @@ import pytest
 from gtco import cli
 from gtco.cli_db import describe, summarize
 from gtco.codegen.rules import SKETCHES
-from gtco.cost_model.database import LIBRARY, Database, TuningRecord
+from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord, read_jsonl
+from gtco.cost_model.knowledge import VERSIONS
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
 from tests.groups import GEMM_CASES
@@ -67,6 +68,7 @@ def test_show_is_a_row_a_workload_and_device(
 
 def test_a_workload_that_is_no_json_is_shown_as_it_is() -> None:
     assert describe("rubbish") == "rubbish"
+    assert describe('{"scope":"plan","nodes":[0,0]}') == "a whole model of 2 operators"
     (row,) = summarize([replace(RECORD, workload="w", run_us=None)])
     assert (row.best_us, row.best) == (None, "")
 
@@ -88,6 +90,20 @@ def test_records_move_between_databases(
     third = tmp_path / "third.sqlite"
     assert run(monkeypatch, "merge", path, "--db", third) == 0
     assert "added 5" in capsys.readouterr().out
+
+
+def test_what_ships_is_the_best_of_each_workload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slower = [replace(RECORD, schedule={"swap": 1, "a": n}, run_us=5.0 + n) for n in range(4)]
+    plan = replace(RECORD, workload="m", sketch=PLAN, version=VERSIONS[PLAN], work={"d": 12})
+    old_plan = replace(plan, workload="n", version=VERSIONS[PLAN] - 1)
+    path, lines = tmp_path / "tuning.sqlite", tmp_path / "out.jsonl"
+    with Database(path) as database:
+        database.add([*slower, *RECORDS, plan, old_plan])
+    assert run(monkeypatch, "export", lines, "--best", 2, "--db", path) == 0
+    assert "wrote 5" in capsys.readouterr().out
+    assert list(read_jsonl(lines)) == [slower[0], RECORD, RECORDS[3], RECORDS[4], plan]
 
 
 def test_verify_says_what_is_wrong_with_exit_code_1(

@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.dump", "gtco.env", "gtco.report", "gtco.runtime"),
     ("gtco.cost_model",),
     ("gtco.compiler",),
-    ("gtco.replay", "gtco.tune_result", "gtco.tuner"),
+    ("gtco.replay", "gtco.tune_result", "gtco.tune_state", "gtco.tuner"),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),
     ("gtco.answers", "gtco.onnx_peer"),

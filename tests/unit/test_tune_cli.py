@@ -112,6 +112,7 @@ def test_the_summary_names_all_that_was_found() -> None:
         trials=40,
         failures=2,
         seconds=61.0,
+        finish_seconds=9.0,
         phases={"load": 1.5},
         stopped="seconds",
     )
@@ -119,6 +120,7 @@ def test_the_summary_names_all_that_was_found() -> None:
     text = out.export_text()
     for fact in ("a model", "10.0", "12", "4.50", "gemm_wgmma", "6.25", "31%", "other plan",
                  "40 programs measured in 61 s, 2 of them failed", "the time was up", "load 1.5 s",
+                 "then 9 s to time the best again",
                  "251.0, 249.5", "500.0 us before, 250.5 us now"):  # fmt: skip
         assert fact in text
 

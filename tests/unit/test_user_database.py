@@ -25,6 +25,7 @@ from gtco.cost_model.database import (
     database_path,
     is_fresh,
     read_jsonl,
+    write_jsonl,
 )
 
 H100 = "NVIDIA H100 80GB HBM3"
@@ -101,7 +102,7 @@ def test_export_and_import_are_a_round_trip(database: Database, tmp_path: Path) 
     kept = [record(0), record(1, None), record(2, sketch=LIBRARY, schedule={})]
     database.add(kept)
     lines = tmp_path / "out.jsonl"
-    assert database.export_jsonl(lines) == 3
+    assert write_jsonl(lines, database.records()) == 3
     assert list(read_jsonl(lines)) == kept
     with Database(tmp_path / "other.sqlite") as other:
         assert other.import_jsonl(lines) == 3
@@ -118,7 +119,7 @@ def test_a_damaged_line_imports_nothing(database: Database, tmp_path: Path) -> N
     with pytest.raises(DatabaseError, match="cannot read"):
         database.import_jsonl(tmp_path / "missing.jsonl")
     with pytest.raises(DatabaseError, match="cannot write"):
-        database.export_jsonl(tmp_path / "no" / "out.jsonl")
+        write_jsonl(tmp_path / "no" / "out.jsonl", database.records())
 
 
 def test_a_record_that_fails_to_arrive_leaves_none_behind(database: Database) -> None:
