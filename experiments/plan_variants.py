@@ -1,9 +1,10 @@
-"""Which knobs of the whole plan pay: the same model with one knob of every wgmma GEMM changed.
+"""Which knobs of the whole plan pay: the same model with one knob changed.
 
     python -m experiments.plan_variants MODEL [--json FILE]
 
 A chain of copies of one kernel is not a model: its neighbours differ and its weights may stay in
-L2. So the variants are judged by replaying the whole graph, in turn within one process.
+L2. So the variants are judged by replaying the whole graph, in turn within one process: how far
+ahead weights are fetched to L2, a knob of every wgmma GEMM, and dependent launch.
 """
 
 from __future__ import annotations
@@ -25,20 +26,17 @@ from gtco.locate import locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Launch, Plan
+from gtco.runtime.plan import Launch, Plan, fetch_ahead
 from gtco.target import Target, target_of_capability
 
 Change = Callable[[Mapping[str, int]], dict[str, int]]
 
 VARIANTS: dict[str, Change] = {
-    "as chosen": lambda s: dict(s),
-    "weights prefetched to L2": lambda s: {**s, "prefetch": 1},
-    "no prefetch": lambda s: {**s, "prefetch": 0},
-    "trigger at the start": lambda s: {**s, "early_trigger": 1},
-    "trigger at the start, prefetch": lambda s: {**s, "early_trigger": 1, "prefetch": 1},
     "no multicast": lambda s: {**s, "multicast": 1},
-    "two stages fewer": lambda s: {**s, "stages": max(2, s["stages"] - 2)},
+    "one atom a stage": lambda s: {**s, "atoms": 1, "stages": s["stages"] * s["atoms"]},
+    "one stage fewer": lambda s: {**s, "stages": max(2, s["stages"] - 1)},
 }
+DISTANCES = (0, 1, 2, 3, 5)
 ROUNDS, CALLS = 7, 100
 
 
@@ -65,13 +63,19 @@ def main() -> None:
     known = compiler.known_on(torch.cuda.get_device_name())
     fused = compiler.fuse_with(known, run_pipeline(captured.graph), target)[0]
     launches = compiler.select(fused, target, known)
-    modules: dict[str, CompiledModule] = {}
     settings = Options.of(static_outputs=True)
+
+    def compiled(
+        launches: tuple[Launch, ...], distance: int, dependent: bool = True
+    ) -> CompiledModule:
+        plan = Plan(fused, fetch_ahead(launches, distance), target, settings, dependent)
+        return CompiledModule(plan, captured)
+
+    usual = compiler.FETCH_DISTANCE
+    modules = {f"fetch distance {each}": compiled(launches, each) for each in DISTANCES}
     for name, change in VARIANTS.items():
-        plan = Plan(fused, tuple(changed(x, change, target) for x in launches), target, settings)
-        modules[name] = CompiledModule(plan, captured)
-    plan = Plan(fused, launches, target, settings, dependent_launch=False)
-    modules["no dependent launch"] = CompiledModule(plan, captured)
+        modules[name] = compiled(tuple(changed(x, change, target) for x in launches), usual)
+    modules["no dependent launch"] = compiled(launches, usual, dependent=False)
     expected = located.module(*located.args)
     times: dict[str, list[float]] = {name: [] for name in modules}
     for _ in range(ROUNDS):
