@@ -24,6 +24,15 @@ REPLAYED = "replayed whole"
 """The same of a plan."""
 
 
+CHOSEN = {"chosen": "in the whole graph"}
+"""In `versions` of a task's record with which the whole graph was fastest."""
+
+
+def is_chosen(record: TuningRecord) -> bool:
+    """Whether a whole graph was fastest with it: that counts for more than its time in a chain."""
+    return record.versions.items() >= CHOSEN.items()
+
+
 class Knowledge:
     """Records of one device by workload, newer ones in place of older ones of the same program.
 
@@ -69,7 +78,7 @@ class Knowledge:
             yield from programs.values()
 
     def best(self, workload: str) -> tuple[TuningRecord, ...]:
-        """The programs that ran, fastest first.
+        """The programs that ran: the one that a whole graph chose, then the fastest first.
 
         On the host the ATen calls are left out: it is there to check kernels, not to be fast. So
         are they where every kernel beside them has changed since: nothing says which is faster.
@@ -78,7 +87,7 @@ class Knowledge:
         alone = workload in self._outdated and all(each.sketch == LIBRARY for each in ran)
         if self.device == HOST or alone:
             ran = [record for record in ran if record.sketch != LIBRARY]
-        return tuple(sorted(ran, key=lambda each: each.run_us or math.inf))
+        return tuple(sorted(ran, key=lambda each: (not is_chosen(each), each.run_us)))
 
     @property
     def has_plans(self) -> bool:

@@ -23,7 +23,7 @@ from gtco.cost_model.database import (
     is_fresh,
     write_jsonl,
 )
-from gtco.cost_model.knowledge import VERSIONS, Knowledge
+from gtco.cost_model.knowledge import VERSIONS, Knowledge, is_chosen
 from gtco.locate import UsageError
 
 Best = Annotated[
@@ -134,8 +134,8 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
 def fastest(records: Iterable[TuningRecord], count: int) -> list[TuningRecord]:
     """The records that a compile needs, in their order.
 
-    Of each workload and device the `count` fastest programs of the code of now, the library's time
-    and the plan that was the fastest.
+    Of each workload and device the program that a whole graph chose and the fastest others of the
+    code of now, `count` in all, the library's time and the plan that was the fastest.
     """
     every = list(records)
     places: dict[tuple[str, str], list[TuningRecord]] = {}
@@ -145,7 +145,7 @@ def fastest(records: Iterable[TuningRecord], count: int) -> list[TuningRecord]:
     kept: set[int] = set()
     for alike in places.values():
         programs = [record for record in alike if record.sketch not in (LIBRARY, PLAN)]
-        programs.sort(key=lambda record: record.run_us or 0.0)
+        programs.sort(key=lambda record: (not is_chosen(record), record.run_us))
         others = (record for record in alike if record.sketch in (LIBRARY, PLAN))
         kept.update(id(record) for record in (*programs[:count], *others))
     return [record for record in every if id(record) in kept]

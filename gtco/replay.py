@@ -1,17 +1,21 @@
-"""Which of several plans of one model is fastest, by replaying each whole."""
+"""Which of several plans or schedules of one model is fastest, by replaying it whole."""
 
 from __future__ import annotations
 
 import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
+from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.judge import random_values
+from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen
 from gtco.frontend.torch_export import Captured
 from gtco.graph import Group
+from gtco.passes.tasks import Task
 from gtco.runtime.executable import Executable
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
@@ -19,6 +23,13 @@ from gtco.runtime.plan import Plan
 
 ROUNDS = 7
 REPLAYS = 20
+TRIED = 4
+"""Schedules of a task that the whole graph tries."""
+MARGIN = 0.003
+"""Part of the whole graph's time that another schedule has to save: less is noise."""
+
+Choices = Mapping[str, TuningRecord]
+"""How each task runs, by its key."""
 
 
 def fastest(
@@ -49,6 +60,52 @@ def fastest(
         if theirs < ours:
             best, best_us = challenger, times[-1]
     return best, tuple(times)
+
+
+def refine(
+    known: Knowledge,
+    found: Sequence[Task],
+    plan_of: Callable[[Choices], Plan],
+    captured: Captured,
+    until: float = math.inf,
+) -> Choices:
+    """The schedule of each task with which the whole graph is fastest.
+
+    A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
+    what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
+    fastest schedules in the whole graph.
+
+    Args:
+        known: what was measured.
+        found: the tasks of one partition.
+        plan_of: that partition with these choices.
+        captured: the model's signature.
+        until: of the monotonic clock, when no other schedule is tried.
+    """
+    ranked = {task.key: known.best(task.key)[:TRIED] for task in found}
+    chosen = {key: records[0] for key, records in ranked.items() if records}
+    dearest = sorted(
+        (task for task in found if task.key in chosen),
+        key=lambda task: -task.weight * (chosen[task.key].run_us or 0.0),
+    )
+    for task in dearest:
+        records = ranked[task.key]
+        plans = [plan_of({**chosen, task.key: record}) for record in records]
+        _, times = fastest(plans, captured, until)
+        if times and min(times) < (1 - MARGIN) * times[0]:
+            chosen[task.key] = records[times.index(min(times))]
+    return chosen
+
+
+def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:
+    """The records that change if these are the ones that the whole graph chose."""
+    for key, choice in chosen.items():
+        for record in known.records(key):
+            if record == choice and not is_chosen(record):
+                yield replace(record, versions={**record.versions, **CHOSEN})
+            elif record != choice and is_chosen(record):
+                kept = {name: each for name, each in record.versions.items() if name not in CHOSEN}
+                yield replace(record, versions=kept)
 
 
 def in_turns(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:

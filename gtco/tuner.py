@@ -49,7 +49,8 @@ from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks
-from gtco.replay import fastest
+from gtco.replay import Choices, fastest, marked, refine
+from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
 from gtco.target import HOST, Target, TargetError
 from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
@@ -66,8 +67,8 @@ FINALISTS = 8
 ROUNDS = (0.4, 0.7, 1.0)
 """Parts of the time and of the trials after which the fusion is decided again: measured prices may
 prefer groups that were no task so far."""
-FINISH_S = 10.0
-"""When a time was given, for what follows: final timing, at most half of it, and whole plans."""
+FINISH_S = 20.0
+"""When a time was given, for what follows: final timing, at most half of it, and whole graphs."""
 PLANS = 16
 """Plans whose tasks are tuned, and that may be replayed whole."""
 WORTH_REPLAYING = 1.15
@@ -217,6 +218,8 @@ class _Tuner:
         best, plans_us = fastest(plans, self._captured, self._finish_by)
         if plans_us:
             self._remember(best.graph, min(plans_us))
+        if stopped != "interrupted" and not self._runner.host:  # whose times say little
+            best = self._refined(best.graph)
         self._adopt(best.graph)
         if self._unsaved:
             log.warning(
@@ -288,6 +291,20 @@ class _Tuner:
         limit = WORTH_REPLAYING * min(map(_predicted, found))
         close = [each for each in found[1:] if _predicted(each) <= limit]
         return [found[0], *(each for each in close if not _defaults(each))]
+
+    def _refined(self, fused: FusedGraph) -> CompiledModule:
+        """`fused` with the schedules that are fastest in the whole graph, which are kept."""
+        self._show("trying schedules in the whole graph")
+
+        def plan_of(choices: Choices) -> Plan:
+            alone = Knowledge(self._known.device, (), choices.values())
+            return plan_with(alone, fused, self._target, self._options)
+
+        found = tasks(fused, self._target)
+        chosen = refine(self._known, found, plan_of, self._captured, self._finish_by)
+        self._keep(list(marked(self._known, chosen)))
+        plan = plan_with(self._known, fused, self._target, self._options)
+        return CompiledModule(plan, self._captured)
 
     def _remember(self, best: FusedGraph, run_us: float) -> None:
         """Let a later `gtco.compile` take the partition that was the fastest."""

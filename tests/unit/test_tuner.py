@@ -18,7 +18,7 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import fuse_with
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
-from gtco.cost_model.knowledge import CHAIN, FINAL, VERSIONS, Knowledge
+from gtco.cost_model.knowledge import CHAIN, FINAL, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import Captured, capture
@@ -118,6 +118,10 @@ class Runner:
 RUNNERS: list[Runner] = []
 
 
+def first_of_each(known: Knowledge, found: Sequence[Task], *_: object) -> replay.Choices:
+    return {task.key: known.best(task.key)[0] for task in found if known.best(task.key)}
+
+
 @pytest.fixture
 def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
     RUNNERS.clear()
@@ -128,6 +132,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
     monkeypatch.setattr(tuner, "Trials", Fresh)
     monkeypatch.setattr(tuner, "_target_here", lambda options: H100)
     monkeypatch.setattr(tuner, "shipped_ranker", lambda target: None)
+    monkeypatch.setattr(tuner, "refine", first_of_each)  # no GPU replays a graph here
     yield Fresh
 
 
@@ -175,6 +180,8 @@ def test_the_best_are_timed_again_in_the_end(runner: type[Runner], tmp_path: Pat
         assert len(programs) == tuner.FINALISTS == len(final) - 1
         fastest = min(each.run_us for each in programs if each.run_us is not None)
         assert fastest < 500 and fastest in [row.best_us for row in result.rows]
+        (chosen,) = [each for each in ours if is_chosen(each)]
+        assert chosen.run_us == min(each.run_us for each in final if each.run_us)
         others = [each.run_us for each in ours if each.versions["timed"] == CHAIN]
         assert all(us is None or us >= 600 for us in others)
     assert all(each.source == "tuned here" for each in result.compiled.launches)
@@ -360,3 +367,44 @@ def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.Monke
     assert late._plan is plans[0] and none == ()
     alone, none = replay.fastest(plans[:1], captured)
     assert alone._plan is plans[0] and none == ()
+
+
+def test_the_whole_graph_decides_among_the_fastest_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph, joined = mlp()
+    (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
+    found = tasks(fused, H100)
+    (other,) = [task for task in found if task.key != joined.key]
+    known = Knowledge(DEVICE)
+    for schedule, run_us in enumerate((5.0, 6.0, 7.0, 8.0, 9.0)):
+        known.add(record(run_us, workload=joined.key, schedule={"a": schedule}))
+    known.add(record(1.0, workload=other.key, schedule={"a": 7}))
+    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # the fifth is not tried
+    tried: list[list[int]] = []
+
+    def fastest(plans: list[int], captured: object, until: float) -> tuple[None, tuple[float, ...]]:
+        tried.append(plans)
+        return None, tuple(whole_us[each] for each in plans) if len(plans) > 1 else ()
+
+    def plan_of(choices: replay.Choices) -> int:
+        return choices[joined.key].schedule["a"]
+
+    monkeypatch.setattr(replay, "fastest", fastest)
+    chosen = replay.refine(known, found, plan_of, None)  # type: ignore[arg-type]
+    assert tried == [[0, 1, 2, 3], [2]], "the dearest task first, from what was chosen so far"
+    assert {key: each.schedule["a"] for key, each in chosen.items()} == {
+        joined.key: 2,
+        other.key: 7,
+    }
+
+    for each in replay.marked(known, chosen):
+        known.add(each)
+    assert [each.schedule["a"] for each in known.best(joined.key)] == [2, 0, 1, 3, 4]
+    assert list(replay.marked(known, {key: known.best(key)[0] for key in chosen})) == []
+    whole_us[0] = 80.0
+    for each in replay.marked(known, replay.refine(known, found, plan_of, None)):  # type: ignore[arg-type]
+        known.add(each)
+    assert [each.schedule["a"] for each in known.best(joined.key)][:2] == [0, 1]
+    whole_us[1] = 79.9
+    assert replay.refine(known, found, plan_of, None)[joined.key].schedule == {"a": 0}, "noise"  # type: ignore[arg-type]
