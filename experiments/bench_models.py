@@ -19,7 +19,8 @@ from typing import Any
 
 import torch
 
-from gtco.bench import bench, parse_peers
+from gtco.answers import parse_peers
+from gtco.bench import PEERS, bench
 from gtco.env import environment
 from gtco.locate import locate
 from gtco.options import Options
@@ -30,7 +31,7 @@ def run(case: str, rounds: int, calls: int) -> dict[str, Any]:
     function, _, precision = parts[1].partition("@")
     name = f"{parts[0]}:{function}"
     options = Options.of(precision=precision or None)
-    peers = parse_peers(parts[2].replace("+", ",")) if len(parts) > 2 else ()
+    peers = parse_peers(parts[2].replace("+", ","), PEERS) if len(parts) > 2 else ()
     started = time.time()
     result = bench(locate(name), options, peers, rounds=rounds, calls=calls)
     return {

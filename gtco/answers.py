@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ from gtco.check import Precision
 from gtco.frontend.torch_export import Captured, capture
 from gtco.graph import FusedGraph, Graph, TensorSpec
 from gtco.interpreter import interpret
-from gtco.locate import Located
+from gtco.locate import Located, UsageError
 from gtco.passes.precision import lower_precision
 from gtco.runtime.plan import Plan
 
@@ -24,6 +24,21 @@ Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """The args and kwargs of a call."""
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+def parse_peers(against: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The peers named in a comma-separated list.
+
+    Raises:
+        UsageError: one that is not `known`.
+    """
+    peers = tuple(known)
+    names = tuple(name.strip() for name in against.split(",") if name.strip())
+    for name in names:
+        if name not in peers:
+            raise UsageError(f"--against takes {', '.join(peers)}; it does not know {name!r}")
+    return tuple(dict.fromkeys(names))
+
 
 # -- inputs --------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ from gtco.answers import (
     references,
 )
 from gtco.check import Verdict, judge
-from gtco.locate import Located, UsageError
+from gtco.locate import Located
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.executable import Executable
@@ -129,19 +129,6 @@ class BenchResult:
         }
         share = self.generated_share
         return {**asdict(self), "verdicts": verdicts, "generated_share": share}
-
-
-def parse_peers(against: str) -> tuple[str, ...]:
-    """The peers named in a comma-separated list.
-
-    Raises:
-        UsageError: an unknown name.
-    """
-    names = tuple(name.strip() for name in against.split(",") if name.strip())
-    for name in names:
-        if name not in PEERS:
-            raise UsageError(f"--against takes {', '.join(PEERS)}; it does not know {name!r}")
-    return tuple(dict.fromkeys(names))
 
 
 def bench(

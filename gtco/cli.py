@@ -19,7 +19,8 @@ import gtco
 from gtco import cli_db, cli_tune, dump, logs, show
 from gtco import compare as comparison
 from gtco import demo as demo_model
-from gtco.bench import BenchResult, WrongAnswer, bench, parse_peers
+from gtco.answers import parse_peers
+from gtco.bench import PEERS, BenchResult, WrongAnswer, bench
 from gtco.bench_artifact import bench_artifact
 from gtco.cli_base import Json, err, out, print_json, progress, takes_options
 from gtco.cli_cache import cache_app
@@ -167,7 +168,7 @@ def bench_command(
     """Time MODEL beside its peers in alternating rounds, or FILE alone; checks every answer."""
     path = artifact_path(model)
     if path is None:
-        peers = parse_peers("eager,inductor" if against is None else against)
+        peers = parse_peers("eager,inductor" if against is None else against, PEERS)
         with progress() as tell:
             found = _locate(model, tell)
             result = bench(
@@ -198,7 +199,7 @@ def compare_command(
     """
     path = artifact_path(model)
     if path is None:
-        peers = comparison.parse_peers("eager" if against is None else against)
+        peers = parse_peers("eager" if against is None else against, comparison.PEERS)
         with progress() as tell:
             found = _locate(model, tell)
             result = comparison.compare(found, options, peers, layers=layers, tell=tell)

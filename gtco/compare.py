@@ -31,7 +31,7 @@ from gtco.bench import Tell, float32_products
 from gtco.check import Precision, Verdict, judge
 from gtco.frontend.torch_export import Captured
 from gtco.interpreter import interpret
-from gtco.locate import Located, UsageError
+from gtco.locate import Located
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.artifact import read
@@ -135,19 +135,6 @@ class Comparison:
             "groups": [each.to_dict() for each in self.groups],
             "first_wrong_group": None if first is None else first.group,
         }
-
-
-def parse_peers(against: str) -> tuple[str, ...]:
-    """The peers named in a comma-separated list.
-
-    Raises:
-        UsageError: an unknown name.
-    """
-    names = tuple(name.strip() for name in against.split(",") if name.strip())
-    for name in names:
-        if name not in PEERS:
-            raise UsageError(f"--against takes {', '.join(PEERS)}; it does not know {name!r}")
-    return tuple(dict.fromkeys(names))
 
 
 def compare(

@@ -11,8 +11,9 @@ from rich.console import Console
 from torch import nn
 
 from gtco import show
-from gtco.answers import Call, Inputs, fresh_inputs, in_precision, references
+from gtco.answers import Call, Inputs, fresh_inputs, in_precision, parse_peers, references
 from gtco.bench import (
+    PEERS,
     BenchResult,
     NoGpu,
     Timing,
@@ -21,7 +22,6 @@ from gtco.bench import (
     check_answers,
     compare,
     kernel_times,
-    parse_peers,
     percentiles,
     time_rounds,
 )
@@ -130,11 +130,11 @@ def test_kernels_are_added_up_by_name() -> None:
 
 
 def test_peers_are_parsed() -> None:
-    assert parse_peers("eager, inductor,eager") == ("eager", "inductor")
-    assert parse_peers("") == ()
-    assert parse_peers("onnxruntime") == ("onnxruntime",)
+    assert parse_peers("eager, inductor,eager", PEERS) == ("eager", "inductor")
+    assert parse_peers("", PEERS) == ()
+    assert parse_peers("onnxruntime", PEERS) == ("onnxruntime",)
     with pytest.raises(UsageError, match="tensorrt"):
-        parse_peers("eager,tensorrt")
+        parse_peers("eager,tensorrt", PEERS)
 
 
 def test_fresh_inputs_are_new_and_fit() -> None:
