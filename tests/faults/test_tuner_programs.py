@@ -142,9 +142,9 @@ def test_a_task_that_cannot_be_made_ready_is_named(
 
 def test_closing_cancels_what_is_under_way() -> None:
     with Trials(host=True) as runner:
+        runner.run(SUBJECT, None).result(timeout=120)  # the worker is up
         hangs = "volatile int forever = 1; while (forever) {}"
         futures = [runner.run(SUBJECT, each) for each in (with_fault(hangs), good())]
-        runner.run(SUBJECT, None).result(timeout=120)  # the worker is up
     assert all(future.cancelled() for future in futures)
 
 
