@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -404,4 +404,10 @@ def known_on(device: str, database: str | os.PathLike[str] | None = None) -> Kno
             tune_log.warning("compiling without the user's tuning records: %s", error)
     elif database is not None:
         tune_log.warning("there is no database %s: compiling with the shipped records alone", path)
-    return Knowledge(device, shipped_records(), own)
+    return Knowledge(device, _shipped(), own)
+
+
+@cache
+def _shipped() -> tuple[TuningRecord, ...]:
+    """The shipped records, read once: a process may compile many graphs."""
+    return shipped_records()

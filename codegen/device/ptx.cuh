@@ -152,12 +152,6 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 
 // -- barriers -------------------------------------------------------------------------------------
 
-// 9.7.13.1 bar.sync: the first THREADS threads that name barrier `id` meet.
-template <int THREADS>
-__device__ __forceinline__ void bar_sync(int id) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "n"(THREADS) : "memory");
-}
-
 #if __CUDA_ARCH__ >= 900
 // 9.7.13.15 mbarrier: 64 bits in shared memory that count arrivals and bytes.
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {

@@ -32,41 +32,23 @@ void settle(Barrier& barrier) {
   barrier.complete.join(barrier.arriving);
 }
 
-void one_line(Meeting& meeting, int line) {
-  if (meeting.arrived % meeting.size == 0) meeting.line = line;
-  if (meeting.line != line)
-    fail("is at the barrier of line " + std::to_string(line) +
-         " while other threads are at that of line " + std::to_string(meeting.line));
-}
-
 }  // namespace
 
 // -- barriers
-// --------------------------------------------------------------------------------------
 
 void sync_threads(int line) {
   HERE;
   Meeting& all = blocks[rank()].all;
-  one_line(all, line);
+  if (all.arrived % all.size == 0) all.line = line;
+  if (all.line != line)
+    fail("is at the barrier of line " + std::to_string(line) +
+         " while other threads are at that of line " + std::to_string(all.line));
   meet(all, "the other threads at a block barrier");
 }
 
 void sync_warp() {
   HERE;
   meet(warps[current / 32].sync, "the other lanes at a warp barrier");
-}
-
-void bar_sync(int id, int count, int line) {
-  HERE;
-  Meeting& meeting = blocks[rank()].named[id];
-  if (meeting.size == 0) {
-    meeting.size = count;
-    meeting.arriving.reset(agent_count());
-    meeting.complete.reset(agent_count());
-  }
-  if (meeting.size != count) fail("names a barrier with two thread counts");
-  one_line(meeting, line);
-  meet(meeting, "the other threads at a named barrier");
 }
 
 void cluster_arrive(bool release) {
@@ -140,7 +122,6 @@ void mbarrier_wait(u32 address, u32 parity) {
 }
 
 // -- cp.async
-// --------------------------------------------------------------------------------------
 
 void cp_async(u32 to, const void* from, int bytes, bool valid) {
   HERE;
@@ -177,7 +158,6 @@ void cp_async_wait(int pending) {
 }
 
 // -- the copy engine
-// -------------------------------------------------------------------------------
 
 void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 targets) {
   HERE;
@@ -264,7 +244,6 @@ void land(const Transfer& transfer) {
 }
 
 // -- addresses
-// -------------------------------------------------------------------------------------
 
 u32 shared_address(const void* p) {
   const auto* const at = static_cast<const unsigned char*>(p);

@@ -32,7 +32,6 @@ enum class Type { F16, BF16, TF32 };
 // `line` is where the kernel says it: the lanes of a warp meet at one barrier, not at two.
 void sync_threads(int line);
 void sync_warp();
-void bar_sync(int id, int count, int line);
 void shuffle_xor(const void* mine, void* theirs, int bytes, int offset);
 
 const void* assume_aligned(const void* p, int bytes);

@@ -266,7 +266,6 @@ void leave() {
 }  // namespace host
 
 // -- what the runner calls
-// -------------------------------------------------------------------------
 
 using namespace host;
 

@@ -97,7 +97,6 @@ struct Block {
   std::vector<unsigned char> memory;
   Shadow shadow;
   Meeting all;
-  std::map<int, Meeting> named;
   std::map<u32, Event> visits;  // of other blocks' agents to its memory, the latest of each
   Clocks end;                   // what is done when its last thread ends
 };

@@ -144,7 +144,6 @@ void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type) {
 }
 
 // -- wgmma
-// -----------------------------------------------------------------------------------------
 
 // The first lane of a warp stands for it: it reads the warp's 16 rows of A and all of B.
 void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {

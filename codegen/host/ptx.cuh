@@ -56,11 +56,6 @@ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 
 __forceinline__ void griddepcontrol_wait() { host::griddepcontrol_wait(); }
 __forceinline__ void griddepcontrol_launch_dependents() {}
 
-template <int THREADS>
-__forceinline__ void bar_sync(int id, int line = __builtin_LINE()) {
-  host::bar_sync(id, THREADS, line);
-}
-
 __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
   host::mbarrier_init(barrier, arrivals);
 }

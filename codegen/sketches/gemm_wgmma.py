@@ -110,7 +110,7 @@ class GemmWgmma(Sketch):
         tiles = problem.batch * -(-p_size // block_p) * -(-q_size // block_q)
         block = self._block_work(schedule)
         resident = timing.resident_blocks(
-            self._smem(schedule).nbytes, block_p * 2 + 128, block.registers, target
+            self._smem(schedule).nbytes, _threads(schedule), block.registers, target
         )
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
         return timing.chain_us(block, tiles * schedule["split"], resident, rate, target)
@@ -152,9 +152,8 @@ class GemmWgmma(Sketch):
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
         rows = block_q if schedule["swap"] else block_p
         check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
-        registers = block_q // 2 + LOOP_REGISTERS
-        threads = block_p * 2 + 128
-        most = min(240, 65536 // threads)
+        registers = _registers(schedule)
+        most = min(240, 65536 // _threads(schedule))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
         smem = self._smem(schedule).nbytes
         limit = self.target.smem_per_block
@@ -177,7 +176,7 @@ class GemmWgmma(Sketch):
             tile_p=p,
             tile_q=q,
             split=split,
-            registers=q // 2 + LOOP_REGISTERS,
+            registers=_registers(schedule),
         )
 
     @property
@@ -194,7 +193,7 @@ class GemmWgmma(Sketch):
         p_size, q_size = self._sides(schedule)
         p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
         smem = self._smem(schedule)
-        threads = block_p * 2 + 128
+        threads = _threads(schedule)
         # Where two fit, the next kernel's prologue runs beside this one's end.
         fits_twice = 2 * (smem.nbytes + 1024) <= self.target.smem_per_sm and threads <= 256
         blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
@@ -238,6 +237,16 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             (*maps, *(argument for _, argument in region.parameters.values())),
             (split * schedule["multicast"], 1, 1),
         )
+
+
+def _threads(schedule: Schedule) -> int:
+    """Of a block: a warpgroup for each 64 rows of P, and the producer's."""
+    return schedule["block_p"] * 2 + 128
+
+
+def _registers(schedule: Schedule) -> int:
+    """Of a thread, about."""
+    return schedule["block_q"] // 2 + LOOP_REGISTERS
 
 
 def _block_q(rows: int, columns: int) -> tuple[int, ...]:

@@ -314,7 +314,15 @@ def _build(
         HostCompilerError: no compiler, or it refuses the source.
     """
     compiler = _command()
-    parts = (*compiler, _version(compiler), _headers_digest(), *flags, *link, *sources.values())
+    parts = (
+        *compiler,
+        _version(compiler),
+        _headers_digest(),
+        *flags,
+        *_FLAGS,
+        *link,
+        *sources.values(),
+    )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     library = _libraries() / f"{name}-{key}.so"
     if library.exists():
@@ -324,16 +332,8 @@ def _build(
             Path(folder, file).write_text(text)
         objects = [f"{file}.o" for file in sources]
         for file, made in zip(sources, objects, strict=True):
-            common = (
-                "-std=c++17",
-                "-fPIC",
-                "-fno-sanitize=undefined",
-                "-w",
-                f"-I{_headers().name}",
-            )
-            _compile(
-                [*compiler, *flags, *common, "-x", "c++", "-c", file, "-o", made], folder, name
-            )
+            source = (f"-I{_headers().name}", "-x", "c++", "-c", file)
+            _compile([*compiler, *flags, *_FLAGS, *source, "-o", made], folder, name)
         soname = f"-Wl,-soname,{library.name}"
         _compile([*compiler, "-shared", *objects, soname, *link, "-o", "made.so"], folder, name)
         return Path(folder, "made.so").rename(library)

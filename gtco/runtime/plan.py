@@ -71,14 +71,10 @@ def _weights(launch: Launch) -> tuple[str, int] | None:
     """The largest constant that a generated kernel reads, if it is large."""
     if launch.program is None:
         return None
-    constants = launch.group.graph.constants
-    read = {argument.value for argument in launch.program.arguments} & set(constants)
-    sizes = {name: constants[name].numel() * constants[name].itemsize for name in read}
-    large = [(nbytes, name) for name, nbytes in sizes.items() if nbytes >= WEIGHTS]
-    if not large:
-        return None
-    nbytes, name = max(large)
-    return name, nbytes
+    graph = launch.group.graph
+    read = {argument.value for argument in launch.program.arguments} & set(graph.constants)
+    nbytes, name = max(((graph.specs[name].nbytes, name) for name in read), default=(0, ""))
+    return (name, nbytes) if nbytes >= WEIGHTS else None
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -51,49 +50,6 @@ def run_group(
         launch(torch.cuda.current_stream().cuda_stream)
         torch.cuda.synchronize()
     return {name: tensors[name] for name in group.graph.outputs}
-
-
-def time_program(
-    program: KernelProgram,
-    group: Group,
-    values: Mapping[str, Tensor],
-    *,
-    repeat: int = 10,
-    copies: int = 12,
-    dependent: bool = True,
-) -> float:
-    """Microseconds from start to start of `program` in a chain of its own copies.
-
-    Each copy has constants of its own, so that weights come from device memory as they do in a
-    model; all copies share inputs and outputs. The chain is one CUDA graph.
-
-    Args:
-        program: made from `group`.
-        group: its inputs and outputs.
-        values: as for `run_group`.
-        repeat: how many timings; their median counts.
-        copies: launches in the chain.
-        dependent: with dependent launch, as in a plan.
-    """
-    device = _device(values)
-    with torch.cuda.device(device):
-        assert device.index is not None
-        kernel = load_program(program, device.index)
-        alive = _copies(group, values, device, copies)  # a launch knows only addresses
-        chain = [
-            BoundLaunch(kernel, program, tensors, dependent=dependent and index > 0)
-            for index, tensors in enumerate(alive)
-        ]
-        return statistics.median(Chain(chain).times_us(repeat))
-
-
-def _copies(
-    group: Group, values: Mapping[str, Tensor], device: torch.device, copies: int
-) -> list[dict[str, Tensor]]:
-    """Operands for each copy of a chain: constants of its own, everything else shared."""
-    base = _operands(group, values, device)
-    names = tuple(group.graph.constants)
-    return [{**base, **{name: base[name].clone() for name in names}} for _ in range(copies)]
 
 
 class Chain:

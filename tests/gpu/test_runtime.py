@@ -20,7 +20,7 @@ from gtco.options import Options
 from gtco.runtime.driver import BoundLaunch, DriverError
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.run import load_program, time_program
+from gtco.runtime.run import Chain, load_program
 from gtco.target import Target, target_of_capability
 from tests.plans import Block, make_plan, negate_program
 
@@ -151,12 +151,15 @@ def test_too_much_shared_memory_is_an_error_that_leaves_the_context_well(target:
     assert torch.equal(torch.neg(torch.neg(x)), x)
 
 
-def test_time_program_gives_a_plausible_time(target: Target) -> None:
+def test_a_chain_gives_plausible_times(target: Target) -> None:
     group = make_plan(negations(2), target=target).launches[0].group
-    values = {"x": torch.randn(1 << 20, device="cuda")}
-    name = next(iter(group.graph.inputs))
-    run_us = time_program(negate_program(group, target), group, {name: values["x"]})
-    assert 1.0 < run_us < 100.0
+    program = negate_program(group, target)
+    x = torch.randn(1 << 20, device="cuda")
+    values = {program.arguments[0].value: x, program.arguments[1].value: torch.empty_like(x)}
+    kernel = load_program(program, 0)
+    chain = Chain([BoundLaunch(kernel, program, values, dependent=i > 0) for i in range(12)])
+    for run_us in chain.times_us(10):
+        assert 1.0 < run_us < 100.0
 
 
 # -- the module ------------------------------------------------------------------------------------
