@@ -96,17 +96,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     };
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      const int s = step % C::STAGES, last = (step + C::STAGES - 1) % C::STAGES;
-      const u32 parity = step / C::STAGES & 1;
-      // Products follow each other without a gap while the ring is ahead. Once it is not, the slot
-      // that was read last has to go back before the next one can come.
-      const bool ahead =
-          step == 0 || __any_sync(~0u, ptx::mbarrier_test_wait(full + 8 * s, parity));
-      if (!ahead) {
-        ptx::wgmma_wait_group<0>();
-        release(last);
-      }
-      ptx::mbarrier_wait(full + 8 * s, parity);
+      const int s = step % C::STAGES;
+      ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);
       const u32 p_tile = ring + s * STAGE_BYTES + group * 64 * 128;    // (ATOMS, 64, ATOM_K)
       const u32 q_tile = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES;  // (ATOMS, BLOCK_Q, ATOM_K)
       ptx::wgmma_fence();
@@ -118,12 +109,11 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
               acc, ptx::wgmma_descriptor(p_tile + atom * P_BYTES + k),
               ptx::wgmma_descriptor(q_tile + atom * Q_BYTES + k), 1);
       ptx::wgmma_commit_group();
-      if (ahead && step > 0) {
-        ptx::wgmma_wait_group<1>();
-        release(last);
-      }
+      // Filling the ring takes longer than multiplying: the slot goes back before the next is
+      // awaited.
+      ptx::wgmma_wait_group<0>(acc);
+      release(s);
     }
-    ptx::wgmma_wait_group<0>(acc);
   };
   const auto stage = [&]() {
     const int p = group * 64 + warp % 4 * 16 + lane / 4;

@@ -193,21 +193,6 @@ __device__ __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
       : "memory");
 }
 
-// Whether the phase has ended, without waiting. Only mbarrier_wait makes what it guards readable.
-__device__ __forceinline__ bool mbarrier_test_wait(u32 barrier, u32 parity) {
-  u32 done;
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n"
-      "}"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done;
-}
-
 // -- tensor memory access: 9.7.9.27.1.2 cp.async.bulk.tensor --------------------------------------
 
 struct alignas(64) TensorMap {

@@ -24,16 +24,11 @@ __device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Returns when at most PENDING groups are unfinished: their operands can be overwritten.
-template <int PENDING>
-__device__ __forceinline__ void wgmma_wait_group() {
-  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-}
-
-// Likewise. The accumulators pass through, so that no access to them moves above the wait.
+// Returns when at most PENDING groups are unfinished. The accumulators pass through, so that no
+// access to them moves above the wait.
 template <int PENDING, int COUNT>
 __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
-  wgmma_wait_group<PENDING>();
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }

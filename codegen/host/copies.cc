@@ -113,21 +113,10 @@ void mbarrier_arrive_expect_tx(u32 address, u32 bytes) {
   settle(barrier);
 }
 
-namespace {
-Barrier& find_own(u32 address) {
-  if (int(address >> RANK_SHIFT) != rank()) fail("waits for an mbarrier of another block");
-  return find(address);
-}
-}  // namespace
-
-bool mbarrier_test_wait(u32 address, u32 parity) {
-  HERE;
-  return find_own(address).phase != parity;
-}
-
 void mbarrier_wait(u32 address, u32 parity) {
   HERE;
-  Barrier& barrier = find_own(address);
+  if (int(address >> RANK_SHIFT) != rank()) fail("waits for an mbarrier of another block");
+  Barrier& barrier = find(address);
   while (barrier.phase == parity) yield("a phase of an mbarrier");
   self().clocks.join(barrier.complete);
 }

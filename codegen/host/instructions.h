@@ -33,7 +33,6 @@ enum class Type { F16, BF16, TF32 };
 void sync_threads(int line);
 void sync_warp();
 void shuffle_xor(const void* mine, void* theirs, int bytes, int offset);
-bool any(bool mine);
 
 const void* assume_aligned(const void* p, int bytes);
 u32 shared_address(const void* p);
@@ -50,7 +49,6 @@ void fence_proxy_async();
 void mbarrier_init(u32 address, u32 arrivals);
 void mbarrier_arrive(u32 address, bool release);
 void mbarrier_arrive_expect_tx(u32 address, u32 bytes);
-bool mbarrier_test_wait(u32 address, u32 parity);
 void mbarrier_wait(u32 address, u32 parity);
 void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 blocks);
 void bulk_prefetch(const void* from, u32 bytes);
@@ -78,4 +76,3 @@ __forceinline__ T __shfl_xor_sync(unsigned, T x, int offset) {
   host::shuffle_xor(&x, &r, sizeof x, offset);
   return r;
 }
-__forceinline__ int __any_sync(unsigned, int mine) { return host::any(mine != 0); }

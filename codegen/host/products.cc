@@ -23,10 +23,6 @@ struct Shuffle {
   int bytes, offset;
 };
 
-struct Vote {
-  bool mine, any;
-};
-
 struct Matrices {
   u32* r;
   u32 address;
@@ -89,17 +85,6 @@ void shuffle_xor(const void* mine, void* theirs, int bytes, int offset) {
       std::memcpy(to.theirs, operand<Shuffle>(first + (lane ^ to.offset)).mine, to.bytes);
     }
   });
-}
-
-bool any(bool mine) {
-  HERE;
-  Vote operands{mine, false};
-  execute_together("vote.sync", &operands, [](int first) {
-    bool result = false;
-    for (int lane = 0; lane < 32; ++lane) result |= operand<Vote>(first + lane).mine;
-    for (int lane = 0; lane < 32; ++lane) operand<Vote>(first + lane).any = result;
-  });
-  return operands.any;
 }
 
 // Lane l gets elements (l / 4, l % 4 * 2) and the next of each matrix; lanes 8 j to 8 j + 7 give

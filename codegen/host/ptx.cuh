@@ -65,9 +65,6 @@ __forceinline__ void mbarrier_arrive_cluster(u32 barrier) { host::mbarrier_arriv
 __forceinline__ void mbarrier_arrive_expect_tx(u32 barrier, u32 bytes) {
   host::mbarrier_arrive_expect_tx(barrier, bytes);
 }
-__forceinline__ bool mbarrier_test_wait(u32 barrier, u32 parity) {
-  return host::mbarrier_test_wait(barrier, parity);
-}
 __forceinline__ void mbarrier_wait(u32 barrier, u32 parity) {
   host::mbarrier_wait(barrier, parity);
 }

@@ -14,10 +14,6 @@ template <int PENDING, int COUNT>
 __forceinline__ void wgmma_wait_group(float (&)[COUNT]) {
   host::wgmma_wait(PENDING);
 }
-template <int PENDING>
-__forceinline__ void wgmma_wait_group() {
-  host::wgmma_wait(PENDING);
-}
 
 template <class T, int N>
 struct Wgmma {

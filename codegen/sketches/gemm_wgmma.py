@@ -41,7 +41,7 @@ class GemmWgmma(Sketch):
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 3
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

@@ -28,28 +28,13 @@ CLUSTERS = {"plain": PLAIN, "split": {**PLAIN, "split": 2}, "multicast": {**PLAI
 FAULTS = {
     "accumulators read before the last wait": (
         "plain",
-        "    ptx::wgmma_wait_group<0>(acc);\n",
-        "",
+        "      ptx::wgmma_wait_group<0>(acc);\n",
+        "      if (step + 1 < steps) ptx::wgmma_wait_group<0>(acc);\n",
     ),
     "a slot handed back while a product still reads it": (
         "plain",
-        "        ptx::wgmma_wait_group<0>();\n        release(last);\n",
-        "        release(last);\n        ptx::wgmma_wait_group<0>();\n",
-    ),
-    "a slot handed back while the product before the last still reads it": (
-        "plain",
-        "        ptx::wgmma_wait_group<1>();\n        release(last);\n",
-        "        release(last);\n",
-    ),
-    "a slot handed back that the last product still reads": (
-        "plain",
-        "        ptx::wgmma_wait_group<1>();\n        release(last);\n",
-        "        ptx::wgmma_wait_group<1>();\n        release(s);\n",
-    ),
-    "a test of the barrier taken for a wait": (
-        "plain",
-        "      ptx::mbarrier_wait(full + 8 * s, parity);\n",
-        "      if (!ahead) ptx::mbarrier_wait(full + 8 * s, parity);\n",
+        "      ptx::wgmma_wait_group<0>(acc);\n      release(s);\n",
+        "      release(s);\n      ptx::wgmma_wait_group<0>(acc);\n",
     ),
     "a wrong expected byte count": (
         "plain",
@@ -63,7 +48,7 @@ FAULTS = {
     ),
     "a reused parity": (
         "plain",
-        "ptx::mbarrier_wait(full + 8 * s, parity);",
+        "ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);",
         "ptx::mbarrier_wait(full + 8 * s, 0);",
     ),
     "no wait for an empty slot": (
