@@ -81,11 +81,22 @@ def deit() -> Model:
 
 
 def beit() -> Model:
-    """BEiT-B/16: a relative position bias in each layer, no absolute positions."""
+    """BEiT-B/16: a relative position bias in each layer, no absolute positions.
+
+    transformers keeps the index of that bias on the CPU, so that eager copies it to the GPU in each
+    call and no CUDA graph can hold it. Here it lies where the model does.
+    """
     from transformers import BeitConfig, BeitForImageClassification
+    from transformers.models.beit.modeling_beit import BeitRelativePositionBias
 
     config = BeitConfig(use_relative_position_bias=True, num_labels=1000)
-    return build(BeitForImageClassification(config), "logits")
+    module, image = build(BeitForImageClassification(config), "logits")
+    for bias in module.modules():
+        if isinstance(bias, BeitRelativePositionBias):
+            index = bias.generate_relative_position_index(bias.window_size)
+            bias.register_buffer("index", index.to(image[0].device), persistent=False)
+            bias.generate_relative_position_index = lambda window_size, bias=bias: bias.index
+    return module, image
 
 
 def dinov2() -> Model:

@@ -6,7 +6,6 @@ Nothing but the trial in flight is lost, and nothing wrong is installed.
 from __future__ import annotations
 
 import logging
-import os
 import resource
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from gtco.cost_model.measure import Subject
 from gtco.cost_model.trials import Trials
 from gtco.runtime.host import find_compiler
 from gtco.tune_result import TuneResult, TuneStatus
+from tests.processes import environment
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
@@ -56,10 +56,9 @@ def tune(database: Path, trials: int, **more: object) -> TuneResult:
 
 def start(database: Path, trials: int, seed: int = 0, **more: str) -> subprocess.Popen[str]:
     """A tuner in a process of its own with `more` in its environment."""
-    root = Path(__file__).parents[2]
     return subprocess.Popen(
         [sys.executable, "-c", TUNE, str(database), str(trials), str(seed)],
-        env={**os.environ, "PYTHONPATH": str(root), **more},
+        env=environment(**more),
         stderr=subprocess.PIPE,
         text=True,
     )

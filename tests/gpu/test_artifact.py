@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import torch
 
 import gtco
 from tests.models import vit
+from tests.processes import environment
 
 pytestmark = pytest.mark.gpu
 
@@ -38,8 +38,7 @@ def test_an_artifact_gives_the_same_bits_in_another_process(tmp_path: Path, from
     paths = [str(tmp_path / name) for name in ("vit.gtco", "image.pt", "result.pt")]
     compiled.save(paths[0])
     torch.save(image, paths[1])
-    environment = {**os.environ, "PYTHONPATH": str(Path(gtco.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", LOAD, *paths], check=True, env=environment, timeout=300)
+    subprocess.run([sys.executable, "-c", LOAD, *paths], check=True, env=environment(), timeout=300)
     result = torch.load(paths[2], weights_only=True)
     with torch.no_grad():
         assert torch.equal(result, compiled(image.cuda()).cpu())

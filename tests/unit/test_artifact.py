@@ -29,6 +29,7 @@ from gtco.runtime.encoding import EncodingError, decode_value, encode_value
 from gtco.runtime.module import CompiledModule
 from gtco.target import TargetError
 from tests.models import vit
+from tests.processes import environment
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
 
@@ -166,8 +167,7 @@ loaded = gtco.load({str(written)!r})
 assert loaded.kernels
 assert not {{"gtco.compiler", "gtco.runtime.compile_pool"}} & set(sys.modules)
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(gtco.__file__).parents[1])}
-    subprocess.run([sys.executable, "-c", code], check=True, env=environment, timeout=120)
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=120)
 
 
 @pytest.mark.parametrize(

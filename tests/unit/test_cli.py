@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import re
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from gtco.options import Options
 from gtco.runtime import compile_pool
 from gtco.runtime.cubin import CubinCache
 from gtco.runtime.host import HostKernel, find_compiler
+from tests.processes import environment
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
@@ -391,11 +391,10 @@ def test_every_option_is_a_flag(run: Run) -> None:
 @NO_GPU
 def test_the_demo_needs_no_gpu(tmp_path: Path) -> None:
     """In a process of its own, from an empty folder, as the README's first command runs it."""
-    paths = os.pathsep.join([str(Path(cli.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     outcome = subprocess.run(
         [sys.executable, "-m", "gtco", "demo"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=600,

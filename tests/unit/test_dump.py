@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from itertools import count
@@ -17,10 +16,9 @@ from gtco import dump
 from gtco.interpreter import interpret
 from gtco.runtime.host import find_compiler
 from gtco.runtime.module import CompiledModule
+from tests.processes import environment
 
 needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
-
-ROOT = Path(__file__).parents[2]
 
 
 class Model(nn.Module):
@@ -104,7 +102,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, dump.REPRO, *arguments],
         cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "GTCO_DUMP": ""},
+        env=environment(GTCO_DUMP=""),
         capture_output=True,
         text=True,
     )

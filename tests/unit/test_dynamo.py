@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tomllib
@@ -19,9 +18,10 @@ from gtco import dynamo
 from gtco.runtime.module import CompiledModule
 from gtco.target import TargetError
 from tests.models import vit
+from tests.processes import ROOT, environment
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
-ROOT = Path(__file__).parents[2]
+
 FOR_H100 = {"target": "sm_90a"}
 
 
@@ -208,10 +208,9 @@ model = torch.compile(torch.nn.Linear(8, 8).eval(), backend="gtco", options={"ta
 with torch.no_grad():
     model(torch.randn(4, 8))
 """
-    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
     outcome = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": paths},
+        env=environment(tmp_path),
         capture_output=True,
         text=True,
         timeout=120,

@@ -15,6 +15,7 @@ from gtco.runtime import nvrtc
 from gtco.runtime.compile_pool import CompileJob, _Worker, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.runtime.nvrtc import CompileError, cache_key, compile_kernel, compile_uncached
+from tests.processes import environment
 
 SOURCE = """#include "types.cuh"
 extern "C" __global__ void reverse(float* x) {
@@ -205,9 +206,8 @@ for index in range(4):
     code = {SOURCE!r} + " " * index
     assert compile_kernel(code, "reverse", "sm_80", cache).registers > 0
 """
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     processes = [
-        subprocess.Popen([sys.executable, "-c", script], env=environment) for _ in range(2)
+        subprocess.Popen([sys.executable, "-c", script], env=environment()) for _ in range(2)
     ]
     assert [process.wait() for process in processes] == [0, 0]
     cache = CubinCache(folder)
@@ -253,5 +253,4 @@ def test_a_worker_that_dies_is_an_error_and_is_replaced() -> None:
 
 def test_a_worker_does_not_import_torch() -> None:
     code = "import sys, gtco.runtime.compile_pool; sys.exit('torch' in sys.modules)"
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], env=environment()).returncode == 0

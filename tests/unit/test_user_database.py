@@ -27,9 +27,9 @@ from gtco.cost_model.database import (
     read_jsonl,
     write_jsonl,
 )
+from tests.processes import environment
 
 H100 = "NVIDIA H100 80GB HBM3"
-ROOT = Path(__file__).parents[2]
 
 
 def record(number: int, run_us: float | None = 1.0, workload: str = "w", **fields: object):
@@ -165,7 +165,7 @@ def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
         [sys.executable, "-c", WRITER, str(path), name, str(count)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env=environment(),
     )
 
 
