@@ -185,11 +185,11 @@ def test_one_tensor_may_stand_for_two_arguments(target: Target) -> None:
 
 def test_static_outputs_stay_and_can_be_the_next_input(target: Target) -> None:
     compiled = compiled_of(negations, target, static_outputs=True)
-    x, y = random(1, 2)
+    x, y, other = random(1, 2, 3)
     first = compiled(x, y)["x"]
-    again = compiled(x, first)  # stored anew before y is read
+    again = compiled(other, first)  # stored anew before y is read
     assert again["x"].data_ptr() == first.data_ptr()
-    assert torch.equal(again["x"], -x) and torch.equal(again["y"], x)
+    assert torch.equal(again["x"], -other) and torch.equal(again["y"], x)
 
 
 def test_what_is_copied_and_what_is_not_can_be_in_one_call(target: Target) -> None:

@@ -214,11 +214,11 @@ def test_one_tensor_may_stand_for_two_arguments(graphs: CpuGraphs) -> None:
 
 def test_static_outputs_stay_and_can_be_the_next_input(graphs: CpuGraphs) -> None:
     executable = on_cpu(plan_of(thrice))
-    x, y = inputs(1, 2)
+    x, y, other = inputs(1, 2, 3)
     first = executable([x, y], static_outputs=True)
-    again = executable([x, first[0]], static_outputs=True)  # stored anew before y is read
+    again = executable([other, first[0]], static_outputs=True)  # stored anew before y is read
     assert first[0].data_ptr() == again[0].data_ptr() == executable.outputs[0].data_ptr()
-    assert torch.equal(again[0], -x) and torch.equal(again[1], x)
+    assert torch.equal(again[0], -other) and torch.equal(again[1], x)
     fresh = executable([x, y], static_outputs=False)
     assert fresh[0].data_ptr() != again[0].data_ptr() and torch.equal(fresh[0], -x)
 
