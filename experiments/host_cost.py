@@ -51,7 +51,7 @@ class Cost:
         replay_us: a replay that is waited for.
         besides_gpu_us: `single_us` less `gpu_us`.
         idle_us: until a part returns, the GPU being idle; "rest" is the call less its
-            parts: the module, its signature, locks and streams.
+            parts: the module, its signature, locks and streams, and the kernels' new arguments.
         busy_us: likewise while a replay is under way.
     """
 
@@ -102,10 +102,14 @@ def contestants(model: Located) -> dict[str, Contestant]:
 
 
 def executable_parts(executable: Executable, given: list[Tensor]) -> dict[str, Part]:
+    """What a call does besides pointing kernels at its tensors, which counts as "rest"."""
+    outputs, cloned = executable.outputs, executable.copied_outputs
+    fresh = [output for index, output in enumerate(outputs) if index not in cloned]
     return {
-        "copy in": lambda: [a.copy_(b) for a, b in zip(executable.inputs, given, strict=True)],
+        "copy in": lambda: [executable.inputs[i].copy_(given[i]) for i in executable.copied_inputs],
+        "allocate": lambda: [torch.empty_like(output) for output in fresh],
         "replay": executable.enqueue,
-        "clone out": lambda: [output.clone() for output in executable.outputs],
+        "clone out": lambda: [outputs[index].clone() for index in cloned],
     }
 
 

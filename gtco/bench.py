@@ -220,8 +220,9 @@ def float32_products(precision: str | None) -> Iterator[None]:
 class GraphedEager:
     """Torch eager in a CUDA graph captured by hand, as careful as gtco is.
 
-    A call copies its inputs in and clones its outputs out, so that each gives fresh tensors: peers
-    are to pay alike. Inductor stands as torch gives it, which hands out its graph's own memory.
+    A call takes any inputs and gives fresh tensors, as gtco's does: it copies the inputs in and
+    clones the outputs, since torch's graphs stay where they were captured. Inductor stands as torch
+    gives it, which hands out its graph's own memory.
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:

@@ -38,7 +38,7 @@ class DriverError(RuntimeError):
     """The CUDA driver refused a call; the message names the kernel or the tensor map."""
 
 
-def _check(result: tuple[Any, ...], what: str) -> Any:
+def check(result: tuple[Any, ...], what: str) -> Any:
     """The value of a driver call.
 
     Raises:
@@ -50,6 +50,12 @@ def _check(result: tuple[Any, ...], what: str) -> Any:
         words = text.decode() if isinstance(text, bytes) else str(text)
         raise DriverError(f"{what}: {status.name}: {words}")
     return values[0] if values else None
+
+
+def ensure_context(device: int) -> None:
+    """Give a thread that has no CUDA context the device's; torch's own calls do so themselves."""
+    if not int(check(driver.cuCtxGetCurrent(), "the current context")):
+        Device(device).set_current()
 
 
 class LoadedKernel:
@@ -88,7 +94,7 @@ class LoadedKernel:
         attribute = getattr(driver.CUfunction_attribute, f"CU_FUNC_ATTRIBUTE_{name}")
         kernel = driver.CUkernel(int(self._kernel.handle))
         result = driver.cuKernelSetAttribute(attribute, value, kernel, driver.CUdevice(self.device))
-        _check(result, f"kernel {self.compiled.name}, {name.lower()} = {value}")
+        check(result, f"kernel {self.compiled.name}, {name.lower()} = {value}")
 
 
 def encode_tensor_map(argument: TensorMapArgument, base: int) -> bytes:
@@ -114,18 +120,33 @@ def encode_tensor_map(argument: TensorMapArgument, base: int) -> bytes:
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    encoded = _check(result, f"{argument} at {base:#x}")
+    encoded = check(result, f"{argument} at {base:#x}")
     return ctypes.string_at(encoded.getPtr(), 128)
 
 
-class _Parameters:
-    """Kernel parameters in memory, as the driver reads them: pointers to each one's bytes."""
+class Parameters:
+    """Kernel parameters in memory, as the driver reads them: pointers to each one's bytes.
+
+    Args:
+        values: the bytes of each.
+
+    Attributes:
+        address: of the pointers.
+    """
 
     def __init__(self, values: Sequence[bytes]) -> None:
         self._storage = [ctypes.create_string_buffer(value, len(value)) for value in values]
         pointers = [ctypes.addressof(buffer) for buffer in self._storage]
         self._table = (ctypes.c_void_p * max(1, len(pointers)))(*pointers)
         self.address = ctypes.addressof(self._table)
+
+    def write(self, index: int, value: bytes) -> None:
+        """Replace one parameter by another of its size."""
+        self._storage[index].raw = value
+
+    def copy(self) -> Parameters:
+        """The same values in memory of their own."""
+        return Parameters([buffer.raw for buffer in self._storage])
 
 
 def parameter_bytes(argument: Argument, base: int) -> bytes:
@@ -145,6 +166,12 @@ class BoundLaunch:
         dependent: start before the kernel ahead of it in the stream has ended; both must be
             generated kernels.
 
+    Attributes:
+        what: it is, for messages.
+        arguments: what the parameters stand for.
+        values: the stored value that each of them names.
+        parameters: as they are passed.
+
     Raises:
         DriverError: a limit of the device, or a tensor map that cannot be encoded.
     """
@@ -160,8 +187,10 @@ class BoundLaunch:
         x, y, z = program.cluster
         kernel.allow(program.smem_bytes, x * y * z)
         self._kernel = kernel
-        self._what = f"launch of {program.name}"
-        self._parameters = _Parameters(
+        self.what = f"launch of {program.name}"
+        self.arguments = program.arguments
+        self.values = tuple(argument.value for argument in program.arguments)
+        self.parameters = Parameters(
             [parameter_bytes(arg, tensors[arg.value].data_ptr()) for arg in program.arguments]
         )
         config = driver.CUlaunchConfig()
@@ -194,6 +223,6 @@ class BoundLaunch:
         """
         self._config.hStream = driver.CUstream(stream)
         result = driver.cuLaunchKernelEx(
-            self._config, self._kernel.handle, self._parameters.address, 0
+            self._config, self._kernel.handle, self.parameters.address, 0
         )
-        _check(result, self._what)
+        check(result, self.what)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -13,19 +13,21 @@ from torch import Tensor
 
 from gtco.graph import Node
 from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
+from gtco.runtime.captured import CapturedGraph, Step
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, DriverError, LoadedKernel
+from gtco.runtime.in_place import copied_inputs, copied_outputs, follow
 from gtco.runtime.library import bind_library
 from gtco.runtime.plan import Plan, Visit
 
 log = logging.getLogger("gtco.runtime")
 codegen_log = logging.getLogger("gtco.codegen")
 
-Step = Callable[[int], None]
-"""Enqueues work on the CUDA stream with this handle, which is torch's current one."""
-
 Enqueue = Callable[[], object]
 """Enqueues work on torch's current CUDA stream."""
+
+READABLE = 16
+"""Bytes: what kernels assume of an address, which is their widest access and a tensor map's."""
 
 
 class GpuMemoryError(RuntimeError):
@@ -67,8 +69,10 @@ class Executable:
         kernels: the plan's compiled kernels by entry point.
 
     Attributes:
-        inputs: the buffers that calls copy their inputs into.
-        outputs: the tensors that a run leaves its results in.
+        inputs: the buffers for inputs that kernels cannot read where the caller has them.
+        outputs: the tensors in the arena that stand for the outputs.
+        copied_inputs: positions of the inputs that every call copies.
+        copied_outputs: positions of the outputs that a call copies to give fresh tensors.
         enqueue: one run, from `inputs` to `outputs`.
         uncaptured: launches that no CUDA graph could hold, as "name: error".
         nbytes: device memory it holds besides constants that were there already.
@@ -86,11 +90,14 @@ class Executable:
         self.kernels = kernels
         self.inputs: tuple[Tensor, ...] = ()
         self.outputs: list[Tensor] = []
+        self.copied_inputs: tuple[int, ...] = ()
+        self.copied_outputs: tuple[int, ...] = ()
         self.enqueue: Enqueue
         self.uncaptured: tuple[str, ...] = ()
         self._lock = threading.Lock()
         self._values: dict[str, Tensor] = {}
         self._steps: list[Step] = []
+        self._graph: CapturedGraph | None = None
         arena = plan_arena(plan.lifetimes())
         self.nbytes = arena.nbytes + sum(
             plan.graph.specs[name].nbytes
@@ -128,6 +135,7 @@ class Executable:
         plan, device = self.plan, self.device
         self._values = _upload(plan, device)
         memory = torch.zeros(arena.nbytes, dtype=torch.uint8, device=device)
+        self._arena = range(memory.data_ptr(), memory.data_ptr() + arena.nbytes)
         for name, offset in arena.offsets.items():
             spec = plan.graph.specs[name]
             flat = memory[offset : offset + spec.nbytes]
@@ -163,6 +171,8 @@ class Executable:
             arena.nbytes / 1e6,
             self.nbytes / 1e6,
         )
+        self.copied_inputs = tuple(range(len(self.inputs)))
+        self.copied_outputs = tuple(range(len(self.outputs)))
         self.enqueue = (
             self._capture() if plan.options.cuda_graph else partial(self._enqueue, self._steps)
         )
@@ -172,7 +182,7 @@ class Executable:
         for name in self.plan.graph.outputs:
             base, chain = self.plan.outputs[name]
             stored = self._values[base]
-            view = _follow(stored, chain)
+            view = follow(stored, chain)
             if view.untyped_storage().data_ptr() != stored.untyped_storage().data_ptr():
                 self._steps.append(_copy_step(view, stored, chain))
             self.outputs.append(view)
@@ -182,7 +192,7 @@ class Executable:
     def _capture(self) -> Enqueue:
         """One CUDA graph of all steps; where that fails, graphs around what cannot be captured."""
         try:
-            return self._capture_steps(self._steps)
+            return self._capture_whole()
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:
@@ -207,6 +217,28 @@ class Executable:
         self.uncaptured = tuple(refused)
         return partial(_call_each, segments)
 
+    def _capture_whole(self) -> Enqueue:
+        """One CUDA graph, which reads inputs and stores outputs where the caller has them."""
+        plan = self.plan
+        refused_in, refused_out = copied_inputs(plan), copied_outputs(plan, self._values)
+        moved_in = [name for name in plan.graph.inputs if name not in refused_in]
+        moved_out = [name for name in plan.graph.outputs if name not in refused_out]
+        movable = {name: self._values[name].data_ptr() for name in moved_in}
+        for name in moved_out:
+            base, _ = plan.outputs[name]
+            movable[base] = self._values[base].data_ptr()
+        graph = CapturedGraph(self._steps, self._stream, movable)
+        for kind, refused in (("input", refused_in), ("output", refused_out)):
+            for name, reason in refused.items():
+                log.debug("each call copies %s %%%s: %s", kind, name, reason)
+        self.copied_inputs = _positions(plan.graph.inputs, refused_in)
+        self.copied_outputs = _positions(plan.graph.outputs, refused_out)
+        self._homes = tuple(movable.get(name, 0) for name in plan.graph.inputs)
+        self._fresh_outputs = _positions(plan.graph.outputs, moved_out)
+        self._output_homes = graph.home[len(moved_in) :]
+        self._graph = graph
+        return partial(graph.replay, graph.home)
+
     def _refusal(self, step: Step) -> str | None:
         """Why `step` cannot be captured, or None."""
         try:
@@ -219,15 +251,8 @@ class Executable:
         return None
 
     def _capture_steps(self, steps: Sequence[Step]) -> Enqueue:
-        graph = torch.cuda.CUDAGraph()
-        # torch does not restore the stream when the end of a capture raises: the outer context does
-        # so. Each graph has a pool of its own, since a failed capture spoils the one it used.
-        with (
-            torch.cuda.stream(torch.cuda.current_stream(self.device)),
-            torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"),
-        ):
-            self._enqueue(steps)
-        return graph.replay
+        graph = CapturedGraph(steps, self._stream, {})
+        return partial(graph.replay, [])
 
     def _enqueue(self, steps: Sequence[Step]) -> None:
         stream = torch.cuda.current_stream(self.device).cuda_stream
@@ -240,7 +265,7 @@ class Executable:
         """Run on the caller's current stream.
 
         Args:
-            inputs: one per graph input, checked; copied in.
+            inputs: one per graph input, checked.
             static_outputs: give the buffers themselves, which the next call overwrites.
 
         Returns:
@@ -263,15 +288,50 @@ class Executable:
             self._follow_last_call()
             self._last_stream_id = stream_id
         try:
-            for buffer, tensor in zip(self.inputs, inputs, strict=True):
-                buffer.copy_(tensor)
-            self.enqueue()
+            graph = self._graph
+            # A graph of the caller's may keep this one as it was captured: from buffer to buffer.
+            if graph is None or torch.cuda.is_current_stream_capturing():
+                self._copy_in(inputs)
+                self.enqueue()
+                if static_outputs:
+                    return list(self.outputs)
+                return [output.clone() for output in self.outputs]
+            addresses = self._place_inputs(inputs)
+            outputs = list(self.outputs)
             if static_outputs:
-                return list(self.outputs)
-            return [output.clone() for output in self.outputs]
+                addresses += self._output_homes
+                graph.replay(addresses)
+                return outputs
+            for index in self._fresh_outputs:
+                outputs[index] = fresh = torch.empty_like(outputs[index])
+                addresses.append(fresh.data_ptr())
+            graph.replay(addresses)
+            for index in self.copied_outputs:
+                outputs[index] = outputs[index].clone()
+            return outputs
         finally:
             if stream_id != self._default_stream.stream_id:
                 self._done.record(torch.cuda.current_stream())
+
+    def _place_inputs(self, inputs: Sequence[Tensor]) -> list[int]:
+        """Where the graph finds each movable input: as the caller has it, else copied here."""
+        addresses = []
+        arena = self._arena
+        for buffer, home, tensor in zip(self.inputs, self._homes, inputs, strict=True):
+            if home and type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():
+                address = tensor.data_ptr()
+                # In the arena lie static outputs of the last call, which this one overwrites.
+                if address % READABLE == 0 and address not in arena:
+                    addresses.append(address)
+                    continue
+            buffer.copy_(tensor)
+            if home:
+                addresses.append(home)
+        return addresses
+
+    def _copy_in(self, inputs: Sequence[Tensor]) -> None:
+        for buffer, tensor in zip(self.inputs, inputs, strict=True):
+            buffer.copy_(tensor)
 
     def walk(self, inputs: Sequence[Tensor], visit: Visit) -> list[Tensor]:
         """Run outside the CUDA graph, launch by launch, with `visit` called for each.
@@ -288,8 +348,7 @@ class Executable:
         """
         with self._lock, _plain_torch(self.device):
             torch.cuda.synchronize(self.device)
-            for buffer, tensor in zip(self.inputs, inputs, strict=True):
-                buffer.copy_(tensor)
+            self._copy_in(inputs)
             launches = self.plan.launches
             for launch, step in zip(launches, self._steps, strict=False):
                 visit(launch, self._values, partial(self._enqueue, [step]))
@@ -337,15 +396,13 @@ def _call_each(segments: Sequence[Enqueue]) -> None:
         segment()
 
 
-def _follow(tensor: Tensor, chain: Sequence[Node]) -> Tensor:
-    for node in chain:
-        tensor = node.definition.reference(tensor, **node.attrs)
-    return tensor
+def _positions(names: Iterable[str], chosen: Container[str]) -> tuple[int, ...]:
+    return tuple(index for index, name in enumerate(names) if name in chosen)
 
 
 def _copy_step(out: Tensor, stored: Tensor, chain: Sequence[Node]) -> Step:
     def copy(stream: int) -> None:
-        out.copy_(_follow(stored, chain))
+        out.copy_(follow(stored, chain))
 
     return copy
 

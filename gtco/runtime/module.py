@@ -83,9 +83,11 @@ class KernelInfo:
 class CompiledModule(nn.Module):
     """A model compiled for one GPU architecture, with the signature of the model itself.
 
-    Calls copy the inputs in, run on the caller's current stream and return fresh tensors;
-    concurrent calls wait for each other. It has no parameters: the weights are baked in, and what
-    would change or move them raises `RecompileError`.
+    Calls run on the caller's current stream and return fresh tensors; concurrent calls wait for
+    each other. Kernels read an input where it lies and store an output where the caller gets it;
+    copies are made where ATen takes part, and of inputs with gaps or at odd addresses. It has no
+    parameters: the weights are baked in, and what would change or move them raises
+    `RecompileError`.
 
     Args:
         plan: what to run.

@@ -147,7 +147,7 @@ class Plan:
     def lifetimes(self) -> list[Lifetime]:
         """When each value of the arena is alive, in launches.
 
-        Inputs are copied in ahead of launch 0; what the caller gets back lives to the end. A
+        Inputs may be copied in ahead of launch 0; what the caller gets back lives to the end. A
         dependent launch changes nothing: a kernel that started early waits for the whole end of
         the one ahead, and so for all before it, ahead of its first store.
 

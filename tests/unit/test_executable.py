@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -13,63 +9,15 @@ from torch import nn
 from gtco.frontend.torch_export import capture
 from gtco.options import Options
 from gtco.runtime.executable import Executable
+from tests.cuda_stand_in import Notes, Stream, take_notes
 from tests.plans import Block, make_plan
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for CUDA")
 
 
-class Notes:
-    """What was asked of CUDA, and the stream that is current."""
-
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-        self.current = Stream(self, 0)
-
-    def take(self) -> list[str]:
-        lines, self.lines = self.lines, []
-        return lines
-
-
-class Stream:
-    def __init__(self, notes: Notes, stream_id: int) -> None:
-        self.notes = notes
-        self.stream_id = self.cuda_stream = stream_id
-
-    def wait_stream(self, other: Stream) -> None:
-        self.notes.lines.append(f"{self.stream_id} waits for stream {other.stream_id}")
-
-    def wait_event(self, event: object) -> None:
-        self.notes.lines.append(f"{self.stream_id} waits for the event")
-
-    def synchronize(self) -> None: ...
-
-
 @pytest.fixture
 def notes(monkeypatch: pytest.MonkeyPatch) -> Notes:
-    notes = Notes()
-
-    class Event:
-        def record(self, stream: Stream) -> None:
-            notes.lines.append(f"event on {stream.stream_id}")
-
-    @contextmanager
-    def entered(what: Any) -> Iterator[None]:
-        yield
-
-    default = notes.current
-    stand_ins = {
-        "Event": Event,
-        "Stream": lambda device: Stream(notes, 99),
-        "default_stream": lambda device: default,
-        "current_stream": lambda device=None: notes.current,
-        "current_device": lambda: 0,
-        "device": entered,
-        "stream": entered,
-    }
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    monkeypatch.setattr(torch.accelerator, "current_stream", lambda index: notes.current)
-    return notes
+    return take_notes(monkeypatch)
 
 
 @pytest.fixture
