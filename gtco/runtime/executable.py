@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 import torch
@@ -162,7 +162,10 @@ class Executable:
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self._stream):  # cuBLAS and others allocate at their first call
-            self._enqueue(self._steps)
+            for step in self._steps:
+                # A call's matrix need not be singular as these zeros are.
+                with suppress(torch.linalg.LinAlgError):  # type: ignore[attr-defined]
+                    self._enqueue([step])
         self._stream.synchronize()
         log.info(
             "%d launches on %s: %.1f MB of arena, %.1f MB in all",
