@@ -209,8 +209,8 @@ class _Worker:
             if "unknown" in answer:
                 seconds = self._introduce(job.subject)
                 answer = self._ask(message, job.deadline_s)
-        except MeasureError as error:
-            self._hopeless[job.subject.key] = str(error)
+        except MeasureError as hopeless:
+            self._hopeless[job.subject.key] = str(hopeless)
             raise
         except ChildHung:
             return Measurement(None, error=f"it hangs: no answer in {job.deadline_s:g} s")

@@ -67,4 +67,4 @@ def _launchable(flow: Flow, segment: Sequence[Node], groups: Iterable[int]) -> b
             source = home.get(flow.compute[position].name)
             if source is not None and source != home[node.name]:
                 edges.add_edge(source, home[node.name])
-    return nx.is_directed_acyclic_graph(edges)
+    return bool(nx.is_directed_acyclic_graph(edges))
