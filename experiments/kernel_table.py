@@ -104,9 +104,13 @@ class Contest:
     def time_again(self) -> None:
         """Begin to time what stands in the row."""
         fastest = [each for _, each in sorted(self._ran, key=lambda pair: pair[0])[:AGAIN]]
-        chosen: tuple[Sequence[Candidate | None], ...]
-        chosen = (self._default, fastest, self._tuned, [None])
-        for name, candidates in zip(COLUMNS, chosen, strict=True):
+        chosen: dict[str, Sequence[Candidate | None]] = {
+            "default": self._default,
+            "random": fastest,
+            "tuned": self._tuned,
+            "library": [None],
+        }
+        for name, candidates in chosen.items():
             self._final[name] = [
                 self._runner.run(self._subject, each, final=True) for each in candidates
             ]

@@ -16,6 +16,7 @@ import gtco
 from experiments import ablation, kernel_table, live_search, measure_pools
 from experiments.ablation import DRAFT, GREEDY, MEASURED, NONE, Tuning, differences, tuned_arms
 from experiments.partitions import unfused
+from experiments.publish import provenance
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import fuse_with
 from gtco.cost_model.database import LIBRARY, TuningRecord
@@ -203,6 +204,13 @@ def test_a_live_search_beside_its_replay(
     assert f"| {draw.name} | live |" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"not in the pool: nobody; .*: a-qkv"):
         run(monkeypatch, live_search, TINY, tmp_path, out, "a-qkv", "nobody")
+
+
+def test_a_result_says_where_it_came_from_but_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", "a.b:c", "/home/me/out.json", "--seconds", "3"])
+    found = provenance("ablation")
+    assert found["command"] == "python -m experiments.ablation a.b:c out.json --seconds 3"
+    assert "torch" in found["environment"]["packages"] and "/home" not in json.dumps(found)
 
 
 def test_plots(tmp_path: Path) -> None:
