@@ -27,6 +27,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -167,11 +168,13 @@ def main() -> None:
     parser.add_argument(
         "--seconds", type=float, default=float("inf"), help="begin no round of programs after that"
     )
-    parser.add_argument("--db", type=Path, help="a new database, or that of an earlier run")
+    parser.add_argument(
+        "--db", type=Path, help="keeps the measurements; new, or of a run like this"
+    )
     parser.add_argument("--target", help='"host" measures on the CPU: a rehearsal')
     given = parser.parse_args()
-    database = None if given.db is None else Database(given.db)
-    with torch.no_grad():
+    opened = nullcontext() if given.db is None else Database(given.db)
+    with torch.no_grad(), opened as database:
         found = ablate(
             locate(given.model),
             Options.of(target=given.target),

@@ -153,6 +153,10 @@ def main() -> None:
     result = {"experiment": "kernel_table", **provenance("kernel_table"), **found}
     given.out.write_text(json.dumps(result, indent=1) + "\n")
     print(table(result), end="")
+    try:
+        plot(result, given.out.with_suffix(".png"))
+    except ImportError:
+        print("no plots without matplotlib: pip install 'gtco[experiments]'")
 
 
 def measured(
@@ -209,6 +213,32 @@ def table(result: Mapping[str, Any]) -> str:
     launches = sum(row["weight"] for row in result["rows"])
     cells.append(("all", "", str(launches), *sums))
     return markdown(header, cells)
+
+
+def plot(result: Mapping[str, Any], path: Path) -> None:
+    """A group of bars a task: what each of `COLUMNS` takes in one call of the model."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = result["rows"]
+    figure, axis = pyplot.subplots(figsize=(9, 1 + 0.6 * len(rows)))
+    for number, name in enumerate(COLUMNS):
+        places = [place + 0.2 * (number - 1.5) for place in range(len(rows))]
+        widths = [row["weight"] * (row["times_us"][name] or 0.0) for row in rows]
+        axis.barh(places, widths, 0.2, label=name)
+    for place, row in enumerate(rows):
+        floor = row["weight"] * row["roofline_us"]
+        axis.plot([floor, floor], [place - 0.4, place + 0.4], "k", linewidth=1)
+    labels = [f"{row['name']}, {row['weight']} launches\n{row['ops'][:44]}" for row in rows]
+    axis.set_yticks(range(len(rows)), labels, fontsize=7)
+    axis.invert_yaxis()
+    axis.set_xlabel("us in one call of the model; the line is the roofline")
+    axis.set_title(f"{result['model']}, {result['device']}", fontsize=9)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 if __name__ == "__main__":

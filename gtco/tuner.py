@@ -38,7 +38,7 @@ from gtco.cost_model.database import (
 from gtco.cost_model.knowledge import HOST_CLOCK, REPLAYED, VERSIONS, Knowledge, finalists
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
-from gtco.cost_model.ranker import RankerError, shipped_ranker
+from gtco.cost_model.ranker import shipped_ranker
 from gtco.cost_model.search import Search, candidate_of, search_task
 from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials
@@ -183,11 +183,7 @@ class _Tuner:
         self._trials = 0
         everything = (*shipped_records(), *database.records())
         self._stale = [r for r in everything if not is_fresh(r, known.device, VERSIONS)]
-        try:
-            self._ranker = shipped_ranker(target)
-        except RankerError as error:
-            log.warning("searching without the learned cost model: %s", error)
-            self._ranker = None
+        self._ranker = shipped_ranker(target)
 
     def run(self) -> TuneResult:
         before = _predicted(plan_with(self._known, self._plan(), self._target, self._options))

@@ -221,4 +221,7 @@ def test_plots(tmp_path: Path) -> None:
     curves = {"random": [(1, 9.0), (4, 7.0)], "draft + cost model": [(2, 6.0), (4, 6.0)]}
     task = {"pool_best_us": 5.5, "live": curves, "replayed": curves}
     live_search.plot({"tasks": {"t": task}}, tmp_path / "b.png")
-    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "b.png"}
+    times = {"default": 3.0, "random": 2.0, "tuned": None, "library": 9.0}
+    row = {"name": "a", "ops": "linear", "weight": 12, "times_us": times, "roofline_us": 1.5}
+    kernel_table.plot({"model": "m", "device": DEVICE, "rows": [row]}, tmp_path / "c.png")
+    assert {path.name for path in tmp_path.iterdir()} == {"a.png", "b.png", "c.png"}
