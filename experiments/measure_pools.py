@@ -1,10 +1,13 @@
 """What does the space look like? Measure a pool of programs of several models' tasks, once.
 
     python -m experiments.measure_pools FOLDER MODEL... [--groups N] [--programs N] [--seconds S]
+        [--family NAME]
 
 MODEL is `module:function` as for the command line. Of each model, the N heaviest tasks (weight
 times draft price) whose sketches have enough programs are measured: the default schedules first,
-then random ones; every program is compiled ahead in processes, checked, and timed in a chain of
+then random ones. These are GEMMs; --family takes tasks of one family, such as "attention", however
+few programs they have, for the cost model to learn from (in a folder of their own: a search of so
+few says nothing). Every program is compiled ahead in processes, checked, and timed in a chain of
 twelve. A task is one file in FOLDER, written when it is done: the same command goes on after the
 last. `experiments.replay_searches` replays searches on the result.
 """
@@ -59,6 +62,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--groups", type=int, default=3, help="tasks of each model")
     parser.add_argument("--programs", type=int, default=1100, help="programs of each task")
+    parser.add_argument("--family", help="of the tasks, which may then have fewer programs")
     parser.add_argument("--seconds", type=float, help="begin no task after so long")
     parser.add_argument(
         "--target", default="sm_90a", help='"host" measures on the CPU: a rehearsal'
@@ -69,7 +73,8 @@ def main() -> None:
     begin = time.monotonic()
 
     def wanted() -> Iterator[Draw]:
-        for draw in draws(options.models, target, options.groups, options.programs):
+        limits = (options.groups, options.programs, options.family)
+        for draw in draws(options.models, target, *limits):
             if path_of(draw).exists():
                 print(f"{draw.name}: is there", flush=True)
             elif options.seconds and time.monotonic() - begin > options.seconds:
@@ -97,8 +102,13 @@ def main() -> None:
             )
 
 
-def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> Iterator[Draw]:
-    """The heaviest tasks of each model that have `programs` programs; no workload twice."""
+def draws(
+    models: Iterable[str], target: Target, groups: int, programs: int, kind: str | None = None
+) -> Iterator[Draw]:
+    """The heaviest tasks of each model that have `programs` programs; no workload twice.
+
+    With `kind`, those of that family alone, with as many of the programs as there are.
+    """
     seen: set[str] = set()
     for model in models:
         located = locate(model)
@@ -111,12 +121,12 @@ def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> 
         for task in heaviest:
             if found == groups:
                 break
-            if task.key in seen:
+            if task.key in seen or (kind and family(task.group) != kind):
                 continue
             sampler = Sampler(derive(task.group, family(task.group), target).sketches, SEED)
             defaults = sampler.defaults(DEFAULTS)
             drawn = {each.key: each for each in [*defaults, *sampler.random(programs)]}
-            if len(drawn) < programs:
+            if len(drawn) < (1 if kind else programs):
                 print(f"{name} {task.group}: only {len(drawn)} programs", file=sys.stderr)
                 continue
             seen.add(task.key)
