@@ -250,20 +250,10 @@ class Database:
 
     # -- reading -------------------------------------------------------------------------------
 
-    def lookup(self, workload: str) -> tuple[TuningRecord, ...]:
-        """All records of this workload, of any device and version: fastest first, failures last.
-
-        `is_fresh` says whose time counts; the others only offer their schedule.
-        """
-        return tuple(self._read("WHERE text = ? ORDER BY run_us IS NULL, run_us", [workload]))
-
     def records(self) -> Iterator[TuningRecord]:
-        """Every record, oldest first."""
-        yield from self._read("ORDER BY records.id", [])
-
-    def _read(self, condition: str, values: Sequence[str]) -> Iterator[TuningRecord]:
+        """Every record, oldest first; `is_fresh` says whose time counts."""
         try:
-            for row in self._connection.execute(f"{_SELECT} {condition}", values):
+            for row in self._connection.execute(f"{_SELECT} ORDER BY records.id"):
                 try:
                     yield _record(row)
                 except DatabaseError as error:

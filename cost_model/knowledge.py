@@ -22,6 +22,8 @@ CHAIN, FINAL, HOST_CLOCK = "chain", "chain, median of 11", "host clock"
 """How a record's time was taken: `versions["timed"]`; without it, in a chain."""
 REPLAYED = "replayed whole"
 """The same of a plan."""
+FINALISTS = 8
+"""Programs of a task that are timed again and longer in the end."""
 
 
 CHOSEN = {"chosen": "in the whole graph"}
@@ -127,3 +129,15 @@ class Knowledge:
             return roofline_us(group, target) * scales.get(family(group), other)
 
         return price_of
+
+
+def finalists(known: Knowledge, workload: str) -> list[TuningRecord]:
+    """The fastest programs of a task, and its library, as far as they had no final timing."""
+    ran = [record for record in known.records(workload) if record.run_us is not None]
+    library = [record for record in ran if record.sketch == LIBRARY]
+    programs = sorted(
+        (record for record in ran if record.sketch != LIBRARY),
+        key=lambda record: record.run_us or math.inf,
+    )
+    best = (*programs[:FINALISTS], *library)
+    return [record for record in best if record.versions.get("timed") != FINAL]

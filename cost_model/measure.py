@@ -188,8 +188,11 @@ class _Worker:
         self._device = device
         self._child: Child | None = None
         self._closed = False
+        self._hopeless: dict[str, str] = {}  # tasks that cannot be made ready, and why
 
     def measure(self, job: Job) -> Measurement:
+        if job.subject.key in self._hopeless:  # asking again would cost a process each time
+            raise MeasureError(self._hopeless[job.subject.key])
         message = {
             "do": "measure",
             "task": job.subject.key,
@@ -206,6 +209,9 @@ class _Worker:
             if "unknown" in answer:
                 seconds = self._introduce(job.subject)
                 answer = self._ask(message, job.deadline_s)
+        except MeasureError as hopeless:
+            self._hopeless[job.subject.key] = str(hopeless)
+            raise
         except ChildHung:
             return Measurement(None, error=f"it hangs: no answer in {job.deadline_s:g} s")
         except ChildDied as death:

@@ -287,6 +287,14 @@ def search_task(
     return search
 
 
+def candidate_of(task: Task, record: TuningRecord, target: Target) -> Candidate | None:
+    """The program of a task's record; None for the library, or if it is no longer legal."""
+    for sketch in derive(task.group, family(task.group), target).sketches:
+        if sketch.name == record.sketch:
+            return Sampler((sketch,), 0).make(sketch, record.schedule)
+    return None
+
+
 def _lent(task: Task, records: Iterable[TuningRecord]) -> list[TuningRecord]:
     """The fastest record of each of the tasks most like this one, most alike first."""
     fastest: dict[tuple[str, str], TuningRecord] = {}

@@ -12,16 +12,15 @@ import argparse
 import dataclasses
 import gc
 import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from experiments.publish import provenance
 from gtco.answers import parse_peers
 from gtco.bench import PEERS, bench
-from gtco.env import environment
 from gtco.locate import locate
 from gtco.options import Options
 
@@ -49,18 +48,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=100)
     given = parser.parse_args()
-    words = [given.out.name if word == str(given.out) else word for word in sys.argv[1:]]
-    command = " ".join(["python -m experiments.bench_models", *words])
-    here = {name: fact for name, fact in environment().items() if name != "cache"}
+    here = provenance("bench_models")
     with given.out.open("a") as lines:
         for case in given.cases:
             try:
                 found = run(case, given.rounds, given.calls)
             except Exception as error:
                 found = {"model": case, "error": f"{type(error).__name__}: {error}"}
-            lines.write(
-                json.dumps({**found, "command": command, "environment": here}, default=str) + "\n"
-            )
+            lines.write(json.dumps({**found, **here}, default=str) + "\n")
             lines.flush()
             print(case, _summary(found), flush=True)
             gc.collect()

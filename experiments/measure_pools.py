@@ -1,10 +1,13 @@
 """What does the space look like? Measure a pool of programs of several models' tasks, once.
 
     python -m experiments.measure_pools FOLDER MODEL... [--groups N] [--programs N] [--seconds S]
+        [--family NAME]
 
 MODEL is `module:function` as for the command line. Of each model, the N heaviest tasks (weight
 times draft price) whose sketches have enough programs are measured: the default schedules first,
-then random ones; every program is compiled ahead in processes, checked, and timed in a chain of
+then random ones. These are GEMMs; --family takes tasks of one family, such as "attention", however
+few programs they have, for the cost model to learn from (in a folder of their own: a search of so
+few says nothing). Every program is compiled ahead in processes, checked, and timed in a chain of
 twelve. A task is one file in FOLDER, written when it is done: the same command goes on after the
 last. `experiments.replay_searches` replays searches on the result.
 """
@@ -15,7 +18,7 @@ import argparse
 import sys
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +38,8 @@ from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks
 from gtco.target import HOST, Target, find_target
 
+AHEAD = 512
+"""Programs under way: enough to compile and measure while the next task's are drawn."""
 DEFAULTS = 32
 """Default schedules of the preferred sketch in each pool."""
 SEED = 0
@@ -57,6 +62,7 @@ def main() -> None:
     parser.add_argument("models", nargs="+")
     parser.add_argument("--groups", type=int, default=3, help="tasks of each model")
     parser.add_argument("--programs", type=int, default=1100, help="programs of each task")
+    parser.add_argument("--family", help="of the tasks, which may then have fewer programs")
     parser.add_argument("--seconds", type=float, help="begin no task after so long")
     parser.add_argument(
         "--target", default="sm_90a", help='"host" measures on the CPU: a rehearsal'
@@ -65,33 +71,44 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     target = find_target(options.target)
     begin = time.monotonic()
-    with Trials(host=options.target == HOST) as trials:
-        for draw in draws(options.models, target, options.groups, options.programs):
-            path = options.folder / f"{draw.name}{SUFFIX}"
-            if path.exists():
+
+    def wanted() -> Iterator[Draw]:
+        limits = (options.groups, options.programs, options.family)
+        for draw in draws(options.models, target, *limits):
+            if path_of(draw).exists():
                 print(f"{draw.name}: is there", flush=True)
-                continue
-            if options.seconds and time.monotonic() - begin > options.seconds:
+            elif options.seconds and time.monotonic() - begin > options.seconds:
                 print(f"{draw.name}: out of time; the same command goes on here", flush=True)
-                break
-            started = time.monotonic()
-            try:
-                pool = measured(draw, target, trials)
-            except MeasureError as error:
-                print(f"{draw.name}: {error}", flush=True)
+                return
+            else:
+                yield draw
+
+    def path_of(draw: Draw) -> Path:
+        return Path(options.folder / f"{draw.name}{SUFFIX}")
+
+    with Trials(host=options.target == HOST) as trials:
+        for draw, pool in measured(wanted(), target, trials):
+            spent = f"{time.monotonic() - begin:.0f} s since the start"
+            if isinstance(pool, MeasureError):
+                print(f"{draw.name}: {pool}, {spent}", flush=True)
                 continue
-            write_pool(path, pool)
+            write_pool(path_of(draw), pool)
             right = [each.run_us for each in pool.entries if each.run_us is not None]
             fastest = f"{min(right):.2f} us" if right else "nothing ran"
             print(
                 f"{draw.name}: {len(right)} of {len(pool.entries)} ran, best {fastest}, library "
-                f"{pool.library_us or float('nan'):.2f} us, {time.monotonic() - started:.0f} s",
+                f"{pool.library_us or float('nan'):.2f} us, {spent}",
                 flush=True,
             )
 
 
-def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> Iterator[Draw]:
-    """The heaviest tasks of each model that have `programs` programs; no workload twice."""
+def draws(
+    models: Iterable[str], target: Target, groups: int, programs: int, kind: str | None = None
+) -> Iterator[Draw]:
+    """The heaviest tasks of each model that have `programs` programs; no workload twice.
+
+    With `kind`, those of that family alone, with as many of the programs as there are.
+    """
     seen: set[str] = set()
     for model in models:
         located = locate(model)
@@ -104,12 +121,12 @@ def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> 
         for task in heaviest:
             if found == groups:
                 break
-            if task.key in seen:
+            if task.key in seen or (kind and family(task.group) != kind):
                 continue
             sampler = Sampler(derive(task.group, family(task.group), target).sketches, SEED)
             defaults = sampler.defaults(DEFAULTS)
             drawn = {each.key: each for each in [*defaults, *sampler.random(programs)]}
-            if len(drawn) < programs:
+            if len(drawn) < (1 if kind else programs):
                 print(f"{name} {task.group}: only {len(drawn)} programs", file=sys.stderr)
                 continue
             seen.add(task.key)
@@ -118,32 +135,65 @@ def draws(models: Iterable[str], target: Target, groups: int, programs: int) -> 
             yield Draw(f"{name}-{task.group.name}", name, task, chosen, len(defaults))
 
 
-def measured(draw: Draw, target: Target, trials: Trials) -> PoolTask:
-    """Compile, check and time every program of `draw`, and the library beside them."""
-    subject = Subject(draw.task.key, draw.task.group)
-    library = trials.run(subject, None)
+def measured(
+    wanted: Iterable[Draw], target: Target, trials: Trials
+) -> Iterator[tuple[Draw, PoolTask | MeasureError]]:
+    """Compile, check and time every program of each draw, and the library beside them.
+
+    While the last programs of a task are measured, the next one's compile.
+    """
+    broken: dict[str, MeasureError] = {}
     entries: list[Entry] = []
-    waiting: deque[tuple[Candidate, Future[TuningRecord]]] = deque(
-        (each, trials.run(subject, each)) for each in draw.programs
-    )
-    while waiting:
-        candidate, future = waiting.popleft()
-        record = future.result()
+    library_us: float | None = None
+    for draw, candidate, future in _under_way(wanted, trials, broken):
+        try:
+            record = future.result()
+        except MeasureError as error:
+            if draw.name not in broken:
+                broken[draw.name] = error
+                yield draw, error
+            continue
+        if candidate is None:
+            entries, library_us = [], record.run_us
+            continue
         default = len(entries) < draw.defaults
         entries.append(Entry(work_of(candidate), record.run_us, record.error, default))
         if len(entries) % 200 == 0:
             print(f"{draw.name}: {len(entries)}", file=sys.stderr, flush=True)
-    return PoolTask(
-        draw.name,
-        draw.model,
-        target.arch,
-        trials.device,
-        HOST_CLOCK if trials.host else CHAIN,
-        draw.task.key,
-        draw.task.weight,
-        library.result().run_us,
-        tuple(entries),
-    )
+        if len(entries) == len(draw.programs):
+            yield (
+                draw,
+                PoolTask(
+                    draw.name,
+                    draw.model,
+                    target.arch,
+                    trials.device,
+                    HOST_CLOCK if trials.host else CHAIN,
+                    draw.task.key,
+                    draw.task.weight,
+                    library_us,
+                    tuple(entries),
+                ),
+            )
+
+
+def _under_way(
+    wanted: Iterable[Draw], trials: Trials, broken: Container[str]
+) -> Iterator[tuple[Draw, Candidate | None, Future[TuningRecord]]]:
+    """The trials of every draw in order, its library's (None) first, begun `AHEAD` ahead.
+
+    Nothing more is begun of a draw that is found `broken`.
+    """
+    waiting: deque[tuple[Draw, Candidate | None, Future[TuningRecord]]] = deque()
+    for draw in wanted:
+        subject = Subject(draw.task.key, draw.task.group)
+        for program in (None, *draw.programs):
+            if draw.name in broken:
+                break
+            waiting.append((draw, program, trials.run(subject, program)))
+            if len(waiting) > AHEAD:
+                yield waiting.popleft()
+    yield from waiting
 
 
 if __name__ == "__main__":

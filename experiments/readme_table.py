@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from experiments.publish import markdown
+
 ROOT = Path(__file__).parents[1]
 README = ROOT / "README.md"
 RESULTS = ROOT / "experiments" / "results"
@@ -64,8 +66,7 @@ def table(found: list[Result]) -> str:
     """The Markdown table; one sentence if there is nothing to show."""
     if not found:
         return NOTHING
-    rows = [HEADER, ("---",) * len(HEADER), *map(row, found)]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in rows)
+    return markdown(HEADER, map(row, found))
 
 
 def row(result: Result) -> tuple[str, ...]:

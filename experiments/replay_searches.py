@@ -12,17 +12,18 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolSpace, PoolTask, read_pool
 from gtco.cost_model.ranker import Ranker, train
-from gtco.cost_model.search import Search, Strategy
+from gtco.cost_model.search import P, Search, Strategy
 from gtco.target import Target, find_target
 
 STEP = 16
@@ -77,7 +78,7 @@ def replay(pool: Sequence[PoolTask], seeds: int, trials: int) -> dict[str, Any]:
         for task in held_out:
             curves = {
                 strategy.value: [
-                    curve(task, target, strategy, ranker, seed, trials) for seed in range(seeds)
+                    replayed(task, target, strategy, ranker, seed, trials) for seed in range(seeds)
                 ]
                 for strategy in Strategy
             }
@@ -101,10 +102,10 @@ def replay(pool: Sequence[PoolTask], seeds: int, trials: int) -> dict[str, Any]:
     return {"seeds": seeds, "trials": trials, "summary": summary(found), "tasks": found}
 
 
-def curve(
+def replayed(
     task: PoolTask, target: Target, strategy: Strategy, ranker: Ranker, seed: int, trials: int
 ) -> Curve:
-    """One search of `trials` programs."""
+    """One search of `trials` programs of a pool."""
     search: Search[Entry] = Search(
         PoolSpace(task, seed),
         lambda entry: entry.work,
@@ -113,16 +114,24 @@ def curve(
         strategy=strategy,
         seed=seed,
     )
+    return curve(search, lambda found: [task.record(entry) for entry in found], trials)
+
+
+def curve(
+    search: Search[P], measure: Callable[[Sequence[P]], Sequence[TuningRecord]], trials: int
+) -> Curve:
+    """What `search` finds in `trials` programs, which `measure` times round by round."""
     points: Curve = []
     done = 0
     best = float("inf")
     while done < trials and (found := search.propose(min(STEP, trials - done))):
-        for entry in found:
+        records = measure(found)
+        for record in records:
             done += 1
-            if entry.run_us is not None and entry.run_us < best:
-                best = entry.run_us
+            if record.run_us is not None and record.run_us < best:
+                best = record.run_us
                 points.append((done, best))
-        search.observe(task.record(entry) for entry in found)
+        search.observe(records)
     points.append((done, best))
     return points
 

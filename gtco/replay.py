@@ -52,7 +52,7 @@ def fastest(
         if time.monotonic() > until:
             break
         challenger = CompiledModule(plan, captured)
-        ours, theirs = in_turns(_call(best), _call(challenger))
+        ours, theirs = map(statistics.median, in_turns([clock(best), clock(challenger)]))
         if not times:
             best_us = ours
             times.append(ours)
@@ -108,14 +108,13 @@ def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:
                 yield replace(record, versions=kept)
 
 
-def in_turns(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
-    """The medians of what two clocks say in alternating rounds; the first says it once in vain."""
-    first(), second()
-    rounds = [(first(), second()) for _ in range(ROUNDS)]
-    return statistics.median(a for a, _ in rounds), statistics.median(b for _, b in rounds)
+def in_turns(clocks: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[list[float]]:
+    """What each of `clocks` says in `rounds` alternating rounds; ahead of them, once in vain."""
+    every = [[clock() for clock in clocks] for _ in range(rounds + 1)]
+    return [list(each) for each in zip(*every[1:], strict=True)]
 
 
-def _call(module: CompiledModule) -> Callable[[], float]:
+def clock(module: CompiledModule) -> Callable[[], float]:
     """Runs a module once (on the host) or many times; microseconds a run."""
     ready = module.prepare()
     if isinstance(ready, HostExecutable):

@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from gtco.codegen.rules import derive
-from gtco.codegen.sampler import Candidate, Sampler
+from gtco.codegen.sampler import Candidate
 from gtco.compiler import (
     capture_for,
     device_name,
@@ -36,18 +35,17 @@ from gtco.cost_model.database import (
     is_fresh,
     shipped_records,
 )
-from gtco.cost_model.knowledge import FINAL, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge
+from gtco.cost_model.knowledge import HOST_CLOCK, REPLAYED, VERSIONS, Knowledge, finalists
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
-from gtco.cost_model.ranker import RankerError, shipped_ranker
-from gtco.cost_model.search import Search, search_task
+from gtco.cost_model.ranker import shipped_ranker
+from gtco.cost_model.search import Search, candidate_of, search_task
 from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials
 from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph
 from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
-from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks
 from gtco.replay import Choices, fastest, marked, refine
 from gtco.runtime.module import CompiledModule
@@ -62,8 +60,6 @@ BATCH = 16
 """Programs of a task that are proposed at once."""
 IN_FLIGHT = 3
 """Batches under way: while one is measured, the next ones compile."""
-FINALISTS = 8
-"""Programs of a task that are timed again and longer in the end."""
 ROUNDS = (0.4, 0.7, 1.0)
 """Parts of the time and of the trials after which the fusion is decided again: measured prices may
 prefer groups that were no task so far."""
@@ -187,11 +183,7 @@ class _Tuner:
         self._trials = 0
         everything = (*shipped_records(), *database.records())
         self._stale = [r for r in everything if not is_fresh(r, known.device, VERSIONS)]
-        try:
-            self._ranker = shipped_ranker(target)
-        except RankerError as error:
-            log.warning("searching without the learned cost model: %s", error)
-            self._ranker = None
+        self._ranker = shipped_ranker(target)
 
     def run(self) -> TuneResult:
         before = _predicted(plan_with(self._known, self._plan(), self._target, self._options))
@@ -455,8 +447,8 @@ class _Tuner:
         )
         flying: dict[Future[TuningRecord], TaskRow] = {}
         for state in order:
-            for record in self._finalists(state):
-                candidate = _candidate(state.task, record, self._target)
+            for record in finalists(self._known, state.task.key):
+                candidate = candidate_of(state.task, record, self._target)
                 if candidate is not None or record.sketch == LIBRARY:
                     future = self._runner.run(state.subject, candidate, final=True)
                     flying[future] = state.row
@@ -474,17 +466,6 @@ class _Tuner:
                     future.cancel()
                 return
 
-    def _finalists(self, state: TaskState) -> list[TuningRecord]:
-        """The best programs, and the library, as far as they had no final timing."""
-        ran = [r for r in self._known.records(state.task.key) if r.run_us is not None]
-        library = [record for record in ran if record.sketch == LIBRARY]
-        programs = sorted(
-            (record for record in ran if record.sketch != LIBRARY),
-            key=lambda record: record.run_us or math.inf,
-        )
-        best = (*programs[:FINALISTS], *library)
-        return [record for record in best if record.versions.get("timed") != FINAL]
-
     def _show(self, phase: str) -> None:
         if self._watch is not None:
             rows = tuple(state.row for state in self._states.values())
@@ -499,11 +480,3 @@ def _predicted(plan: Plan) -> float:
 def _defaults(plan: Plan) -> bool:
     """Whether some launch has a schedule that nobody measured."""
     return any(launch.source == "default" for launch in plan.launches)
-
-
-def _candidate(task: Task, record: TuningRecord, target: Target) -> Candidate | None:
-    """The program of a record; None for the library, or if it is no longer legal."""
-    for sketch in derive(task.group, family(task.group), target).sketches:
-        if sketch.name == record.sketch:
-            return Sampler((sketch,), 0).make(sketch, record.schedule)
-    return None

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gtco.graph import FusedGraph, Graph, Group, Node
@@ -103,6 +103,17 @@ def best_plans(
         refusals = _refusals(legality, ordered_groups, groups, price_of, cut)
         plans.append(FusedGraph(graph, groups, refusals, legal_plans))
     return tuple(plans)
+
+
+def in_groups(graph: Graph, partition: Iterable[Sequence[Node]]) -> FusedGraph:
+    """`graph` in groups that somebody else chose.
+
+    Args:
+        graph: after `gtco.passes.dataflow.materialize_views`.
+        partition: its compute nodes, each once, in legal groups that leave an order of launch.
+    """
+    flow = Flow(graph)
+    return FusedGraph(graph, _named(flow, _launch_order(flow, list(partition))))
 
 
 def _named(flow: Flow, partition: Sequence[Sequence[Node]]) -> tuple[Group, ...]:
@@ -205,7 +216,7 @@ def _is_cheap(graph: Graph, node: Node) -> bool:
     return constants or sizes[-1:] in ((), (1,))
 
 
-def _launch_order(flow: Flow, partition: list[list[Node]]) -> list[list[Node]]:
+def _launch_order(flow: Flow, partition: Sequence[Sequence[Node]]) -> list[list[Node]]:
     """The groups in an order that respects the edges, close to the order of the graph."""
     group_of = {node.name: number for number, nodes in enumerate(partition) for node in nodes}
     before = _edges(flow, group_of)

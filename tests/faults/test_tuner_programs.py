@@ -129,7 +129,7 @@ def test_what_kills_its_process_twice_is_a_failure(trials: Trials) -> None:
     assert record.run_us is None and record.error == "its process was killed twice"
 
 
-def test_a_task_that_cannot_be_made_ready_is_named(
+def test_a_task_that_cannot_be_made_ready_is_named_and_costs_one_process(
     trials: Trials, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subject = Subject("another task", GROUP)
@@ -137,6 +137,10 @@ def test_a_task_that_cannot_be_made_ready_is_named(
     monkeypatch.setitem(subject.__dict__, "graph", {**graph, "outputs": ["gone"]})
     with pytest.raises(MeasureError, match=r"case: .*gelu.* cannot be measured: .*gone"):
         trials.run(subject, good()).result(timeout=120)
+    with monkeypatch.context() as patch:
+        patch.setattr(measure, "Child", None)  # a process each time it is asked would be a waste
+        with pytest.raises(MeasureError, match="gone"):
+            trials.run(subject, good()).result(timeout=120)
     assert run(trials, good()).run_us is not None
 
 

@@ -1,4 +1,4 @@
-"""Tuning records: lines of JSON that say where they are damaged, looked up fastest first."""
+"""Tuning records: lines of JSON that say where they are damaged."""
 
 from __future__ import annotations
 

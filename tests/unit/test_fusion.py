@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from experiments.partitions import greedy, unfused
 from gtco.cost_model.model import roofline_us
 from gtco.graph import FusedGraph, Graph, GraphBuilder, Group, TensorSpec
 from gtco.interpreter import interpret
@@ -130,6 +131,16 @@ def random_args(graph: Graph) -> list[Tensor]:
 
 def check_plan(graph: Graph, fused: FusedGraph) -> None:
     """Cover, convexity, order, legality, reasons and meaning."""
+    check_groups(graph, fused)
+    digraph = dependence(fused.graph)
+    home = {node.name: group.name for group in fused for node in group.compute}
+    apart = {(a, b) for a, b in digraph.edges if home[a] != home[b]}
+    assert {(a, b) for a, b, _ in fused.refusals} == apart
+    assert all(reason for _, _, reason in fused.refusals)
+
+
+def check_groups(graph: Graph, fused: FusedGraph) -> None:
+    """All of `check_plan` but the reasons."""
     fused.graph.verify()
     digraph = dependence(fused.graph)
     names = [node.name for group in fused for node in group.compute]
@@ -147,10 +158,6 @@ def check_plan(graph: Graph, fused: FusedGraph) -> None:
             for name in node.inputs:
                 if trace(group.graph, name).base not in group.graph.producers:
                     resolve(group.graph, name)
-    home = {node.name: group.name for group in fused for node in group.compute}
-    apart = {(a, b) for a, b in digraph.edges if home[a] != home[b]}
-    assert {(a, b) for a, b, _ in fused.refusals} == apart
-    assert all(reason for _, _, reason in fused.refusals)
     args = random_args(graph)
     expected = interpret(graph, args)
     for results in (interpret(fused, args), run_groups(fused, args)):
@@ -160,29 +167,6 @@ def check_plan(graph: Graph, fused: FusedGraph) -> None:
 
 def total(fused: FusedGraph, price) -> float:
     return sum(price(group) for group in fused)
-
-
-def greedy_cost(graph: Graph, price) -> float:
-    """Join two neighbours whenever it is legal, cheaper and leaves an order of launch."""
-    flow = Flow(graph)
-    digraph = dependence(graph)
-    plan = [frozenset((name,)) for name in digraph]
-    improved = True
-    while improved:
-        improved = False
-        for first, second in itertools.combinations(plan, 2):
-            joined = first | second
-            nodes = [node for node in flow.compute if node.name in joined]
-            if explain(graph, nodes) is not None:
-                continue
-            candidate = [group for group in plan if group not in (first, second)] + [joined]
-            if not nx.is_directed_acyclic_graph(nx.quotient_graph(digraph, candidate)):
-                continue
-            apart = price(group_of(flow, first)) + price(group_of(flow, second))
-            if price(group_of(flow, joined)) < apart:
-                plan, improved = candidate, True
-                break
-    return sum(price(group_of(flow, names)) for names in plan)
 
 
 # -- the dynamic programme -------------------------------------------------------------------------
@@ -289,8 +273,31 @@ def test_never_worse_than_greedy_or_no_fusion(seed: int, price) -> None:
     cost = total(fused, price) - 1e-9
     flow = Flow(fused.graph)
     assert cost <= sum(price(make_group(flow, [node])) for node in flow.compute)
-    assert cost <= greedy_cost(fused.graph, price)
+    others = greedy(graph)
+    assert cost <= total(others, price)
     check_plan(graph, fused)
+    check_groups(graph, others)
+
+
+def test_greedy_takes_the_largest_group_and_leaves_an_order_of_launch() -> None:
+    graph = vit_graph(layers=2)
+    assert [len(each.compute) for each in greedy(graph)] == [
+        len(each.compute) for each in fuse(graph, roofline)
+    ]
+    sizes = Counter(len(each.compute) for each in unfused(graph))
+    assert set(sizes) == {1}
+    check_groups(graph, unfused(graph))
+    (largest,) = {
+        max(len(names) for names in legal_sets(random_graph(1003, 10), 16)),
+        max(len(each.compute) for each in greedy(random_graph(1003, 10))),
+    }
+    assert largest > 2
+
+
+def test_greedy_in_a_segment_too_large_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = random_graph(7, 24)
+    monkeypatch.setattr(segments, "MAX_SETS", 40)
+    check_groups(graph, greedy(graph))
 
 
 def test_a_wrong_convexity_check_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

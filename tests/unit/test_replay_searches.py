@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import math
 import sys
+from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from experiments import measure_pools, replay_searches, train_ranker
 from experiments.replay_searches import at, ranking, reached, replay, spearman, table
-from gtco.cost_model.pool import SUFFIX, read_pool, write_pool
+from gtco.codegen.sampler import Candidate
+from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.pool import SUFFIX, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker
 from gtco.cost_model.search import Strategy
 from gtco.runtime.host import find_compiler
@@ -116,6 +121,62 @@ def test_the_heaviest_tasks_with_enough_programs_are_drawn() -> None:
         list(measure_pools.draws([TINY], target, 9, 40))
     )
     assert list(measure_pools.draws([TINY], target, 1, 10**5)) == []
+    assert list(measure_pools.draws([TINY], target, 1, 40, "attention")) == []
+    (small,) = measure_pools.draws([TINY], target, 1, 10**5, "gemm")
+    assert small.task.key == draw.task.key and 40 < len(small.programs) < 10**5
+
+
+class Later:
+    """In place of `Trials`: a program's future is done once somebody waits for it."""
+
+    host, device = False, "imaginary"
+
+    def __init__(self, broken: str = "") -> None:
+        self.broken = broken
+        self.begun: list[str] = []
+
+    def run(self, subject: Subject, candidate: Candidate | None) -> Future[TuningRecord]:
+        self.begun.append(subject.group.name)
+        found: Future[TuningRecord] = Future()
+        if subject.group.name == self.broken:
+            found.set_exception(MeasureError("it cannot be made ready"))
+        else:
+            found.set_result(TuningRecord(subject.key, self.device, "any", 1, {}, 5.0))
+        return found
+
+
+def two_draws() -> list[measure_pools.Draw]:
+    (draw,) = measure_pools.draws([TINY], find_target("sm_90a"), 1, 10)
+    tasks = [replace(draw.task, group=replace(draw.task.group, name=name)) for name in "ab"]
+    return [replace(draw, name=task.group.name, task=task) for task in tasks]
+
+
+def test_the_next_task_begins_while_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure_pools, "AHEAD", 6)
+    trials = Later()
+    found = measure_pools.measured(two_draws(), find_target("sm_90a"), trials)  # type: ignore[arg-type]
+    draw, pool = next(found)
+    assert isinstance(pool, PoolTask) and (draw.name, len(pool.entries)) == ("a", 10)
+    assert trials.begun == ["a"] * 11 + ["b"] * 6
+    assert all(each.default for each in pool.entries), "the defaults come first"
+    ((draw, pool),) = found
+    assert isinstance(pool, PoolTask) and (draw.name, len(pool.entries)) == ("b", 10)
+    assert pool.library_us == 5.0
+
+
+def test_a_task_that_cannot_be_measured_is_named_once_and_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(measure_pools, "AHEAD", 3)
+    trials = Later(broken="a")
+    (first, error), (second, pool) = measure_pools.measured(
+        two_draws(),
+        find_target("sm_90a"),
+        trials,  # type: ignore[arg-type]
+    )
+    assert first.name == "a" and isinstance(error, MeasureError)
+    assert second.name == "b" and isinstance(pool, PoolTask) and len(pool.entries) == 10
+    assert trials.begun == ["a"] * 4 + ["b"] * 11
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")

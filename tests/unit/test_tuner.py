@@ -18,7 +18,7 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import fuse_with
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
-from gtco.cost_model.knowledge import CHAIN, FINAL, VERSIONS, Knowledge, is_chosen
+from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import Captured, capture
@@ -177,7 +177,7 @@ def test_the_best_are_timed_again_in_the_end(runner: type[Runner], tmp_path: Pat
         ours = [each for each in records if each.workload == workload]
         final = [each for each in ours if each.versions["timed"] == FINAL]
         programs = [each for each in final if each.sketch != LIBRARY]
-        assert len(programs) == tuner.FINALISTS == len(final) - 1
+        assert len(programs) == FINALISTS == len(final) - 1
         fastest = min(each.run_us for each in programs if each.run_us is not None)
         assert fastest < 500 and fastest in [row.best_us for row in result.rows]
         (chosen,) = [each for each in ours if is_chosen(each)]
@@ -355,11 +355,11 @@ def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.Monke
     speed = {id(plans[0]): 10.0, id(plans[1]): 12.0, id(plans[2]): 8.0}
     asked = itertools.count()
 
-    def call(module: CompiledModule) -> Callable[[], float]:
+    def clock(module: CompiledModule) -> Callable[[], float]:
         slower = 1 + next(asked) // 2  # for each pair, the clock runs otherwise
         return lambda: slower * speed[id(module._plan)]
 
-    monkeypatch.setattr(replay, "_call", call)
+    monkeypatch.setattr(replay, "clock", clock)
     best, times = replay.fastest(plans, captured)
     assert best._plan is plans[2]
     assert times == pytest.approx((10.0, 12.0, 8.0))

@@ -69,14 +69,6 @@ def test_what_was_added_is_there_when_it_is_opened_again(path: Path) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o700
 
 
-def test_lookup_is_fastest_first_and_has_failures_last(database: Database) -> None:
-    kept = [record(0, None), record(1, 3.0), record(2, 2.0), record(3, 1.0, "other")]
-    database.add(kept)
-    assert [each.run_us for each in database.lookup("w")] == [2.0, 3.0, None]
-    assert database.lookup("other") == (kept[3],)
-    assert database.lookup("unknown") == ()
-
-
 def test_one_row_a_key_and_the_newest_wins(database: Database) -> None:
     database.add([record(0, 3.0)])
     database.add([record(0, 2.0), record(0, 2.5)])
@@ -331,7 +323,6 @@ def test_a_read_only_database_reads(folder_mode: int, request: pytest.FixtureReq
         with Database(path) as database:
             assert database.read_only
             assert list(database.records()) == [record(0)]
-            assert database.lookup("w") == (record(0),)
             with pytest.raises(DatabaseError, match="is read-only, so nothing can be kept"):
                 database.add([record(1)])
         os.seteuid(os.getuid())
