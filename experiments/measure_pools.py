@@ -1,7 +1,7 @@
 """What does the space look like? Measure a pool of programs of several models' tasks, once.
 
     python -m experiments.measure_pools FOLDER MODEL... [--groups N] [--programs N] [--seconds S]
-        [--family NAME]
+        [--family NAME] [--db PATH]
 
 MODEL is `module:function` as for the command line. Of each model, the N heaviest tasks (weight
 times draft price) whose sketches have enough programs are measured: the default schedules first,
@@ -9,7 +9,8 @@ then random ones. These are GEMMs; --family takes tasks of one family, such as "
 few programs they have, for the cost model to learn from (in a folder of their own: a search of so
 few says nothing). Every program is compiled ahead in processes, checked, and timed in a chain of
 twelve. A task is one file in FOLDER, written when it is done: the same command goes on after the
-last. `experiments.replay_searches` replays searches on the result.
+last. --db keeps the records in a database of the tuner's as well, which then knows the programs.
+`experiments.replay_searches` replays searches on the result.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import argparse
 import sys
 import time
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.database import Database, TuningRecord
 from gtco.cost_model.knowledge import CHAIN, HOST_CLOCK
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=1100, help="programs of each task")
     parser.add_argument("--family", help="of the tasks, which may then have fewer programs")
     parser.add_argument("--seconds", type=float, help="begin no task after so long")
+    parser.add_argument("--db", type=Path, help="a database that keeps the records too")
     parser.add_argument(
         "--target", default="sm_90a", help='"host" measures on the CPU: a rehearsal'
     )
@@ -86,8 +89,14 @@ def main() -> None:
     def path_of(draw: Draw) -> Path:
         return Path(options.folder / f"{draw.name}{SUFFIX}")
 
-    with Trials(host=options.target == HOST) as trials:
-        for draw, pool in measured(wanted(), target, trials):
+    with Trials(host=options.target == HOST) as trials, ExitStack() as stack:
+        database = stack.enter_context(Database(options.db)) if options.db else None
+
+        def keep(record: TuningRecord) -> None:
+            if database is not None:
+                database.add([record])
+
+        for draw, pool in measured(wanted(), target, trials, keep):
             spent = f"{time.monotonic() - begin:.0f} s since the start"
             if isinstance(pool, MeasureError):
                 print(f"{draw.name}: {pool}, {spent}", flush=True)
@@ -136,11 +145,12 @@ def draws(
 
 
 def measured(
-    wanted: Iterable[Draw], target: Target, trials: Trials
+    wanted: Iterable[Draw], target: Target, trials: Trials, keep: Callable[[TuningRecord], None]
 ) -> Iterator[tuple[Draw, PoolTask | MeasureError]]:
     """Compile, check and time every program of each draw, and the library beside them.
 
-    While the last programs of a task are measured, the next one's compile.
+    While the last programs of a task are measured, the next one's compile. `keep` is called with
+    each record.
     """
     broken: dict[str, MeasureError] = {}
     entries: list[Entry] = []
@@ -153,6 +163,7 @@ def measured(
                 broken[draw.name] = error
                 yield draw, error
             continue
+        keep(record)
         if candidate is None:
             entries, library_us = [], record.run_us
             continue

@@ -14,7 +14,7 @@ import pytest
 from experiments import measure_pools, replay_searches, train_ranker
 from experiments.replay_searches import at, ranking, reached, replay, spearman, table
 from gtco.codegen.sampler import Candidate
-from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.database import LIBRARY, Database, TuningRecord
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.pool import SUFFIX, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker
@@ -154,14 +154,20 @@ def two_draws() -> list[measure_pools.Draw]:
 def test_the_next_task_begins_while_one_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure_pools, "AHEAD", 6)
     trials = Later()
-    found = measure_pools.measured(two_draws(), find_target("sm_90a"), trials)  # type: ignore[arg-type]
+    kept: list[TuningRecord] = []
+    found = measure_pools.measured(
+        two_draws(),
+        find_target("sm_90a"),
+        trials,  # type: ignore[arg-type]
+        kept.append,
+    )
     draw, pool = next(found)
     assert isinstance(pool, PoolTask) and (draw.name, len(pool.entries)) == ("a", 10)
     assert trials.begun == ["a"] * 11 + ["b"] * 6
     assert all(each.default for each in pool.entries), "the defaults come first"
     ((draw, pool),) = found
     assert isinstance(pool, PoolTask) and (draw.name, len(pool.entries)) == ("b", 10)
-    assert pool.library_us == 5.0
+    assert pool.library_us == 5.0 and len(kept) == 22
 
 
 def test_a_task_that_cannot_be_measured_is_named_once_and_given_up(
@@ -173,6 +179,7 @@ def test_a_task_that_cannot_be_measured_is_named_once_and_given_up(
         two_draws(),
         find_target("sm_90a"),
         trials,  # type: ignore[arg-type]
+        lambda record: None,
     )
     assert first.name == "a" and isinstance(error, MeasureError)
     assert second.name == "b" and isinstance(pool, PoolTask) and len(pool.entries) == 10
@@ -183,12 +190,16 @@ def test_a_task_that_cannot_be_measured_is_named_once_and_given_up(
 def test_a_pool_measured_on_the_host_is_kept_and_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    known = tmp_path / "known.sqlite"
     arguments = [str(tmp_path), TINY, "--groups", "1", "--programs", "3", "--target", "host"]
-    monkeypatch.setattr(sys, "argv", ["x", *arguments])
+    monkeypatch.setattr(sys, "argv", ["x", *arguments, "--db", str(known)])
     measure_pools.main()
     (task,) = read_pool(tmp_path)
     assert len(task.entries) == 3 and task.device == "host" and task.model == "tiny"
     assert all(each.run_us or each.error for each in task.entries)
     assert any(each.run_us for each in task.entries)
+    with Database(known) as database:
+        times = {record.run_us for record in database.records() if record.sketch != LIBRARY}
+    assert times == {each.run_us for each in task.entries}
     measure_pools.main()
     assert f"{task.name}: is there" in capsys.readouterr().out
