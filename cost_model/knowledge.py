@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator
 
-from gtco.codegen.rules import SKETCHES
+from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Key, schedule_key
 from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord, is_fresh
 from gtco.cost_model.model import roofline_us
@@ -50,7 +50,6 @@ class Knowledge:
         self.device = device
         self._records: dict[str, dict[Key, TuningRecord]] = {}
         self._own: set[tuple[str, Key]] = set()
-        self._outdated: set[str] = set()  # workloads whose kernels were timed before they changed
         for record in shipped:
             self._keep(record)
         for record in own:
@@ -63,8 +62,6 @@ class Knowledge:
 
     def _keep(self, record: TuningRecord) -> bool:
         if not is_fresh(record, self.device, VERSIONS):
-            if record.device == self.device and record.sketch != LIBRARY:
-                self._outdated.add(record.workload)
             return False
         programs = self._records.setdefault(record.workload, {})
         programs[schedule_key(record.sketch, record.schedule)] = record
@@ -83,13 +80,19 @@ class Knowledge:
         """The programs that ran: the one that a whole graph chose, then the fastest first.
 
         On the host the ATen calls are left out: it is there to check kernels, not to be fast. So
-        are they where every kernel beside them has changed since: nothing says which is faster.
+        are they where no kernel was tried beside them, or not since it changed: nothing says which
+        is faster.
         """
-        ran = [record for record in self.records(workload) if record.run_us is not None]
-        alone = workload in self._outdated and all(each.sketch == LIBRARY for each in ran)
-        if self.device == HOST or alone:
-            ran = [record for record in ran if record.sketch != LIBRARY]
+        known = self.records(workload)
+        if self.device == HOST or all(record.sketch == LIBRARY for record in known):
+            known = tuple(record for record in known if record.sketch != LIBRARY)
+        ran = [record for record in known if record.run_us is not None]
         return tuple(sorted(ran, key=lambda each: (not is_chosen(each), each.run_us)))
+
+    def library_us(self, workload: str) -> float | None:
+        """Microseconds of the ATen calls, if they were measured."""
+        times = (record.run_us for record in self.records(workload) if record.sketch == LIBRARY)
+        return next(times, None)
 
     @property
     def has_plans(self) -> bool:
@@ -124,9 +127,13 @@ class Knowledge:
         scales = {name: statistics.median(each) for name, each in ratios.items() if explore}
 
         def price_of(group: Group) -> float:
-            for record in self.best(workload_key(group, target))[:1]:
+            key, kind = workload_key(group, target), family(group)
+            for record in self.best(key)[:1]:
                 return record.run_us or math.inf
-            return roofline_us(group, target) * scales.get(family(group), other)
+            library_us = self.library_us(key)
+            if library_us is not None and not derive(group, kind, target).sketches:
+                return library_us  # the only way that it runs
+            return roofline_us(group, target) * scales.get(kind, other)
 
         return price_of
 

@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from experiments.publish import provenance
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
-from gtco.env import environment
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.driver import BoundLaunch
 from gtco.runtime.run import Chain, load_program
@@ -283,9 +283,13 @@ def main() -> None:
         edges.append({**row, **row_us})
         print(edges[-1])
     if options.json:
-        here = {name: fact for name, fact in environment().items() if name != "cache"}
-        result = {"experiment": "fill_rate", "fills": fills, "boundaries": edges}
-        options.json.write_text(json.dumps({**result, "environment": here}, indent=1))
+        result = {
+            "experiment": "fill_rate",
+            "fills": fills,
+            "boundaries": edges,
+            **provenance("fill_rate"),
+        }
+        options.json.write_text(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 import gtco
+from experiments.publish import provenance
 from gtco.bench import GraphedEager, tensors_of
-from gtco.env import environment
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.module import InputCheck
@@ -198,7 +198,7 @@ def main() -> None:
         return
     result: dict[str, Any] = {"model": options.model, "floor_us": floor}
     result["costs"] = {name: asdict(each) for name, each in costs.items()}
-    print(json.dumps({**result, "environment": environment()}, indent=2))
+    print(json.dumps({**result, **provenance("host_cost")}, indent=2))
 
 
 if __name__ == "__main__":

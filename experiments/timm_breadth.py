@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from experiments.models.transformers_zoo import randomize
+from experiments.publish import provenance
 from gtco import compiler
-from gtco.env import environment
 from gtco.frontend.torch_export import capture
 from gtco.interpreter import interpret
 from gtco.options import Options
@@ -124,15 +124,16 @@ def main() -> None:
         except Exception as error:
             found[family] = {"model": name, "error": f"{type(error).__name__}: {error}"}
         print(family, _summary(found[family]), flush=True)
-    operators = sorted({op for each in found.values() for op in each.get("operators", ())})
-    result = {
-        "distinct_operators": operators,
-        "failures": {name: each["error"] for name, each in found.items() if "error" in each},
-        "families": found,
-        "environment": {name: fact for name, fact in environment().items() if name != "cache"},
-    }
-    given.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
-    print(f"{len(operators)} distinct operators, {len(result['failures'])} failures")
+        operators = sorted({op for each in found.values() for op in each.get("operators", ())})
+        failures = {name: each["error"] for name, each in found.items() if "error" in each}
+        result = {
+            "distinct_operators": operators,
+            "failures": failures,
+            "families": found,
+            **provenance("timm_breadth"),
+        }
+        given.out.write_text(json.dumps(result, indent=1, default=str) + "\n")
+    print(f"{len(operators)} distinct operators, {len(failures)} failures")
 
 
 def _summary(found: dict[str, Any]) -> str:

@@ -312,8 +312,6 @@ def _choose(task: Task, derivation: Derivation, known: Knowledge) -> _Choice:
     for record in known.best(task.key):
         source = "tuned here" if known.is_own(record) else "record"
         if record.sketch == LIBRARY:
-            if not sketches:
-                continue  # it is no choice but the only way: a fallback, and reported as one
             reason = "the library was measured faster"
             return _Choice(None, {}, source, reason, record.run_us)
         sketch = sketches.get(record.sketch)
@@ -337,8 +335,7 @@ def _choose(task: Task, derivation: Derivation, known: Knowledge) -> _Choice:
             else:
                 return _Choice(type(sketch), schedule, "default")
         reasons.append(f"{sketch.name}: {refusal}")
-    measured = [record.run_us for record in known.best(task.key) if record.sketch == LIBRARY]
-    return _Choice(None, {}, "fallback", "; ".join(reasons), *measured)
+    return _Choice(None, {}, "fallback", "; ".join(reasons), known.library_us(task.key))
 
 
 def _check_knobs(sketch: Sketch, schedule: Schedule) -> None:

@@ -313,8 +313,7 @@ class _Tuner:
         for record in best:
             row.best_us, row.best = record.run_us, record.sketch
             row.peak = peak_us(state.task, self._target) / (record.run_us or math.inf)
-        library = [r for r in self._known.records(state.task.key) if r.sketch == LIBRARY]
-        row.library_us = library[0].run_us if library else None
+        row.library_us = self._known.library_us(state.task.key)
 
     def _search_of(self, state: TaskState) -> Search[Candidate]:
         if state.search is None:

@@ -86,6 +86,7 @@ def compile_uncached(code: str, name: str, arch: str) -> CompiledKernel:
         device_as_default_execution_space=True,  # NVRTC 13.0 takes a generic lambda for host code
         lineinfo=True,
         ptxas_options=["-v"],
+        no_cache=True,  # NVRTC's own cache gives a cubin back without the assembler's words
         include_path=str(DEVICE_HEADERS),
     )
     messages = io.StringIO()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -78,15 +79,18 @@ class Chain:
             finally:
                 self._graph.capture_end()
 
-    def times_us(self, repeat: int, replays: int = REPLAYS) -> list[float]:
+    def times_us(
+        self, repeat: int, replays: int = REPLAYS, enough_us: float = math.inf
+    ) -> list[float]:
         """Microseconds from one launch's start to the next one's.
 
         Args:
             repeat: how many times to take.
             replays: of the chain in each.
+            enough_us: a time above this one is the last: more of them would be in vain.
         """
-        times = []
-        for _ in range(repeat + 1):
+        times: list[float] = []
+        for _ in range(repeat + 1):  # the first replay uploads the graph
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
             self._graph.replay()  # while it runs the host goes ahead: submitting must not count
             begin.record()
@@ -95,7 +99,9 @@ class Chain:
             end.record()
             end.synchronize()
             times.append(float(begin.elapsed_time(end)) * 1000 / (self._count * replays))
-        return times[1:]  # the first replay uploads the graph
+            if len(times) > 1 and times[-1] > enough_us:
+                break
+        return times[1:]
 
 
 def _device(values: Mapping[str, Tensor]) -> torch.device:

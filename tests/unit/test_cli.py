@@ -107,7 +107,8 @@ def test_env_names_versions_targets_and_the_cache(run: Run) -> None:
     for word in ("torch", "NVRTC", "sm_80, sm_86, sm_89, sm_90a", "cache"):
         assert word in text.stdout
     data = json.loads(run("env", "--json").stdout)
-    assert data["environment"]["packages"]["torch"] == torch.__version__
+    version = data["environment"]["packages"]["torch"]  # a wheel may leave the build out
+    assert torch.__version__.split("+")[0] == version.split("+")[0]
     assert data["command"] == "gtco env --json"
 
 

@@ -270,5 +270,8 @@ def test_a_library_that_was_measured_faster_runs(records: Records) -> None:
     assert launch.reason == "the library was measured faster"
     report = compiled.report()
     assert not report.fallbacks and [each.reason for each in report.library] == [launch.reason]
+    assert chosen(records, library) == chosen(records), "no kernel was tried beside it"
+    assert chosen(records, library, replace(good, version=0)) == chosen(records)
+    assert chosen(records, library, replace(good, run_us=None, error="it hangs"))[2] == "aten"
     assert chosen(records, good, replace(library, run_us=3.0))[0] == "record"
     assert chosen(records, good, replace(library, run_us=3.0))[2] != "aten"

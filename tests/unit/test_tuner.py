@@ -346,6 +346,19 @@ def test_a_measured_price_rejects_a_fusion_only_for_what_was_measured() -> None:
     assert ops(graph, known) == ["linear gelu", "linear"]
 
 
+def test_a_library_alone_is_a_price_only_where_nothing_else_runs() -> None:
+    class Sums(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 1).relu()
+
+    found = tasks(gtco.fuse(gtco.capture(Sums().eval(), (torch.ones(4, 8),))), H100)
+    library = [record(7.0, workload=t.key, sketch=LIBRARY, version=1, schedule={}) for t in found]
+    known = Knowledge(DEVICE, own=library)
+    assert not any(known.best(task.key) for task in found)
+    prices = {t.group.compute[0].op: known.price(H100, found)(t.group) for t in found}
+    assert prices["aten"] == 7.0 != prices["relu"] > 0
+
+
 # -- replaying whole plans -------------------------------------------------------------------------
 
 
