@@ -115,7 +115,6 @@ def tune(
         raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
     chosen = Options.of(**options)
     target = _target_here(chosen)
-    captured = capture_for(model, args, kwargs, chosen)
     with Database(None if database is None else Path(database)) as opened:
         if opened.read_only:
             raise DatabaseError(
@@ -123,7 +122,8 @@ def tune(
                 "name another file with database= (--db)"
             )
         known = known_on(device_name(chosen, target), opened.path)
-        with Trials(host=chosen.target == HOST, executor=executor) as runner:
+        with Trials(host=chosen.target == HOST, executor=executor) as runner:  # starts processes
+            captured = capture_for(model, args, kwargs, chosen)
             limits = Limits(
                 time.monotonic(),
                 math.inf if seconds is None else seconds,
