@@ -108,6 +108,20 @@ def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:
                 yield replace(record, versions=kept)
 
 
+def before_and_after(
+    before: Plan, after: CompiledModule, captured: Captured
+) -> tuple[float, float]:
+    """Microseconds of a run of each, in turns.
+
+    Args:
+        before: a plan of the same model, whose kernels were judged.
+        after: what has become of it.
+        captured: the model's signature.
+    """
+    ours, theirs = in_turns([clock(CompiledModule(before, captured)), clock(after)])
+    return statistics.median(ours), statistics.median(theirs)
+
+
 def in_turns(clocks: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[list[float]]:
     """What each of `clocks` says in `rounds` alternating rounds; ahead of them, once in vain."""
     every = [[clock() for clock in clocks] for _ in range(rounds + 1)]
