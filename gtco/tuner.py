@@ -140,14 +140,14 @@ def _target_here(options: Options) -> Target:
     Raises:
         TargetError: it cannot be measured here.
     """
+    if options.target != HOST and not torch.cuda.is_available():
+        raise TargetError(
+            "tuning measures on the GPU that it is for, and no CUDA GPU is here; "
+            'target="host" (--target host) tries the tuner on the CPU'
+        )
     target = resolve_target(options.target)
     if options.target == HOST:
         return target
-    if not torch.cuda.is_available():
-        raise TargetError(
-            f"tuning measures on the GPU that it is for, and none is here for {target.arch}; "
-            'target="host" tries the tuner on the CPU'
-        )
     if torch.cuda.get_device_capability() != target.capability:
         raise TargetError(f"the GPU here is not {target.arch}: tune without target=")
     return target

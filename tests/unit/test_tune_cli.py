@@ -83,9 +83,10 @@ def test_bad_usage_is_explained_and_exits_with_2(run: Run, case: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_a_missing_gpu_is_named(run: Run) -> None:
-    code, _, err = run("tune", "models_to_tune:gelu", "--trials", "1", "--target", "sm_90a")
-    assert code == 2 and "none is here for sm_90a" in err
+@pytest.mark.parametrize("target", [(), ("--target", "sm_90a")])
+def test_a_missing_gpu_is_named(run: Run, target: tuple[str, ...]) -> None:
+    code, _, err = run("tune", "models_to_tune:gelu", "--trials", "1", *target)
+    assert code == 2 and 'no CUDA GPU is here; target="host"' in err
 
 
 def test_a_database_that_cannot_be_opened_is_named(run: Run, tmp_path: Path) -> None:
