@@ -113,7 +113,9 @@ class GemmWgmma(Sketch):
             self._smem(schedule).nbytes, _threads(schedule), block.registers, target
         )
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
-        return timing.chain_us(block, tiles * schedule["split"], resident, rate, target)
+        cluster = schedule["split"] * schedule["multicast"]
+        blocks = tiles * schedule["split"]
+        return timing.chain_us(block, blocks, resident, rate, target, cluster=cluster)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
