@@ -27,11 +27,11 @@ TURN_US = 0.05
 """A consumer's turn from one stage of the ring to the next."""
 SHARED_TURN_US = 0.03
 """More of it where a cluster shares tiles: a slot waits for the slowest of its blocks."""
-CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91, 6: 0.82}
+CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
 """Part of the multiprocessors that clusters of so many blocks can fill at a time: one lies within
 a GPC, and GPCs differ in size."""
 LARGE_CLUSTER_SHARE = 0.82
-"""The same of clusters of any other size."""
+"""The same of larger clusters: of 6 and 8."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
 MMA_EFFICIENCY: Mapping[str, float] = {"gemm_wgmma": 1.15, "gemm_mma": 0.55, "attention": 0.45}

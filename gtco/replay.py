@@ -52,7 +52,7 @@ def fastest(
         if time.monotonic() > until:
             break
         challenger = CompiledModule(plan, captured)
-        ours, theirs = map(statistics.median, in_turns([clock(best), clock(challenger)]))
+        ours, theirs = _medians(best, challenger)
         if not times:
             best_us = ours
             times.append(ours)
@@ -118,7 +118,11 @@ def before_and_after(
         after: what has become of it.
         captured: the model's signature.
     """
-    ours, theirs = in_turns([clock(CompiledModule(before, captured)), clock(after)])
+    return _medians(CompiledModule(before, captured), after)
+
+
+def _medians(first: CompiledModule, second: CompiledModule) -> tuple[float, float]:
+    ours, theirs = in_turns([clock(first), clock(second)])
     return statistics.median(ours), statistics.median(theirs)
 
 

@@ -225,7 +225,7 @@ class _Tuner:
             compiled=best,
             rows=rows,
             before_us=_predicted(before),
-            after_us=sum(each.predicted_us or 0.0 for each in best.launches),
+            after_us=_predicted(best),
             replayed_us=replayed,
             plans_us=plans_us,
             trials=self._trials,
@@ -493,7 +493,7 @@ class _Tuner:
             self._watch(TuneStatus(phase, spent, self._trials, rows))
 
 
-def _predicted(plan: Plan) -> float:
+def _predicted(plan: Plan | CompiledModule) -> float:
     return sum(launch.predicted_us or 0.0 for launch in plan.launches)
 
 
