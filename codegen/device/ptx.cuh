@@ -52,6 +52,12 @@ __device__ __forceinline__ float ex2(float x) {  // 9.7.3.21 ex2.approx
   return r;
 }
 
+__device__ __forceinline__ float rcp(float x) {  // 9.7.3.13 rcp.approx.ftz
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
 __device__ __forceinline__ float max_nan(float x, float y) {  // 9.7.3.12 max.NaN
   float r;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(r) : "f"(x), "f"(y));

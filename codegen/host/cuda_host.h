@@ -37,6 +37,5 @@ __forceinline__ float __int_as_float(unsigned x) { return bit_cast_to<float>(x);
 __forceinline__ float __uint_as_float(unsigned x) { return bit_cast_to<float>(x); }
 __forceinline__ unsigned __float_as_uint(float x) { return bit_cast_to<unsigned>(x); }
 __forceinline__ float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-__forceinline__ float __fdividef(float x, float y) { return x / y; }
 __forceinline__ float __expf(float x) { return expf(x); }
 __forceinline__ double rsqrt(double x) { return 1.0 / sqrt(x); }

@@ -28,6 +28,7 @@ inline constexpr host::Type TYPE = is_same<T, half_t>   ? host::Type::F16
                                                         : host::Type::TF32;
 
 __forceinline__ float ex2(float x) { return exp2f(x); }
+__forceinline__ float rcp(float x) { return 1.0f / x; }
 __forceinline__ float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 __forceinline__ float min_nan(float x, float y) { return x != x || x < y ? x : y; }
 
