@@ -23,9 +23,16 @@ LATENCY_US = 0.7
 """From asking for a step's bytes to their use: what the stages in flight have to hide."""
 TURN_US = 0.07
 """A consumer's turn from one stage of the ring to the next."""
+TURNS_US: Mapping[str, float] = {"gemm_persistent": 0.0}
+"""The same by sketch: where the next stage's products follow without a wait, a turn is free."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
-MMA_EFFICIENCY: Mapping[str, float] = {"gemm_wgmma": 1.15, "gemm_mma": 0.55, "attention": 0.45}
+MMA_EFFICIENCY: Mapping[str, float] = {
+    "gemm_wgmma": 1.15,
+    "gemm_mma": 0.55,
+    "gemm_persistent": 1.15,
+    "attention": 0.45,
+}
 """The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand."""
 START_BOUNDARIES = 1.2
 """The fixed chain of release, launch and first bytes, in units of `Target.boundary_us`."""
@@ -63,6 +70,11 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
     )
 
 
+def epilogue_us(block: BlockWork) -> float:
+    """From the last product of one tile to its stores, but for the arithmetic."""
+    return EPILOGUE_US + block.tile_p * block.tile_q / STORE_PER_US
+
+
 def chain_us(
     block: BlockWork,
     blocks: int,
@@ -72,6 +84,7 @@ def chain_us(
     *,
     pointwise_us: float = 0.0,
     dram_us: float = 0.0,
+    turn_us: float = TURN_US,
 ) -> float:
     """Microseconds from a kernel's start to the next one's.
 
@@ -83,6 +96,7 @@ def chain_us(
         target: the architecture.
         pointwise_us: arithmetic of one block's epilogue.
         dram_us: the weights at the rate of device memory.
+        turn_us: of a consumer.
     """
     per_sm = -(-blocks // target.sm_count)
     waves, together = -(-per_sm // resident), min(per_sm, resident)
@@ -96,11 +110,10 @@ def chain_us(
         waits * LATENCY_US / max(1, block.stages - 1),
         together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count),
     )
-    results = block.tile_p * block.tile_q
-    epilogue_us = together * (EPILOGUE_US + results / STORE_PER_US + pointwise_us)
+    finish_us = together * (epilogue_us(block) + pointwise_us)
     if block.split > 1:
-        exchanged = results * 4 * (block.split - 1) / block.split
-        epilogue_us += SPLIT_US + exchanged / PEER_BYTES_PER_US
+        exchanged = block.tile_p * block.tile_q * 4 * (block.split - 1) / block.split
+        finish_us += SPLIT_US + exchanged / PEER_BYTES_PER_US
     start_us = (START_BOUNDARIES + ALONE_BOUNDARIES * (resident == 1)) * target.boundary_us
     start_us += SHARED_US * (block.l2_bytes < block.fill_bytes)
-    return start_us + max(dram_us, waves * (loop_us + waits * TURN_US + epilogue_us))
+    return start_us + max(dram_us, waves * (loop_us + waits * turn_us + finish_us))

@@ -9,15 +9,18 @@ from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
-FEATURES_VERSION = 3
+FEATURES_VERSION = 4
 """Moves whenever a feature is added, dropped or computed otherwise."""
 
-FAMILIES = ("gemm_wgmma", "gemm_mma", "attention", "rowwise", "elementwise")
+FAMILIES = ("gemm_wgmma", "gemm_mma", "gemm_persistent", "attention", "rowwise", "elementwise")
 """Sketches with a feature of their own: `is_<name>`."""
 KNOBS = (
     "swap",
     "multicast",
     "atoms",
+    "cooperative",
+    "piece",
+    "raster",
     "block_k",
     "warps_m",
     "warps_n",

@@ -151,6 +151,7 @@ def draft_us(work: Work, target: Target) -> float:
         target,
         pointwise_us=work.group.pointwise_flops / work.blocks / fp32_per_us,
         dram_us=_per_us(work.group.weight_bytes, target.dram_gbps),
+        turn_us=timing.TURNS_US.get(work.sketch, timing.TURN_US),
     )
 
 

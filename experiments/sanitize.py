@@ -67,10 +67,15 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
         {"swap": 1, "block_p": 64, "multicast": 4},
     ),
     "gemm_mma": ({"stages": 2}, {"stages": 3, "warps_m": 2}),
+    "gemm_persistent": (
+        {"cooperative": 0, "block_m": 64, "block_n": 64},
+        {"cooperative": 1, "block_m": 128, "block_n": 64},
+    ),
 }
 _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_wgmma": ({"swap": 0}, {"swap": 1, "block_p": 128}),
     "gemm_mma": ({},),
+    "gemm_persistent": ({"block_m": 64},),
 }
 
 CASES: dict[str, Case] = {

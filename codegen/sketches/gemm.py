@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from gtco.codegen.emit import PointwiseEmitter, Region
+from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
 from gtco.graph import Group, Node
 from gtco.views import Axis, Layout, NotAView, resolve
@@ -120,3 +121,35 @@ def single_stride(axis: Axis) -> int | None:
 def pad_to(value: int, multiple: int) -> int:
     """`value` rounded up to a multiple."""
     return -(-value // multiple) * multiple
+
+
+def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
+    """Refuse an operand whose tiles no tensor map describes.
+
+    Raises:
+        Illegal: naming the operand by its `label`.
+    """
+    batch, rows, k = (single_stride(axis) for axis in operand.layout.dims)
+    check(
+        batch is not None and rows is not None and k in (0, 1),
+        f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
+    )
+    unit = 16 // dtype.itemsize
+    aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
+    check(aligned, f"operand {label} has rows that are not 16-byte aligned")
+
+
+def tensor_map(
+    operand: GemmOperand, rows: int, k: int, box: int, dtype: torch.dtype, batch: int
+) -> TensorMapArgument:
+    """The map of tiles of `box` rows and 128 bytes of K of an operand of (batch, rows, k)."""
+    batch_stride, row_stride, _ = (single_stride(axis) or 0 for axis in operand.layout.dims)
+    row_stride = row_stride or pad_to(k, 16)
+    return TensorMapArgument(
+        operand.base,
+        operand.layout.offset,
+        dtype,
+        (k, rows, batch),
+        (row_stride, batch_stride or row_stride * rows),
+        (128 // dtype.itemsize, min(box, 256), 1),
+    )

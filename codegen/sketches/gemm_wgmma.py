@@ -11,9 +11,9 @@ import torch
 
 from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
-from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to, single_stride
+from gtco.codegen.sketches.gemm import analyse, check_tensor_map, pad_to, tensor_map
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -52,7 +52,7 @@ class GemmWgmma(Sketch):
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = -(-problem.k // self.block_k)
         for label, operand in (("A", problem.a), ("B", problem.b)):
-            _check_map(label, operand, problem.dtype)
+            check_tensor_map(label, operand, problem.dtype)
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
@@ -225,8 +225,8 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
 }}
 """
         maps = (
-            _map(p, p_size, problem.k, block_p, problem.dtype, problem.batch),
-            _map(q, q_size, problem.k, block_q, problem.dtype, problem.batch),
+            tensor_map(p, p_size, problem.k, block_p, problem.dtype, problem.batch),
+            tensor_map(q, q_size, problem.k, block_q, problem.dtype, problem.batch),
         )
         return self.program(
             schedule,
@@ -255,29 +255,3 @@ def _block_q(rows: int, columns: int) -> tuple[int, ...]:
     choices = {16, 32, 64, 96, 128, 192, 256} | cuts
     limit = pad_to(max(rows, columns), 8)
     return tuple(sorted(size for size in choices if size <= min(256, limit)))
-
-
-def _check_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
-    batch, rows, k = (single_stride(axis) for axis in operand.layout.dims)
-    check(
-        batch is not None and rows is not None and k in (0, 1),
-        f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
-    )
-    unit = 16 // dtype.itemsize
-    aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
-    check(aligned, f"operand {label} has rows that are not 16-byte aligned")
-
-
-def _map(
-    operand: GemmOperand, rows: int, k: int, box: int, dtype: torch.dtype, batch: int
-) -> TensorMapArgument:
-    batch_stride, row_stride, _ = (single_stride(axis) or 0 for axis in operand.layout.dims)
-    row_stride = row_stride or pad_to(k, 16)
-    return TensorMapArgument(
-        operand.base,
-        operand.layout.offset,
-        dtype,
-        (k, rows, batch),
-        (row_stride, batch_stride or row_stride * rows),
-        (128 // dtype.itemsize, min(box, 256), 1),
-    )
