@@ -31,7 +31,7 @@ from gtco.target import TARGETS
 from tests import attention_groups, groups, tile_groups
 
 F16, BF16 = torch.float16, torch.bfloat16
-MOST_PROGRAMS = 360
+MOST_PROGRAMS = 400
 COMPILED_FOR = ("sm_80", "sm_90a")
 WORKERS = 2
 
