@@ -35,6 +35,9 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
         for knob in ("split", "multicast"):
             assert {1, 2, 4} <= {schedule[knob] for schedule in schedules}
             assert {0, 1} <= {schedule["swap"] for schedule in schedules if schedule[knob] > 1}
+        stay = [program for program in found if program.sketch == "gemm_persistent"]
+        assert {0, 1} == {program.schedule["cooperative"] for program in stay}
+        assert max(program.grid[0] for program in stay) == sanitize.MULTIPROCESSORS
 
 
 def test_a_wish_that_nothing_fulfils_is_an_error() -> None:
