@@ -162,6 +162,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
       for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] = 0.0f;
+    // Its turn also says that every copy ahead of its own has come: the parity of a slot's barrier
+    // could not tell the phase that it waits for from the one before the last.
     if (!C::COOPERATIVE && round > 0) ptx::mbarrier_wait(turn + 8 * group, (round - 1) / 2 & 1);
 
     int used = round * STEPS;  // slots, over all tiles

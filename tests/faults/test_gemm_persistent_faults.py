@@ -104,6 +104,16 @@ FAULTS = {
         "turn + 8 * (1 - group)",
         "turn + 8 * group",
     ),
+    "a tile begun before its turn": (
+        "in turn",
+        "if (!C::COOPERATIVE && round > 0)",
+        "if (!C::COOPERATIVE && round > 1)",
+    ),
+    "tiles begun without turns": (
+        "in turn",
+        "if (!C::COOPERATIVE && round > 0)",
+        "if (C::COOPERATIVE && round > 0)",
+    ),
     "a turn that waits for a phase too many": (
         "in turn",
         "(round - 1) / 2 & 1);",
