@@ -55,6 +55,11 @@ class GemmPersistent(Sketch):
         problem = self.problem
         check(problem.dtype in ELEMENTS, f"this sketch multiplies no {problem.dtype}")
         self.block_k = 128 // problem.dtype.itemsize
+        smallest = problem.batch * -(-problem.rows // 64) * -(-problem.columns // 64)
+        check(
+            smallest >= 2 * target.sm_count,
+            f"{smallest} tiles of 64 x 64 are not two for each of {target.sm_count} blocks",
+        )
         for label, operand in (("A", problem.a), ("B", problem.b)):
             check_tensor_map(label, operand, problem.dtype)
         for node in group.nodes:

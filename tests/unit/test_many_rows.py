@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 
 H100 = TARGETS["sm_90a"]
+ONE = replace(H100, sm_count=1)
+"""A chip that a tiny result fills."""
 TINY = Shape("tiny", "projection", 70, 64, 64)
 
 
@@ -92,7 +95,7 @@ def test_clocks_take_turns_and_a_row_has_their_medians() -> None:
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 def test_a_search_runs_on_the_host() -> None:
     with Trials(host=True) as runner:
-        (found,) = searched([TINY], H100, runner, 2).values()
+        (found,) = searched([TINY], ONE, runner, 2).values()
     assert all(each.ran == 2 and each.search_us for each in found.values()), found
 
 
@@ -121,7 +124,7 @@ def test_chains_have_weights_of_their_own(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(many_rows, "Chain", Chain)
     monkeypatch.setattr(many_rows, "load_program", lambda program, device: None)
     group: Group = TINY.group
-    sketch = many_rows.SKETCHES[1](group, H100)
+    sketch = many_rows.SKETCHES[1](group, ONE)
     program = many_rows.drawn(sketch, 2)[0].program
     cpu = torch.device("cpu", 0)
     assert many_rows.generated(program, group, cpu).time_us() == 3.0

@@ -38,7 +38,7 @@ WORKERS = 2
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "wgmma": (GemmWgmma, lambda: groups.norm_linear(65, 512, 256, F16, gelu=True)),
     "persistent": (GemmPersistent, lambda: groups.norm_linear(1576, 1280, 768, F16, gelu=True)),
-    "persistent_stats": (GemmPersistent, lambda: groups.residual_linear(300, 264, 256, BF16)),
+    "persistent_stats": (GemmPersistent, lambda: groups.residual_linear(4500, 264, 256, BF16)),
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),

@@ -23,6 +23,8 @@ from tests import groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
+FEW = dataclasses.replace(H100, sm_count=1)
+"""Where even small results have two tiles for each block that stays."""
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 CASES = groups.GEMM_CASES
@@ -46,8 +48,8 @@ def sketches(case: str) -> Iterator[Sketch]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_wgmma_comes_first_where_a_tensor_map_describes_the_operands(case: str) -> None:
-    everywhere = ["gemm_wgmma", "gemm_mma", "gemm_persistent"]
-    expected = ["gemm_mma"] if case in NO_TENSOR_MAP else everywhere
+    expected = ["gemm_mma"] if case in NO_TENSOR_MAP else ["gemm_wgmma", "gemm_mma"]
+    expected += ["gemm_persistent"] if case == "fc1_huge" else []
     assert [each.name for each in derive(CASES[case](), "gemm", H100).sketches] == expected
 
 
@@ -55,7 +57,7 @@ def test_wgmma_comes_first_where_a_tensor_map_describes_the_operands(case: str) 
 @pytest.mark.parametrize("kind", [GemmWgmma, GemmPersistent])
 def test_wgmma_says_which_operand_it_cannot_copy(case: str, kind: type[Sketch]) -> None:
     with pytest.raises(Illegal, match=NO_TENSOR_MAP[case]):
-        kind(CASES[case](), H100)
+        kind(CASES[case](), FEW)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
@@ -96,12 +98,12 @@ def chain(*ops: str) -> Group:
 )
 def test_what_is_no_gemm(kind: type[Sketch], ops: tuple[str, ...], reason: str) -> None:
     with pytest.raises(Illegal, match=reason):
-        kind(chain(*ops), H100)
+        kind(chain(*ops), FEW)
 
 
 def test_equal_groups_have_equal_source() -> None:
     for kind in (GemmMma, GemmWgmma, GemmPersistent):
-        first, second = (kind(CASES["fc1"](), H100) for _ in range(2))
+        first, second = (kind(CASES["fc1"](), FEW) for _ in range(2))
         schedule = next(iter(first.defaults()))
         assert first.emit(schedule).name == second.emit(schedule).name
 
@@ -181,7 +183,7 @@ def test_wgmma_says_which_limit_broke(case: str, changes: dict[str, int], reason
     ],
 )  # fmt: skip
 def test_persistent_says_which_limit_broke(case: str, changes: dict[str, int], reason: str) -> None:
-    sketch = GemmPersistent(CASES[case](), H100)
+    sketch = GemmPersistent(CASES[case](), FEW)
     defaults = {"cooperative": 0, "block_m": 64, "block_n": 64, "atoms": 1, "piece": 64}
     with pytest.raises(Illegal, match=reason):
         sketch.emit(first_default(sketch, **{**defaults, **changes}))
@@ -189,22 +191,28 @@ def test_persistent_says_which_limit_broke(case: str, changes: dict[str, int], r
 
 def test_persistent_refuses_statistics_that_no_lane_holds() -> None:
     with pytest.raises(Illegal, match="statistics of 3072 columns do not fit a lane's registers"):
-        GemmPersistent(groups.norm_linear(8, 3072, 64, F16), H100)
+        GemmPersistent(groups.norm_linear(8, 3072, 128, F16), FEW)
+
+
+def test_persistent_leaves_few_rows_to_others() -> None:
+    with pytest.raises(Illegal, match="192 tiles of 64 x 64 are not two for each of 132 blocks"):
+        GemmPersistent(CASES["fc1"](), H100)
 
 
 def test_a_multiprocessor_has_one_persistent_block() -> None:
     sketch = GemmPersistent(groups.norm_linear(1576, 768, 3072, F16), H100)
     knobs = {"cooperative": 0, "block_m": 128, "block_n": 128}
     assert sketch.emit(first_default(sketch, **knobs)).grid == (132, 1, 1)
-    few = GemmPersistent(groups.norm_linear(197, 768, 3072, F16), H100)
-    assert few.emit(first_default(few, **knobs)).grid == (48, 1, 1)
+    few = GemmPersistent(groups.norm_linear(400, 768, 3072, F16), H100)
+    assert few.emit(first_default(few, **knobs)).grid == (96, 1, 1)
 
 
 def test_no_compile_takes_the_persistent_gemm_unmeasured() -> None:
     """It has no record yet: an untuned compile takes the first sketch's first default."""
-    for case in set(CASES) - set(NO_TENSOR_MAP):
-        first = derive(CASES[case](), "gemm", H100).sketches[0]
-        assert first.name == "gemm_wgmma" and list(first.defaults())
+    for rows in (1576, 6304):
+        first, *_, last = derive(groups.norm_linear(rows, 768, 3072, F16), "gemm", H100).sketches
+        assert (first.name, last.name) == ("gemm_wgmma", "gemm_persistent")
+        assert list(first.defaults())
 
 
 def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
