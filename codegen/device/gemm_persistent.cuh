@@ -74,7 +74,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
 
   if (warp >= 8) {
     ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (warp > 8 || lane > 0) {
+    if (warp > 8) {
       ptx::griddepcontrol_wait();
       return;
     }
@@ -92,18 +92,22 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                                   b_map, (step * C::ATOMS + atom) * ATOM_K, at.col0, at.batch,
                                   full + 8 * s);
     };
-    ptx::prefetch_tensormap(a_map);
-    ptx::prefetch_tensormap(b_map);
     // The first tile's weights need not wait for the kernel before.
     constexpr int AHEAD = min_of(C::STAGES, STEPS);
     const TilePlace first = tile_place<C>(blockIdx.x);
+    if (lane == 0) {
+      ptx::prefetch_tensormap(a_map);
+      ptx::prefetch_tensormap(b_map);
 #pragma unroll 1
-    for (int step = 0; step < AHEAD; ++step) {
-      ptx::mbarrier_arrive_expect_tx(full + 8 * step, STAGE_BYTES);
-      if constexpr (C::A_CONSTANT) copy_a(step, first, step);
-      if constexpr (C::B_CONSTANT) copy_b(step, first, step);
+      for (int step = 0; step < AHEAD; ++step) {
+        ptx::mbarrier_arrive_expect_tx(full + 8 * step, STAGE_BYTES);
+        if constexpr (C::A_CONSTANT) copy_a(step, first, step);
+        if constexpr (C::B_CONSTANT) copy_b(step, first, step);
+      }
     }
+    __syncwarp();  // so that no lane's wait holds these copies up
     ptx::griddepcontrol_wait();
+    if (lane > 0) return;
 #pragma unroll 1
     for (int step = 0; step < AHEAD; ++step) {
       if constexpr (!C::A_CONSTANT) copy_a(step, first, step);

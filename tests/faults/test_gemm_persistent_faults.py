@@ -164,10 +164,15 @@ FAULTS = {
         "  ptx::griddepcontrol_wait();\n  const int group",
         "  const int group",
     ),
-    "an idle lane without the dependent-launch wait": (
+    "an idle warp without the dependent-launch wait": (
         "in turn",
         "      ptx::griddepcontrol_wait();\n      return;\n",
         "      return;\n",
+    ),
+    "a producer without the dependent-launch wait": (
+        "in turn",
+        "    ptx::griddepcontrol_wait();\n    if (lane > 0) return;\n",
+        "    if (lane > 0) return;\n",
     ),
     "an mbarrier that is never initialised": (
         "in turn",

@@ -273,6 +273,26 @@ def test_default_schedules_do_not_spill() -> None:
         assert compiled.spill_bytes == 0, where
 
 
+def test_persistent_schedules_neither_spill_nor_serialize_products() -> None:
+    """The assembler says so where it waits for each wgmma before the next."""
+    many_rows = (
+        groups.norm_linear(1576, 768, 3072, F16, gelu=True),
+        groups.norm_linear(6304, 1280, 3840, BF16),
+        groups.residual_linear(1576, 3072, 768, F16),
+    )
+    programs = [
+        sketch.emit(schedule)
+        for sketch in (GemmPersistent(group, H100) for group in many_rows)
+        for schedule in itertools.islice(sketch.defaults(), 6)
+    ]
+    jobs = [CompileJob(each.code, each.name, each.arch) for each in programs]
+    for program, compiled in zip(programs, compile_many(jobs, 2, CubinCache(None)), strict=True):
+        where = f"{dict(program.schedule)}"
+        assert isinstance(compiled, CompiledKernel), f"{where}: {compiled}"
+        assert compiled.spill_bytes == 0 and "serialized" not in compiled.log, where
+        assert "setmaxnreg" not in compiled.log, where  # it says where it ignores one
+
+
 def test_mma_source(golden: Callable[[str, object], None]) -> None:
     sketch = GemmMma(CASES["patch_16"](), A100)
     schedule = {
