@@ -1,11 +1,14 @@
 """How long a kernel takes in a chain, from what one block of it does: a formula, nothing measured.
 
-    start + max(weights from device memory, waves * (loop + epilogue))
-    loop     = max(fill, L2, latency in flight, matrix multiply) + turns of the ring
+    start + max(weights from device memory, waves * (tiles before + loop + epilogue))
+    loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile
+    refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
+    before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
 
 Sketches order their default schedules by it, and the draft cost model is the same formula
 (`gtco.cost_model.model`). The constants are an H100's (experiments.fill_rate and
-experiments/notes/01-gemm_wgmma.md); rates and boundary scale them to other targets.
+experiments/notes/01-gemm_wgmma.md, 04-draft_model.md); rates and boundary scale them to other
+targets.
 """
 
 from __future__ import annotations
@@ -20,11 +23,18 @@ FILL = 2.57
 TOGETHER = 2.1
 """What all draw together (11.5 TB/s), in units of `Target.l2_gbps`."""
 LATENCY_US = 0.7
-"""From asking for a step's bytes to their use: what the stages in flight have to hide."""
-TURN_US = 0.07
+"""From asking for a step's bytes to the first of them: what the stages in flight have to hide."""
+TURN_US = 0.05
 """A consumer's turn from one stage of the ring to the next."""
 TURNS_US: Mapping[str, float] = {"gemm_persistent": 0.0}
 """The same by sketch: where the next stage's products follow without a wait, a turn is free."""
+SHARED_TURN_US = 0.03
+"""More of it where a cluster shares tiles: a slot waits for the slowest of its blocks."""
+CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
+"""Part of the multiprocessors that clusters of so many blocks can fill at a time: one lies within
+a GPC, and GPCs differ in size."""
+LARGE_CLUSTER_SHARE = 0.82
+"""The same of larger clusters: of 6 and 8."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
 MMA_EFFICIENCY: Mapping[str, float] = {
@@ -70,11 +80,6 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
     )
 
 
-def epilogue_us(block: BlockWork) -> float:
-    """From the last product of one tile to its stores, but for the arithmetic."""
-    return EPILOGUE_US + block.tile_p * block.tile_q / STORE_PER_US
-
-
 def chain_us(
     block: BlockWork,
     blocks: int,
@@ -84,6 +89,7 @@ def chain_us(
     *,
     pointwise_us: float = 0.0,
     dram_us: float = 0.0,
+    cluster: int = 1,
     turn_us: float = TURN_US,
 ) -> float:
     """Microseconds from a kernel's start to the next one's.
@@ -94,26 +100,39 @@ def chain_us(
         resident: blocks that fit one multiprocessor at a time.
         tflops: that the main loop reaches with its data at hand, all multiprocessors together.
         target: the architecture.
-        pointwise_us: arithmetic of one block's epilogue.
+        pointwise_us: arithmetic of one tile's epilogue.
         dram_us: the weights at the rate of device memory.
+        cluster: blocks of a cluster.
         turn_us: of a consumer.
     """
-    per_sm = -(-blocks // target.sm_count)
+    share = CLUSTER_SHARE.get(cluster, LARGE_CLUSTER_SHARE)
+    usable = max(cluster, int(target.sm_count * share) // cluster * cluster)
+    per_sm = -(-blocks // usable)
     waves, together = -(-per_sm // resident), min(per_sm, resident)
     busy = min(blocks, together * target.sm_count)
     l2_per_us = target.l2_gbps * 1e3
     waste = FULL_TILE / min(FULL_TILE, block.tile_q)
     waits = block.steps if block.steps > 1 else 0
+    fill_us = together * block.fill_bytes / (FILL * l2_per_us / target.sm_count)
+    multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
+    steps, stages = max(1, block.steps), max(1, block.stages)
+    round_us = LATENCY_US + turn_us + (fill_us + multiply_us) / steps
     loop_us = max(
-        together * block.fill_bytes / (FILL * l2_per_us / target.sm_count),
+        fill_us,
         busy * block.l2_bytes / (TOGETHER * l2_per_us),
-        waits * LATENCY_US / max(1, block.stages - 1),
-        together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count),
+        fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
+        multiply_us,
     )
-    finish_us = together * (epilogue_us(block) + pointwise_us)
+    results = block.tile_p * block.tile_q
+    epilogue_us = together * (EPILOGUE_US + results / STORE_PER_US + pointwise_us)
     if block.split > 1:
-        exchanged = block.tile_p * block.tile_q * 4 * (block.split - 1) / block.split
-        finish_us += SPLIT_US + exchanged / PEER_BYTES_PER_US
+        exchanged = results * 4 * (block.split - 1) / block.split
+        epilogue_us += SPLIT_US + exchanged / PEER_BYTES_PER_US
     start_us = (START_BOUNDARIES + ALONE_BOUNDARIES * (resident == 1)) * target.boundary_us
-    start_us += SHARED_US * (block.l2_bytes < block.fill_bytes)
-    return start_us + max(dram_us, waves * (loop_us + waits * turn_us + finish_us))
+    shares = block.l2_bytes < block.fill_bytes
+    start_us += SHARED_US * shares
+    turns_us = waits * (turn_us + SHARED_TURN_US * shares)
+    tile_us = (loop_us + turns_us) / block.tiles
+    rounds, rest = divmod(block.tiles - 1, block.consumers)
+    before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
+    return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us))

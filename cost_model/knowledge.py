@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Key, schedule_key
@@ -88,6 +88,11 @@ class Knowledge:
             known = tuple(record for record in known if record.sketch != LIBRARY)
         ran = [record for record in known if record.run_us is not None]
         return tuple(sorted(ran, key=lambda each: (not is_chosen(each), each.run_us)))
+
+    def has_run(self, workload: str, sketch: str, schedule: Mapping[str, int]) -> bool:
+        """Whether a program was measured and right."""
+        record = self._records.get(workload, {}).get(schedule_key(sketch, schedule))
+        return record is not None and record.run_us is not None
 
     def library_us(self, workload: str) -> float | None:
         """Microseconds of the ATen calls, if they were measured."""

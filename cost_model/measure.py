@@ -14,6 +14,7 @@ import tempfile
 import threading
 from collections.abc import Mapping
 from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -145,6 +146,16 @@ def measure(job: Job) -> Measurement:
         workers.put(worker)
 
 
+def start(host: bool) -> None:
+    """Start the process of the next idle device ahead of its first program: that takes seconds."""
+    workers = _workers_of(host)
+    worker = workers.get()
+    try:
+        worker.start()
+    finally:
+        workers.put(worker)
+
+
 def device_count(host: bool) -> int:
     """How many programs can be measured at the same time on this machine."""
     return 1 if host else torch.cuda.device_count()
@@ -189,6 +200,11 @@ class _Worker:
         self._child: Child | None = None
         self._closed = False
         self._hopeless: dict[str, str] = {}  # tasks that cannot be made ready, and why
+
+    def start(self) -> None:
+        with suppress(ChildDied, ChildHung, CancelledError):  # the first program will say why
+            if self._child is None:
+                self._ask({"do": "start"}, TASK_DEADLINE_S)
 
     def measure(self, job: Job) -> Measurement:
         if job.subject.key in self._hopeless:  # asking again would cost a process each time

@@ -35,6 +35,7 @@ from gtco.cost_model.measure import (
     close_workers,
     device_count,
     measure,
+    start,
 )
 from gtco.cost_model.work import work_of
 from gtco.runtime.compile_pool import CompileJob, CompilePool
@@ -87,6 +88,9 @@ class Trials:
             if host
             else CompilePool()
         )
+        if self._own is not None:
+            for _ in range(device_count(host)):
+                self._own.submit(start, host)
         self._versions = {"torch": str(torch.__version__)}
         if not host:
             self._versions["nvrtc"] = nvrtc_version()

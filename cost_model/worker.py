@@ -4,6 +4,7 @@ It speaks JSON lines (`gtco.runtime.child`); `gtco.cost_model.measure` is the ot
 task needs (inputs, references, output buffers, twelve copies of its weights) is made once, so that
 a program costs its module's load, one checked launch and two milliseconds of timing.
 
+    {"do": "start"}  -> {}
     {"do": "task", "task": key, "graph": ..., "constants": file}  -> {}
     {"do": "measure", "task": key, "program": ..., "final": ...}  -> {"run_us": 4.1, "error": ""}
 """
@@ -199,12 +200,22 @@ class Worker:
         told of the task first.
         """
         try:
+            if message["do"] == "start":
+                return self._load_libraries()
             if message["do"] == "task":
                 return self._take(message)
             return self._measure(message)
         except Exception as error:  # whatever a bad program provokes is that program's failure
             text = f"{type(error).__name__}: {error}".strip()
             return {"error": text, "fatal": self._is_lost()}
+
+    def _load_libraries(self) -> Mapping[str, Any]:
+        """What the first task would wait seconds for: cuBLAS, and torch's kernels in fp64."""
+        if self._device != HOST:
+            for dtype in (torch.float16, torch.float32, torch.float64):
+                some = torch.ones(8, 8, dtype=dtype, device=self._device)
+                (some @ some + some).square().mean().item()
+        return {}
 
     def _take(self, message: dict[str, Any]) -> Mapping[str, Any]:
         begin = time.perf_counter()

@@ -21,7 +21,6 @@ Then every arm's answer is judged, and the whole graphs are replayed in turns in
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -35,7 +34,7 @@ from typing import Any
 import torch
 
 from experiments.partitions import greedy, unfused
-from experiments.publish import markdown, microseconds, provenance
+from experiments.publish import markdown, microseconds, provenance, publish, save_bars
 from gtco.answers import compute_precision, references
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
@@ -183,12 +182,12 @@ def main() -> None:
             database,
         )
     result = {"experiment": "ablation", **provenance("ablation"), **found}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(tables(result))
-    try:
-        plot(result, given.out.with_suffix(".png"))
-    except ImportError:
-        print("no plots without matplotlib: pip install 'gtco[experiments]'")
+    publish(
+        given.out,
+        result,
+        tables(result) + "\n",
+        lambda: plot(result, given.out.with_suffix(".png")),
+    )
 
 
 def ablate(
@@ -457,12 +456,8 @@ def plot(result: dict[str, Any], path: Path) -> None:
     axis.plot(sums, range(len(arms)), "k|", markersize=18, label="sum of its kernels in chains")
     labels = [f"{name}\n{arm['launches']} launches" for name, arm in arms.items()]
     axis.set_yticks(range(len(arms)), labels)
-    axis.invert_yaxis()
     axis.set_xlabel("us")
-    axis.set_title(f"{result['model']}, {result['device']}", fontsize=9)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_bars(figure, axis, result, path)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ seconds. "roofline" is the draft price, which no clock saw.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from experiments.publish import markdown, microseconds, provenance
+from experiments.publish import markdown, microseconds, provenance, publish, save_bars
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import capture_for, device_name, fuse_known, known_on, resolve_target
@@ -151,12 +150,7 @@ def main() -> None:
     options = Options.of(target=given.target)
     found = measured(locate(given.model), options, given.db, given.programs)
     result = {"experiment": "kernel_table", **provenance("kernel_table"), **found}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result), end="")
-    try:
-        plot(result, given.out.with_suffix(".png"))
-    except ImportError:
-        print("no plots without matplotlib: pip install 'gtco[experiments]'")
+    publish(given.out, result, table(result), lambda: plot(result, given.out.with_suffix(".png")))
 
 
 def measured(
@@ -233,12 +227,8 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
         axis.plot([floor, floor], [place - 0.4, place + 0.4], "k", linewidth=1)
     labels = [f"{row['name']}, {row['weight']} launches\n{row['ops'][:44]}" for row in rows]
     axis.set_yticks(range(len(rows)), labels, fontsize=7)
-    axis.invert_yaxis()
     axis.set_xlabel("us in one call of the model; the line is the roofline")
-    axis.set_title(f"{result['model']}, {result['device']}", fontsize=9)
-    axis.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
+    save_bars(figure, axis, result, path)
 
 
 if __name__ == "__main__":

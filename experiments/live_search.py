@@ -11,14 +11,13 @@ alone; the learned model is trained on the pool's other models, as in
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import gtco
-from experiments.publish import markdown, microseconds, provenance
+from experiments.publish import markdown, microseconds, provenance, publish
 from experiments.replay_searches import Curve, at, curve, reached, replayed
 from gtco.codegen.sampler import Candidate
 from gtco.cost_model.database import TuningRecord
@@ -73,12 +72,7 @@ def main() -> None:
             for task in chosen
         },
     }
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(table(result), end="")
-    try:
-        plot(result, given.out.with_suffix(".png"))
-    except ImportError:
-        print("no plots without matplotlib: pip install 'gtco[experiments]'")
+    publish(given.out, result, table(result), lambda: plot(result, given.out.with_suffix(".png")))
 
 
 def named(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,25 @@ def provenance(experiment: str) -> dict[str, Any]:
         "command": " ".join([f"python -m experiments.{experiment}", *words]),
         "environment": {name: fact for name, fact in environment().items() if name != "cache"},
     }
+
+
+def publish(path: Path, result: Mapping[str, Any], table: str, plot: Callable[[], None]) -> None:
+    """Write `result` as JSON, print its table and plot it if matplotlib is there."""
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    print(table, end="")
+    try:
+        plot()
+    except ImportError:
+        print("no plots without matplotlib: pip install 'gtco[experiments]'")
+
+
+def save_bars(figure: Any, axis: Any, result: Mapping[str, Any], path: Path) -> None:
+    """Save horizontal bars, the first on top, under the name of the model and the device."""
+    axis.invert_yaxis()
+    axis.set_title(f"{result['model']}, {result['device']}", fontsize=9)
+    axis.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
 
 
 def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

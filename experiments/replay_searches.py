@@ -10,7 +10,6 @@ the best time over trials and of the ranking.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from experiments.publish import publish
 from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolSpace, PoolTask, read_pool
@@ -60,12 +60,12 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     results = replay(read_pool(options.pool), options.seeds, options.trials)
-    (options.out / "searches.json").write_text(json.dumps(results, indent=1) + "\n")
-    print(table(results))
-    try:
-        plot(results, options.out)
-    except ImportError:
-        print("no plots without matplotlib: pip install 'gtco[experiments]'")
+    publish(
+        options.out / "searches.json",
+        results,
+        table(results) + "\n",
+        lambda: plot(results, options.out),
+    )
 
 
 def replay(pool: Sequence[PoolTask], seeds: int, trials: int) -> dict[str, Any]:

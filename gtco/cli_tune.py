@@ -77,7 +77,9 @@ def show(out: Console, model: str, result: TuneResult) -> None:
     if result.plans_us:
         replayed = ", ".join(f"{us:.1f}" for us in result.plans_us)
         out.print(f"whole plans replayed, us: {replayed}")
-    out.print(f"predicted latency: {result.before_us:.1f} us before, {result.after_us:.1f} us now")
+    before_us, after_us = result.replayed_us or (result.before_us, result.after_us)
+    what = "the whole graph" if result.replayed_us else "predicted latency"
+    out.print(f"{what}: {before_us:.1f} us before, {after_us:.1f} us now")
 
 
 def task_table(title: str, rows: Sequence[TaskRow]) -> Table:

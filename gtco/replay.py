@@ -52,7 +52,7 @@ def fastest(
         if time.monotonic() > until:
             break
         challenger = CompiledModule(plan, captured)
-        ours, theirs = map(statistics.median, in_turns([clock(best), clock(challenger)]))
+        ours, theirs = _medians(best, challenger)
         if not times:
             best_us = ours
             times.append(ours)
@@ -106,6 +106,24 @@ def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:
             elif record != choice and is_chosen(record):
                 kept = {name: each for name, each in record.versions.items() if name not in CHOSEN}
                 yield replace(record, versions=kept)
+
+
+def before_and_after(
+    before: Plan, after: CompiledModule, captured: Captured
+) -> tuple[float, float]:
+    """Microseconds of a run of each, in turns.
+
+    Args:
+        before: a plan of the same model, whose kernels were judged.
+        after: what has become of it.
+        captured: the model's signature.
+    """
+    return _medians(CompiledModule(before, captured), after)
+
+
+def _medians(first: CompiledModule, second: CompiledModule) -> tuple[float, float]:
+    ours, theirs = in_turns([clock(first), clock(second)])
+    return statistics.median(ours), statistics.median(theirs)
 
 
 def in_turns(clocks: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[list[float]]:

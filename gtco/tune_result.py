@@ -60,6 +60,8 @@ class TuneResult:
         rows: one a task.
         before_us: predicted latency with what was known before.
         after_us: the same of `compiled`.
+        replayed_us: latency of the whole graph as it was before and as `compiled`, replayed in
+            turns; None on the host, after Ctrl-C, or if a kernel of before was never judged.
         plans_us: latency of each plan that was replayed whole, cheapest predicted first.
         trials: programs measured.
         failures: how many of them failed.
@@ -73,6 +75,7 @@ class TuneResult:
     rows: tuple[TaskRow, ...]
     before_us: float
     after_us: float
+    replayed_us: tuple[float, float] | None
     plans_us: tuple[float, ...]
     trials: int
     failures: int

@@ -46,8 +46,9 @@ from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph
 from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
-from gtco.passes.tasks import Task, tasks
-from gtco.replay import Choices, fastest, marked, refine
+from gtco.passes.tasks import Task, tasks, workload_key
+from gtco.replay import Choices, before_and_after, fastest, marked, refine
+from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
 from gtco.target import HOST, Target, TargetError
@@ -115,7 +116,6 @@ def tune(
         raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
     chosen = Options.of(**options)
     target = _target_here(chosen)
-    captured = capture_for(model, args, kwargs, chosen)
     with Database(None if database is None else Path(database)) as opened:
         if opened.read_only:
             raise DatabaseError(
@@ -123,7 +123,8 @@ def tune(
                 "name another file with database= (--db)"
             )
         known = known_on(device_name(chosen, target), opened.path)
-        with Trials(host=chosen.target == HOST, executor=executor) as runner:
+        with Trials(host=chosen.target == HOST, executor=executor) as runner:  # starts processes
+            captured = capture_for(model, args, kwargs, chosen)
             limits = Limits(
                 time.monotonic(),
                 math.inf if seconds is None else seconds,
@@ -139,14 +140,14 @@ def _target_here(options: Options) -> Target:
     Raises:
         TargetError: it cannot be measured here.
     """
+    if options.target != HOST and not torch.cuda.is_available():
+        raise TargetError(
+            "tuning measures on the GPU that it is for, and no CUDA GPU is here; "
+            'target="host" (--target host) tries the tuner on the CPU'
+        )
     target = resolve_target(options.target)
     if options.target == HOST:
         return target
-    if not torch.cuda.is_available():
-        raise TargetError(
-            f"tuning measures on the GPU that it is for, and none is here for {target.arch}; "
-            'target="host" tries the tuner on the CPU'
-        )
     if torch.cuda.get_device_capability() != target.capability:
         raise TargetError(f"the GPU here is not {target.arch}: tune without target=")
     return target
@@ -186,7 +187,7 @@ class _Tuner:
         self._ranker = shipped_ranker(target)
 
     def run(self) -> TuneResult:
-        before = _predicted(plan_with(self._known, self._plan(), self._target, self._options))
+        before = plan_with(self._known, self._plan(), self._target, self._options)
         stopped = ""
         try:
             for number, part in enumerate(ROUNDS):
@@ -204,6 +205,7 @@ class _Tuner:
                 self._final()
         except KeyboardInterrupt:
             stopped = "interrupted"
+        replayed = None
         self._show("deciding the fusion")
         plans = self._worth_replaying()
         self._runner.close()  # nothing else may run while whole plans are timed
@@ -212,6 +214,7 @@ class _Tuner:
             self._remember(best.graph, min(plans_us))
         if stopped != "interrupted" and not self._runner.host:  # whose times say little
             best = self._refined(best.graph)
+            replayed = self._compared(before, best)
         self._adopt(best.graph)
         if self._unsaved:
             log.warning(
@@ -221,8 +224,9 @@ class _Tuner:
         return TuneResult(
             compiled=best,
             rows=rows,
-            before_us=before,
-            after_us=sum(each.predicted_us or 0.0 for each in best.launches),
+            before_us=_predicted(before),
+            after_us=_predicted(best),
+            replayed_us=replayed,
             plans_us=plans_us,
             trials=self._trials,
             failures=sum(row.failures for row in rows),
@@ -297,6 +301,23 @@ class _Tuner:
         self._keep(list(marked(self._known, chosen)))
         plan = plan_with(self._known, fused, self._target, self._options)
         return CompiledModule(plan, self._captured)
+
+    def _compared(self, before: Plan, best: CompiledModule) -> tuple[float, float] | None:
+        """What tuning has brought in the whole graph; None if that cannot be said."""
+        programs = ((each.group, each.program) for each in before.launches if each.program)
+        if not all(
+            self._known.has_run(workload_key(group, self._target), each.sketch, each.schedule)
+            for group, each in programs
+        ):
+            return None  # nothing may run here that could hang
+        try:
+            found = before_and_after(before, best, self._captured)
+        except GpuMemoryError as error:
+            log.warning("before and after are not compared: %s", error)
+            return None
+        if found[0] < found[1]:
+            log.warning("the whole graph took %.1f us and takes %.1f now: search longer", *found)
+        return found
 
     def _remember(self, best: FusedGraph, run_us: float) -> None:
         """Let a later `gtco.compile` take the partition that was the fastest."""
@@ -472,7 +493,7 @@ class _Tuner:
             self._watch(TuneStatus(phase, spent, self._trials, rows))
 
 
-def _predicted(plan: Plan) -> float:
+def _predicted(plan: Plan | CompiledModule) -> float:
     return sum(launch.predicted_us or 0.0 for launch in plan.launches)
 
 

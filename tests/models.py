@@ -5,11 +5,23 @@ Everything is built from a config: nothing is downloaded.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+
+class FunctionOfTwo(nn.Module):
+    """A function of two tensors as a module."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor, y: Tensor) -> Any:
+        return self.function(x, y)
 
 
 class Attention(nn.Module):

@@ -11,8 +11,7 @@ from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse, check_tensor_map, pad_to, tensor_map
-from gtco.codegen.sketches.gemm_wgmma import ELEMENTS
+from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -50,18 +49,13 @@ class GemmPersistent(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        check(target.has_wgmma, f"{target.arch} has no wgmma")
-        self.problem = analyse(group)
-        problem = self.problem
-        check(problem.dtype in ELEMENTS, f"this sketch multiplies no {problem.dtype}")
+        self.problem = problem = analyse_wgmma(group, target)
         self.block_k = 128 // problem.dtype.itemsize
         smallest = problem.batch * -(-problem.rows // 64) * -(-problem.columns // 64)
         check(
             smallest >= 2 * target.sm_count,
             f"{smallest} tiles of 64 x 64 are not two for each of {target.sm_count} blocks",
         )
-        for label, operand in (("A", problem.a), ("B", problem.b)):
-            check_tensor_map(label, operand, problem.dtype)
         for node in group.nodes:
             if node.op == "merge_stats":
                 columns = node.attrs["columns"]
@@ -72,7 +66,6 @@ class GemmPersistent(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
-        self.has_stats = any(node.op == "row_stats" for node in group.nodes)
 
     def knobs(self) -> tuple[Knob, ...]:
         widest = max(64, pad_to(self.problem.columns, 64))
@@ -101,15 +94,12 @@ class GemmPersistent(Sketch):
         return sorted(found, key=self._cost)
 
     def _cost(self, schedule: Schedule) -> float:
-        """Microseconds, roughly; the epilogue's arithmetic is the same for all."""
+        """Microseconds, roughly: without the epilogue's arithmetic."""
         target = self.target
         block = self._block_work(schedule)
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
         turn_us = timing.TURNS_US[self.name]
-        us = timing.chain_us(block, self._blocks(schedule), 1, rate, target, turn_us=turn_us)
-        if schedule["cooperative"]:  # nothing multiplies during any tile's epilogue
-            us += (self._rounds(schedule) - 1) * timing.epilogue_us(block)
-        return us
+        return timing.chain_us(block, self._blocks(schedule), 1, rate, target, turn_us=turn_us)
 
     def _tiles(self, schedule: Schedule) -> int:
         problem = self.problem
@@ -156,19 +146,14 @@ class GemmPersistent(Sketch):
         check(block_n % piece == 0, f"{block_n} columns are no whole pieces of {piece}")
         vector = self.vector
         check(piece % vector == 0, f"{piece} columns are no multiple of the vector of {vector}")
-        check(
-            not self.has_stats or piece % 64 == 0,
-            f"{piece} columns a piece cut the chunks of the row statistics",
-        )
-        smem = self._smem(schedule).nbytes
-        limit = self.target.smem_per_block
-        check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+        self.problem.check_stats(piece, "piece")
+        self.check_smem(self._smem(schedule).nbytes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         return self._block_work(program.schedule)
 
     def _block_work(self, schedule: Schedule) -> BlockWork:
-        """Of the block that has most tiles; its last epilogue is the one that nothing overlaps."""
+        """Of the block that has most tiles."""
         block_m, block_n = schedule["block_m"], schedule["block_n"]
         atoms = schedule["atoms"]
         steps = self._rounds(schedule) * self._steps(schedule)
@@ -183,6 +168,8 @@ class GemmPersistent(Sketch):
             tile_q=block_n,
             split=1,
             registers=REGISTERS,
+            tiles=self._rounds(schedule),
+            consumers=1 if schedule["cooperative"] else 2,
         )
 
     def emit(self, schedule: Schedule) -> KernelProgram:
@@ -220,10 +207,9 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
   gemm_persistent<Config>(a_map, b_map, Epilogue{{{names}}});
 }}
 """
-        a, b, dtype, batch = problem.a, problem.b, problem.dtype, problem.batch
         maps = (
-            tensor_map(a, problem.rows, problem.k, block_m, dtype, batch),
-            tensor_map(b, problem.columns, problem.k, block_n, dtype, batch),
+            problem.tensor_map(problem.a, problem.rows, block_m),
+            problem.tensor_map(problem.b, problem.columns, block_n),
         )
         return self.program(
             schedule,

@@ -7,17 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse, check_tensor_map, pad_to, tensor_map
+from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 
-ELEMENTS = (torch.float16, torch.bfloat16)
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
 
@@ -45,14 +42,9 @@ class GemmWgmma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        check(target.has_wgmma, f"{target.arch} has no wgmma")
-        self.problem = analyse(group)
-        problem = self.problem
-        check(problem.dtype in ELEMENTS, f"this sketch multiplies no {problem.dtype}")
+        self.problem = problem = analyse_wgmma(group, target)
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = -(-problem.k // self.block_k)
-        for label, operand in (("A", problem.a), ("B", problem.b)):
-            check_tensor_map(label, operand, problem.dtype)
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
@@ -113,7 +105,9 @@ class GemmWgmma(Sketch):
             self._smem(schedule).nbytes, _threads(schedule), block.registers, target
         )
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
-        return timing.chain_us(block, tiles * schedule["split"], resident, rate, target)
+        cluster = schedule["split"] * schedule["multicast"]
+        blocks = tiles * schedule["split"]
+        return timing.chain_us(block, blocks, resident, rate, target, cluster=cluster)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
@@ -140,10 +134,7 @@ class GemmWgmma(Sketch):
         columns = block_p if schedule["swap"] else block_q
         vector = self.vector
         check(columns % vector == 0, f"{columns} columns are no multiple of the vector of {vector}")
-        check(
-            not self.has_stats or columns % 64 == 0,
-            f"{columns} columns a tile cut the chunks of the row statistics",
-        )
+        self.problem.check_stats(columns, "tile")
         steps = -(-self.steps // schedule["atoms"])
         multicast = schedule["multicast"]
         check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
@@ -155,9 +146,7 @@ class GemmWgmma(Sketch):
         registers = _registers(schedule)
         most = min(240, 65536 // _threads(schedule))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
-        smem = self._smem(schedule).nbytes
-        limit = self.target.smem_per_block
-        check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+        self.check_smem(self._smem(schedule).nbytes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         return self._block_work(program.schedule)
@@ -178,10 +167,6 @@ class GemmWgmma(Sketch):
             split=split,
             registers=_registers(schedule),
         )
-
-    @property
-    def has_stats(self) -> bool:
-        return any(node.op == "row_stats" for node in self.group.nodes)
 
     def emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
@@ -225,8 +210,8 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
 }}
 """
         maps = (
-            tensor_map(p, p_size, problem.k, block_p, problem.dtype, problem.batch),
-            tensor_map(q, q_size, problem.k, block_q, problem.dtype, problem.batch),
+            problem.tensor_map(p, p_size, block_p),
+            problem.tensor_map(q, q_size, block_q),
         )
         return self.program(
             schedule,

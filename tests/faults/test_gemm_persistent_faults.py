@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
-from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
-from gtco.cost_model.judge import random_values
 from gtco.graph import Group
-from gtco.runtime.host import HostError, find_compiler, run_on_host
+from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests import groups
-from tests.kernel_checks import wrong_outputs
+from tests.faults.templates import SEEDS, planted, verdicts
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
-SEEDS = (0, 1)
 FEW = replace(TARGETS["sm_90a"], sm_count=2, smem_per_block=100 * 1024)
 """Several tiles a block, and fewer stages than these have steps."""
 SCHEDULES = {
@@ -187,43 +182,19 @@ def group() -> Group:
 
 
 def program(schedule: str, old: str = "", new: str = "") -> KernelProgram:
-    """The GEMM with `old` replaced in its template, which is pasted in for the include."""
+    """The GEMM with `old` replaced in its template."""
     knobs = {**SCHEDULES[schedule], "atoms": 1, "piece": 32, "raster": 2}
-    made = GemmPersistent(group(), FEW).emit(knobs)
-    template = (DEVICE_HEADERS / "gemm_persistent.cuh").read_text()
-    assert old in template, "the fault's place has moved"
-    template = template.replace("#pragma once\n", "").replace(old, new) if old else template
-    source = made.source.replace('#include "gemm_persistent.cuh"', template)
-    return replace(made, source=source)
-
-
-def verdicts(made: KernelProgram) -> list[str]:
-    """What every schedule finds wrong."""
-    work = group()
-    values = random_values(work, torch.device("cpu"), seed=3)
-    found: list[str] = []
-    for seed in SEEDS:
-
-        def run(
-            program: KernelProgram, group: Group, values: Mapping[str, Tensor], seed: int = seed
-        ) -> Mapping[str, Tensor]:
-            return run_on_host(program, group, values, seed)
-
-        try:
-            found += wrong_outputs(made, work, values, run)
-        except HostError as error:
-            found.append(str(error))
-    return found
+    return planted(GemmPersistent(group(), FEW).emit(knobs), old, new)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_kernel_itself_is_right(schedule: str) -> None:
-    assert verdicts(program(schedule)) == []
+    assert verdicts(program(schedule), group()) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     schedule, old, new = FAULTS[fault]
-    found = verdicts(program(schedule, old, new))
+    found = verdicts(program(schedule, old, new), group())
     assert len(found) == len(SEEDS), found
     assert all("kernel gtco_gemm" in each or "with {" in each for each in found)

@@ -100,6 +100,18 @@ def test_a_right_program_and_the_library_are_timed(trials: Trials) -> None:
     assert {"load", "check", "time"} <= set(trials.seconds)
 
 
+def test_a_worker_starts_ahead_of_its_first_program() -> None:
+    measure.close_workers()
+    with Trials(host=True) as runner:
+        assert runner._own is not None
+        runner._own.submit(lambda: None).result(timeout=120)  # one thread: the start came before
+        (worker,) = measure._all
+        assert worker._child is not None
+        started = worker._child.process.pid
+        assert run(runner, good()).run_us is not None
+        assert worker._child.process.pid == started
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_bad_program_is_a_record_and_the_next_one_is_measured(trials: Trials, fault: str) -> None:
     statement, error = FAULTS[fault]

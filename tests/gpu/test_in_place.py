@@ -19,25 +19,14 @@ from gtco.runtime.captured import CapturedGraph
 from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
 from gtco.target import Target, target_of_capability
+from tests.models import FunctionOfTwo
 from tests.plans import make_plan
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 SIZE = (256, 1024)
 CLUSTERS = [(1, 1), (4, 1), (1, 2)]
 """Blocks that split K, and blocks that share tiles."""
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.function(x, y)
 
 
 def negations(x: Tensor, y: Tensor) -> Any:
@@ -52,7 +41,7 @@ def target() -> Target:
 def compiled_of(function: Callable[..., Any], target: Target, **options: Any) -> CompiledModule:
     """Negations are generated kernels, all else is ATen's."""
     like = (torch.zeros(SIZE, device="cuda"), torch.zeros(SIZE, device="cuda"))
-    captured = capture(Function(function).eval(), like)
+    captured = capture(FunctionOfTwo(function).eval(), like)
     plan = make_plan(captured, generated="neg", target=target, options=Options(**options))
     return CompiledModule(plan, captured)
 

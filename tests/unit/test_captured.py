@@ -23,6 +23,7 @@ from gtco.runtime.executable import Executable
 from gtco.runtime.in_place import MOST_LAUNCHES, copied_inputs, copied_outputs
 from gtco.runtime.plan import Plan
 from tests.cuda_stand_in import SUCCESS, CpuGraphs, Kernel, Notes, Stream, on_cpu, take_notes
+from tests.models import FunctionOfTwo
 from tests.plans import make_plan
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for CUDA")
@@ -30,18 +31,9 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="stands in for
 SIZE = (8, 8)
 
 
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__()
-        self.function = function
-
-    def forward(self, x: Tensor, y: Tensor) -> Any:
-        return self.function(x, y)
-
-
 def plan_of(function: Callable[..., Any], **options: Any) -> Plan:
     """Negations are generated kernels, all else is ATen's."""
-    captured = capture(Function(function).eval(), (torch.zeros(SIZE), torch.zeros(SIZE)))
+    captured = capture(FunctionOfTwo(function).eval(), (torch.zeros(SIZE), torch.zeros(SIZE)))
     return make_plan(captured, generated="neg", options=Options(**options))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,9 +83,10 @@ def test_bad_usage_is_explained_and_exits_with_2(run: Run, case: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-def test_a_missing_gpu_is_named(run: Run) -> None:
-    code, _, err = run("tune", "models_to_tune:gelu", "--trials", "1", "--target", "sm_90a")
-    assert code == 2 and "none is here for sm_90a" in err
+@pytest.mark.parametrize("target", [(), ("--target", "sm_90a")])
+def test_a_missing_gpu_is_named(run: Run, target: tuple[str, ...]) -> None:
+    code, _, err = run("tune", "models_to_tune:gelu", "--trials", "1", *target)
+    assert code == 2 and 'no CUDA GPU is here; target="host"' in err
 
 
 def test_a_database_that_cannot_be_opened_is_named(run: Run, tmp_path: Path) -> None:
@@ -108,6 +110,7 @@ def test_the_summary_names_all_that_was_found() -> None:
         ROWS,
         before_us=500.0,
         after_us=250.5,
+        replayed_us=None,
         plans_us=(251.0, 249.5),
         trials=40,
         failures=2,
@@ -118,10 +121,13 @@ def test_the_summary_names_all_that_was_found() -> None:
     )
     cli_tune.show(out, "a model", result)
     text = out.export_text()
+    assert "predicted latency: 500.0 us before, 250.5 us now" in text
+    cli_tune.show(out, "a model", replace(result, replayed_us=(510.0, 249.0)))
+    assert "the whole graph: 510.0 us before, 249.0 us now" in out.export_text()
     for fact in ("a model", "10.0", "12", "4.50", "gemm_wgmma", "6.25", "31%", "other plan",
                  "40 programs measured in 61 s, 2 of them failed", "the time was up", "load 1.5 s",
                  "then 9 s to time the best again",
-                 "251.0, 249.5", "500.0 us before, 250.5 us now"):  # fmt: skip
+                 "251.0, 249.5"):  # fmt: skip
         assert fact in text
 
 

@@ -116,6 +116,7 @@ class Runner:
 
 
 RUNNERS: list[Runner] = []
+REPLAYED_US = (2.0, 3.0)
 
 
 def first_of_each(known: Knowledge, found: Sequence[Task], *_: object) -> replay.Choices:
@@ -133,6 +134,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
     monkeypatch.setattr(tuner, "_target_here", lambda options: H100)
     monkeypatch.setattr(tuner, "shipped_ranker", lambda target: None)
     monkeypatch.setattr(tuner, "refine", first_of_each)  # no GPU replays a graph here
+    monkeypatch.setattr(tuner, "before_and_after", lambda before, after, captured: REPLAYED_US)
     yield Fresh
 
 
@@ -225,6 +227,14 @@ def test_the_same_call_again_measures_nothing_twice(runner: type[Runner], tmp_pa
     assert all(each.source == "default" for each in other.launches)
 
 
+def test_before_is_replayed_only_if_all_its_kernels_were_judged(
+    runner: type[Runner], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert tune(tmp_path / "short.sqlite", trials=1).replayed_us is None
+    assert tune(tmp_path / "long.sqlite", trials=40).replayed_us == REPLAYED_US
+    assert "took 2.0 us and takes 3.0 now" in caplog.text
+
+
 def test_a_faster_library_is_chosen(runner: type[Runner], tmp_path: Path) -> None:
     runner.library_us = 1.0
     result = tune(tmp_path / "t.sqlite", trials=20)
@@ -284,7 +294,7 @@ def test_it_says_what_it_needs(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="seconds=480"):
         gtco.tune(Mlp(), ARGS, target="host")
     if not torch.cuda.is_available():
-        with pytest.raises(TargetError, match=r'none is here for sm_90a; target="host"'):
+        with pytest.raises(TargetError, match='no CUDA GPU is here; target="host"'):
             gtco.tune(Mlp(), ARGS, trials=1, target="sm_90a", database=tmp_path / "t.sqlite")
     assert not list(tmp_path.iterdir())
 
