@@ -12,12 +12,20 @@ from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.graph import Group
 from gtco.target import Target
 
-SKETCHES: tuple[type[Sketch], ...] = (GemmWgmma, GemmMma, Attention, Rowwise, Elementwise)
+SKETCHES: tuple[type[Sketch], ...] = (
+    GemmWgmma,
+    GemmMma,
+    GemmPersistent,
+    Attention,
+    Rowwise,
+    Elementwise,
+)
 """Every sketch, the preferred one of a family first."""
 
 

@@ -48,14 +48,17 @@ class BlockWork:
     """What one block of a program does, for models of its time.
 
     Args:
-        fill_bytes: that reach its shared memory, over all steps.
+        fill_bytes: that reach its shared memory, over all steps of all tiles.
         l2_bytes: that it draws from L2 itself: less than `fill_bytes` where a cluster shares tiles.
-        steps: of its main loop.
+        steps: of its main loop, over all tiles.
         stages: steps in flight.
         mma_flops: of its matrix products, padding included.
-        tile_p, tile_q: sides of the tile of results that its epilogue handles.
+        tile_p, tile_q: sides of the tile of results that an epilogue handles.
         split: blocks that share the main loop of one tile.
         registers: of a thread, about; the compiler's own count comes after the choice.
+        tiles: of results, one after the other.
+        consumers: warpgroups that take the tiles in turn, one multiplying during the epilogues of
+            the others.
     """
 
     fill_bytes: int
@@ -67,6 +70,8 @@ class BlockWork:
     tile_q: int
     split: int
     registers: int
+    tiles: int = 1
+    consumers: int = 1
 
 
 class Sketch(ABC):
@@ -105,6 +110,17 @@ class Sketch(ABC):
     def block_work(self, program: KernelProgram) -> BlockWork | None:
         """What one block of `program` does; None if it only takes an even share of the bytes."""
         return None
+
+    def check_smem(self, nbytes: int) -> None:
+        """Refuse more dynamic shared memory than a block may ask for.
+
+        Raises:
+            Illegal: with both numbers.
+        """
+        limit = self.target.smem_per_block
+        check(
+            nbytes <= limit, f"shared memory {nbytes} B, {self.target.arch} has {limit} B a block"
+        )
 
     def program(
         self,

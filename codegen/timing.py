@@ -1,8 +1,9 @@
 """How long a kernel takes in a chain, from what one block of it does: a formula, nothing measured.
 
-    start + max(weights from device memory, waves * (loop + epilogue))
-    loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring
+    start + max(weights from device memory, waves * (tiles before + loop + epilogue))
+    loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
+    before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
 
 Sketches order their default schedules by it, and the draft cost model is the same formula
 (`gtco.cost_model.model`). The constants are an H100's (experiments.fill_rate and
@@ -25,6 +26,8 @@ LATENCY_US = 0.7
 """From asking for a step's bytes to the first of them: what the stages in flight have to hide."""
 TURN_US = 0.05
 """A consumer's turn from one stage of the ring to the next."""
+TURNS_US: Mapping[str, float] = {"gemm_persistent": 0.0}
+"""The same by sketch: where the next stage's products follow without a wait, a turn is free."""
 SHARED_TURN_US = 0.03
 """More of it where a cluster shares tiles: a slot waits for the slowest of its blocks."""
 CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
@@ -34,7 +37,12 @@ LARGE_CLUSTER_SHARE = 0.82
 """The same of larger clusters: of 6 and 8."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
-MMA_EFFICIENCY: Mapping[str, float] = {"gemm_wgmma": 1.15, "gemm_mma": 0.55, "attention": 0.45}
+MMA_EFFICIENCY: Mapping[str, float] = {
+    "gemm_wgmma": 1.15,
+    "gemm_mma": 0.55,
+    "gemm_persistent": 1.15,
+    "attention": 0.45,
+}
 """The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand."""
 START_BOUNDARIES = 1.2
 """The fixed chain of release, launch and first bytes, in units of `Target.boundary_us`."""
@@ -82,6 +90,7 @@ def chain_us(
     pointwise_us: float = 0.0,
     dram_us: float = 0.0,
     cluster: int = 1,
+    turn_us: float = TURN_US,
 ) -> float:
     """Microseconds from a kernel's start to the next one's.
 
@@ -91,9 +100,10 @@ def chain_us(
         resident: blocks that fit one multiprocessor at a time.
         tflops: that the main loop reaches with its data at hand, all multiprocessors together.
         target: the architecture.
-        pointwise_us: arithmetic of one block's epilogue.
+        pointwise_us: arithmetic of one tile's epilogue.
         dram_us: the weights at the rate of device memory.
         cluster: blocks of a cluster.
+        turn_us: of a consumer.
     """
     share = CLUSTER_SHARE.get(cluster, LARGE_CLUSTER_SHARE)
     usable = max(cluster, int(target.sm_count * share) // cluster * cluster)
@@ -106,7 +116,7 @@ def chain_us(
     fill_us = together * block.fill_bytes / (FILL * l2_per_us / target.sm_count)
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
     steps, stages = max(1, block.steps), max(1, block.stages)
-    round_us = LATENCY_US + TURN_US + (fill_us + multiply_us) / steps
+    round_us = LATENCY_US + turn_us + (fill_us + multiply_us) / steps
     loop_us = max(
         fill_us,
         busy * block.l2_bytes / (TOGETHER * l2_per_us),
@@ -121,5 +131,8 @@ def chain_us(
     start_us = (START_BOUNDARIES + ALONE_BOUNDARIES * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes
     start_us += SHARED_US * shares
-    turns_us = waits * (TURN_US + SHARED_TURN_US * shares)
-    return start_us + max(dram_us, waves * (loop_us + turns_us + epilogue_us))
+    turns_us = waits * (turn_us + SHARED_TURN_US * shares)
+    tile_us = (loop_us + turns_us) / block.tiles
+    rounds, rest = divmod(block.tiles - 1, block.consumers)
+    before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
+    return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us))

@@ -9,15 +9,17 @@ from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
-FEATURES_VERSION = 3
+FEATURES_VERSION = 4
 """Moves whenever a feature is added, dropped or computed otherwise."""
 
-FAMILIES = ("gemm_wgmma", "gemm_mma", "attention", "rowwise", "elementwise")
+FAMILIES = ("gemm_wgmma", "gemm_mma", "gemm_persistent", "attention", "rowwise", "elementwise")
 """Sketches with a feature of their own: `is_<name>`."""
 KNOBS = (
     "swap",
     "multicast",
     "atoms",
+    "piece",
+    "raster",
     "block_k",
     "warps_m",
     "warps_n",
@@ -67,6 +69,8 @@ _NUMBERS: Mapping[str, tuple[str, Callable[[Work, Target], float]]] = {
     "split": ("blocks that share a main loop", lambda w, t: w.block.split),
     "stages": ("steps in flight", lambda w, t: w.block.stages),
     "steps": ("of the main loop", lambda w, t: w.block.steps),
+    "tiles": ("of results, one after the other", lambda w, t: w.block.tiles),
+    "consumers": ("warpgroups that take tiles in turn", lambda w, t: w.block.consumers),
     "tile_p": ("rows of a block's results", lambda w, t: w.block.tile_p),
     "tile_q": ("columns of a block's results", lambda w, t: w.block.tile_q),
     "mma_flops": ("log2 of one block's, padding included", lambda w, t: _log(w.block.mma_flops)),

@@ -44,6 +44,8 @@ SPLITS = (1, 2, 4, 8)
 
 BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
+WARPGROUP = 128
+"""Threads that take a tile where consumers do so in turn."""
 
 
 def roofline_us(group: Group, target: Target) -> float:
@@ -141,17 +143,20 @@ def draft_us(work: Work, target: Target) -> float:
     resident = resident_blocks(work, target)
     together = min(-(-work.blocks // target.sm_count), resident)
     rate = target.matmul_tflops if work.group.half else target.fp32_tflops
-    busy = min(1.0, together * work.threads / 32 / BUSY_WARPS)
+    threads = work.threads - WARPGROUP * (work.block.consumers - 1)  # of an epilogue
+    busy = min(1.0, together * threads / 32 / BUSY_WARPS)
     fp32_per_us = target.fp32_tflops * 1e6 / target.sm_count * busy
+    tiles = work.blocks * work.block.tiles
     return timing.chain_us(
         work.block,
         work.blocks,
         resident,
         rate * timing.MMA_EFFICIENCY.get(work.sketch, 1.0),
         target,
-        pointwise_us=work.group.pointwise_flops / work.blocks / fp32_per_us,
+        pointwise_us=work.group.pointwise_flops / tiles / fp32_per_us,
         dram_us=_per_us(work.group.weight_bytes, target.dram_gbps),
         cluster=work.cluster,
+        turn_us=timing.TURNS_US.get(work.sketch, timing.TURN_US),
     )
 
 

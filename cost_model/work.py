@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 
 import torch
 
@@ -78,13 +78,17 @@ class Work:
 
     @staticmethod
     def of_numbers(sketch: str, schedule: Mapping[str, int], numbers: Mapping[str, int]) -> Work:
-        """What `numbers` gave, for example of a record.
+        """What `numbers` gave, for example of a record: an older one has fewer of them.
 
         Raises:
             KeyError: a number is missing, which it names.
         """
         group, block = (
-            {each.name: int(numbers[each.name]) for each in fields(part)}
+            {
+                each.name: int(numbers[each.name])
+                for each in fields(part)
+                if each.name in numbers or each.default is MISSING
+            }
             for part in (GroupWork, BlockWork)
         )
         own = {name: int(numbers[name]) for name in _OWN}

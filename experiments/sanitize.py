@@ -18,7 +18,7 @@ import copy
 import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -38,6 +38,8 @@ from tests.kernel_checks import inputs_of, wrong_outputs
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 REPLAYS = 20
 TRIES = 10_000
+MULTIPROCESSORS = 4
+"""For which kernels are made: blocks that stay then have several tiles of a small result."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +69,15 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
         {"swap": 1, "block_p": 64, "multicast": 4},
     ),
     "gemm_mma": ({"stages": 2}, {"stages": 3, "warps_m": 2}),
+    "gemm_persistent": (
+        {"cooperative": 0, "block_m": 64, "block_n": 64},
+        {"cooperative": 1, "block_m": 128, "block_n": 64},
+    ),
 }
 _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_wgmma": ({"swap": 0}, {"swap": 1, "block_p": 128}),
     "gemm_mma": ({},),
+    "gemm_persistent": ({"block_m": 64},),
 }
 
 CASES: dict[str, Case] = {
@@ -99,7 +106,8 @@ CASES: dict[str, Case] = {
 def programs(case: Case, group: Group, target: Target) -> Iterator[KernelProgram]:
     """The programs of a case on every sketch that takes it, each once."""
     seen = set()
-    for sketch in derive(group, family(group), target).sketches:
+    few = replace(target, sm_count=MULTIPROCESSORS)
+    for sketch in derive(group, family(group), few).sketches:
         wishes = case.wishes.get(sketch.name, ())
         for program in (
             sketch.emit(next(iter(sketch.defaults()))),

@@ -21,8 +21,9 @@ __device__ __forceinline__ void fill_row_values(const Functor& functor, typename
 
 // The part of a tile's epilogue that one of THREADS threads does: rows [first_row, first_row +
 // ROWS) of the tile at (row0, col0), a vector of columns a step. What the functor reads from device
-// memory is fetched ahead of the accumulators where it fits FETCH_BYTES of registers.
-template <int ROWS, int COLUMNS, int THREADS, int FETCH_BYTES, class Functor>
+// memory is fetched ahead of the accumulators where it fits FETCH_BYTES of registers. Where nothing
+// has to stay in registers, UNROLLED steps are written out.
+template <int ROWS, int COLUMNS, int THREADS, int FETCH_BYTES, class Functor, int UNROLLED = 4>
 class EpilogueTile {
   static constexpr int V = Functor::VECTOR;
   static_assert(COLUMNS % V == 0, "a vector does not cross the tile's edge");
@@ -57,7 +58,7 @@ class EpilogueTile {
   template <class Accumulators>
   __device__ __forceinline__ void run(const typename Functor::Row* row_values,
                                       Accumulators accumulators) {
-    constexpr int UNROLL = FETCH && SLOTS > 1 ? STEPS : min_of(STEPS, 4);
+    constexpr int UNROLL = FETCH && SLOTS > 1 ? STEPS : min_of(STEPS, UNROLLED);
 #pragma unroll UNROLL
     for (int step = 0; step < STEPS; ++step) {
       const int r = row(step), c = column(step);

@@ -159,6 +159,20 @@ __device__ __forceinline__ void griddepcontrol_launch_dependents() {
 // -- barriers -------------------------------------------------------------------------------------
 
 #if __CUDA_ARCH__ >= 900
+// 9.7.19.5 setmaxnreg: a warpgroup as a whole gives registers back to its block, or takes as many
+// as others have given back. The block's launch bounds must say how many it began with.
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_dec() {
+  static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
+template <int REGISTERS>
+__device__ __forceinline__ void setmaxnreg_inc() {
+  static_assert(REGISTERS % 8 == 0 && REGISTERS >= 24 && REGISTERS <= 256, "what setmaxnreg takes");
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(REGISTERS));
+}
+
 // 9.7.13.15 mbarrier: 64 bits in shared memory that count arrivals and bytes.
 __device__ __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");

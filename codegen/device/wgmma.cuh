@@ -24,8 +24,14 @@ __device__ __forceinline__ void wgmma_commit_group() {
   asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-// Returns when at most PENDING groups are unfinished. The accumulators pass through, so that no
-// access to them moves above the wait.
+// Returns when at most PENDING groups are unfinished: for giving back what the others have read.
+template <int PENDING>
+__device__ __forceinline__ void wgmma_wait_group() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// The same before accumulators are read: they pass through, so that no access to them moves above
+// the wait.
 template <int PENDING, int COUNT>
 __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");

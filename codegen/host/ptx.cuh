@@ -57,6 +57,11 @@ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 
 __forceinline__ void griddepcontrol_wait() { host::griddepcontrol_wait(); }
 __forceinline__ void griddepcontrol_launch_dependents() {}
 
+template <int REGISTERS>
+__forceinline__ void setmaxnreg_dec() {}
+template <int REGISTERS>
+__forceinline__ void setmaxnreg_inc() {}
+
 __forceinline__ void mbarrier_init(u32 barrier, u32 arrivals) {
   host::mbarrier_init(barrier, arrivals);
 }

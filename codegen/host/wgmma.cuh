@@ -10,6 +10,11 @@ __forceinline__ u64 wgmma_descriptor(u32 address) { return address; }
 __forceinline__ void wgmma_fence() {}
 __forceinline__ void wgmma_commit_group() { host::wgmma_commit(); }
 
+template <int PENDING>
+__forceinline__ void wgmma_wait_group() {
+  host::wgmma_wait(PENDING);
+}
+
 template <int PENDING, int COUNT>
 __forceinline__ void wgmma_wait_group(float (&)[COUNT]) {
   host::wgmma_wait(PENDING);

@@ -190,8 +190,7 @@ class Attention(Sketch):
         shares_at = max(ring * 16, staged)
         row_values_at = shares_at + 2 * warps_k * block_q * 4
         smem = row_values_at + block_q * 4 * len(emitter.row_fields)
-        most = self.target.smem_per_block
-        check(smem <= most, f"shared memory {smem} B, {self.target.arch} has {most} B a block")
+        self.check_smem(smem)
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         arguments = ", ".join(

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 import torch
 
 from gtco.codegen.emit import PointwiseEmitter, Region
+from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
 from gtco.graph import Group, Node
+from gtco.target import Target
 from gtco.views import Axis, Layout, NotAView, resolve
+
+WGMMA_DTYPES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,31 @@ class GemmProblem:
     def epilogue(self, region: Region) -> PointwiseEmitter:
         """The epilogue's emitter; the template hands in `acc`."""
         return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
+
+    def check_stats(self, columns: int, part: str) -> None:
+        """Refuse epilogues of `columns` at a time, a `part`, that cut what row statistics are of.
+
+        Raises:
+            Illegal: they do.
+        """
+        has_stats = any(node.op == "row_stats" for node in self.group.nodes)
+        check(
+            not has_stats or columns % 64 == 0,
+            f"{columns} columns a {part} cut the chunks of the row statistics",
+        )
+
+    def tensor_map(self, operand: GemmOperand, size: int, box: int) -> TensorMapArgument:
+        """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K."""
+        batch_stride, row_stride, _ = (_single_stride(axis) or 0 for axis in operand.layout.dims)
+        row_stride = row_stride or pad_to(self.k, 16)
+        return TensorMapArgument(
+            operand.base,
+            operand.layout.offset,
+            self.dtype,
+            (self.k, size, self.batch),
+            (row_stride, batch_stride or row_stride * size),
+            (128 // self.dtype.itemsize, min(box, 256), 1),
+        )
 
 
 def analyse(group: Group) -> GemmProblem:
@@ -110,7 +139,7 @@ def analyse(group: Group) -> GemmProblem:
     )
 
 
-def single_stride(axis: Axis) -> int | None:
+def _single_stride(axis: Axis) -> int | None:
     """The one stride of a dimension, 0 if it has one element, None if it is nested."""
     if not axis:
         return 0
@@ -120,3 +149,28 @@ def single_stride(axis: Axis) -> int | None:
 def pad_to(value: int, multiple: int) -> int:
     """`value` rounded up to a multiple."""
     return -(-value // multiple) * multiple
+
+
+def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
+    """The GEMM in `group`, whose operands TMA can bring to `wgmma`.
+
+    Raises:
+        Illegal: as of `analyse`; or the target, the dtype or an operand's layout has no such way.
+    """
+    check(target.has_wgmma, f"{target.arch} has no wgmma")
+    problem = analyse(group)
+    check(problem.dtype in WGMMA_DTYPES, f"this sketch multiplies no {problem.dtype}")
+    for label, operand in (("A", problem.a), ("B", problem.b)):
+        _check_tensor_map(label, operand, problem.dtype)
+    return problem
+
+
+def _check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
+    batch, rows, k = (_single_stride(axis) for axis in operand.layout.dims)
+    check(
+        batch is not None and rows is not None and k in (0, 1),
+        f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
+    )
+    unit = 16 // dtype.itemsize
+    aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
+    check(aligned, f"operand {label} has rows that are not 16-byte aligned")

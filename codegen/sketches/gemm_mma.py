@@ -91,8 +91,7 @@ class GemmMma(Sketch):
         accumulators = m * n // (warps_m * warps_n * 32)
         check(accumulators <= 128, f"{accumulators} accumulators a thread leave no registers")
         check(accumulators >= 8, "a warp has less than one pair of mma tiles")
-        stats = any(node.op == "row_stats" for node in self.group.nodes)
-        check(not stats or n % 64 == 0, f"{n} columns a tile cut the chunks of the row statistics")
+        problem.check_stats(n, "tile")
         region = problem.region()
         emitter = problem.epilogue(region)
         operands = {
@@ -111,8 +110,7 @@ class GemmMma(Sketch):
         ring = stages * (m + n) * k * 2
         row_values_at = pad_to(max(ring, m * stage_ld * 4), 16)
         smem = row_values_at + m * 4 * len(emitter.row_fields)
-        limit = self.target.smem_per_block
-        check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+        self.check_smem(smem)
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_mma.cuh"

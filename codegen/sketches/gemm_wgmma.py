@@ -7,17 +7,14 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
-from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to, single_stride
+from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 
-ELEMENTS = (torch.float16, torch.bfloat16)
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
 
@@ -45,14 +42,9 @@ class GemmWgmma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        check(target.has_wgmma, f"{target.arch} has no wgmma")
-        self.problem = analyse(group)
-        problem = self.problem
-        check(problem.dtype in ELEMENTS, f"this sketch multiplies no {problem.dtype}")
+        self.problem = problem = analyse_wgmma(group, target)
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = -(-problem.k // self.block_k)
-        for label, operand in (("A", problem.a), ("B", problem.b)):
-            _check_map(label, operand, problem.dtype)
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
@@ -142,10 +134,7 @@ class GemmWgmma(Sketch):
         columns = block_p if schedule["swap"] else block_q
         vector = self.vector
         check(columns % vector == 0, f"{columns} columns are no multiple of the vector of {vector}")
-        check(
-            not self.has_stats or columns % 64 == 0,
-            f"{columns} columns a tile cut the chunks of the row statistics",
-        )
+        self.problem.check_stats(columns, "tile")
         steps = -(-self.steps // schedule["atoms"])
         multicast = schedule["multicast"]
         check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
@@ -157,9 +146,7 @@ class GemmWgmma(Sketch):
         registers = _registers(schedule)
         most = min(240, 65536 // _threads(schedule))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
-        smem = self._smem(schedule).nbytes
-        limit = self.target.smem_per_block
-        check(smem <= limit, f"shared memory {smem} B, {self.target.arch} has {limit} B a block")
+        self.check_smem(self._smem(schedule).nbytes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         return self._block_work(program.schedule)
@@ -180,10 +167,6 @@ class GemmWgmma(Sketch):
             split=split,
             registers=_registers(schedule),
         )
-
-    @property
-    def has_stats(self) -> bool:
-        return any(node.op == "row_stats" for node in self.group.nodes)
 
     def emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
@@ -227,8 +210,8 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
 }}
 """
         maps = (
-            _map(p, p_size, problem.k, block_p, problem.dtype, problem.batch),
-            _map(q, q_size, problem.k, block_q, problem.dtype, problem.batch),
+            problem.tensor_map(p, p_size, block_p),
+            problem.tensor_map(q, q_size, block_q),
         )
         return self.program(
             schedule,
@@ -257,29 +240,3 @@ def _block_q(rows: int, columns: int) -> tuple[int, ...]:
     choices = {16, 32, 64, 96, 128, 192, 256} | cuts
     limit = pad_to(max(rows, columns), 8)
     return tuple(sorted(size for size in choices if size <= min(256, limit)))
-
-
-def _check_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
-    batch, rows, k = (single_stride(axis) for axis in operand.layout.dims)
-    check(
-        batch is not None and rows is not None and k in (0, 1),
-        f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
-    )
-    unit = 16 // dtype.itemsize
-    aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
-    check(aligned, f"operand {label} has rows that are not 16-byte aligned")
-
-
-def _map(
-    operand: GemmOperand, rows: int, k: int, box: int, dtype: torch.dtype, batch: int
-) -> TensorMapArgument:
-    batch_stride, row_stride, _ = (single_stride(axis) or 0 for axis in operand.layout.dims)
-    row_stride = row_stride or pad_to(k, 16)
-    return TensorMapArgument(
-        operand.base,
-        operand.layout.offset,
-        dtype,
-        (k, rows, batch),
-        (row_stride, batch_stride or row_stride * rows),
-        (128 // dtype.itemsize, min(box, 256), 1),
-    )

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
 import pytest
 import torch
-from torch import Tensor
 
-from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.cost_model.judge import random_values
 from gtco.graph import Group
-from gtco.runtime.host import HostError, find_compiler, run_on_host
+from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests import groups
-from tests.kernel_checks import wrong_outputs
+from tests.faults.templates import SEEDS, planted, verdicts
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
-SEEDS = (0, 1)
 PLAIN = {"split": 1, "multicast": 1}
 CLUSTERS = {"plain": PLAIN, "split": {**PLAIN, "split": 2}, "multicast": {**PLAIN, "multicast": 2}}
 
@@ -109,43 +102,20 @@ def group() -> Group:
 
 
 def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:
-    """The GEMM with `old` replaced in its template, which is pasted in for the include."""
+    """The GEMM with `old` replaced in its template."""
     schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "atoms": 1}
     made = GemmWgmma(group(), TARGETS["sm_90a"]).emit({**schedule, **CLUSTERS[cluster]})
-    template = (DEVICE_HEADERS / "gemm_wgmma.cuh").read_text()
-    assert old in template, "the fault's place has moved"
-    template = template.replace("#pragma once\n", "").replace(old, new) if old else template
-    source = made.source.replace('#include "gemm_wgmma.cuh"', template)
-    return replace(made, source=source)
-
-
-def verdicts(made: KernelProgram) -> list[str]:
-    """What every schedule finds wrong."""
-    work = group()
-    values = random_values(work, torch.device("cpu"), seed=3)
-    found: list[str] = []
-    for seed in SEEDS:
-
-        def run(
-            program: KernelProgram, group: Group, values: Mapping[str, Tensor], seed: int = seed
-        ) -> Mapping[str, Tensor]:
-            return run_on_host(program, group, values, seed)
-
-        try:
-            found += wrong_outputs(made, work, values, run)
-        except HostError as error:
-            found.append(str(error))
-    return found
+    return planted(made, old, new)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_the_kernel_itself_is_right(cluster: str) -> None:
-    assert verdicts(program(cluster)) == []
+    assert verdicts(program(cluster), group()) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     cluster, old, new = FAULTS[fault]
-    found = verdicts(program(cluster, old, new))
+    found = verdicts(program(cluster, old, new), group())
     assert len(found) == len(SEEDS)
     assert all("kernel gtco_gemm" in each for each in found)

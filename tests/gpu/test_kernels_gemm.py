@@ -15,9 +15,17 @@ from tests.kernel_checks import sample
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("case", groups.GEMM_CASES)
+CASES = {
+    **groups.GEMM_CASES,
+    "fc1_many_rows": lambda: groups.norm_linear(1576, 768, 3072, torch.float16, gelu=True),
+    "fc2_many_rows": lambda: groups.residual_linear(3001, 1280, 768, torch.bfloat16),
+}
+"""The last two have several tiles for each multiprocessor."""
+
+
+@pytest.mark.parametrize("case", CASES)
 def test_gemm_matches_fp64(case: str) -> None:
-    group = groups.GEMM_CASES[case]()
+    group = CASES[case]()
     graph = group.graph
     values = random_values(group, torch.device("cuda", torch.cuda.current_device()), seed=1)
     judge = Judge(group, values)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.judge import random_values
 from gtco.graph import Group
@@ -19,7 +20,7 @@ from gtco.target import TARGETS
 from tests.faults import kernels
 from tests.faults.test_planted import PLANTED
 from tests.kernel_checks import wrong_outputs
-from tests.unit import test_host_wgmma
+from tests.unit import test_host_persistent, test_host_wgmma
 
 pytestmark = [
     pytest.mark.gpu,
@@ -30,20 +31,29 @@ pytestmark = [
 ]
 
 
+def run_on_gpu(
+    program: KernelProgram, group: Group, values: Mapping[str, Tensor]
+) -> Mapping[str, Tensor]:
+    there = {name: value.cuda() for name, value in values.items()}
+    return {name: y.cpu() for name, y in gpu.run_group(program, group, there).items()}
+
+
 @pytest.mark.parametrize(("name", "values"), test_host_wgmma.CASES)
 def test_wgmma_matches_fp64(name: str, values: tuple[int, ...]) -> None:
     group = test_host_wgmma.GROUPS[name]()
     schedule = dict(zip(test_host_wgmma.KNOBS, values, strict=True))
     program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
     given = random_values(group, torch.device("cpu"), seed=1)
+    assert not wrong_outputs(program, group, given, run_on_gpu)
 
-    def run(
-        program: KernelProgram, group: Group, values: Mapping[str, Tensor]
-    ) -> Mapping[str, Tensor]:
-        there = {name: value.cuda() for name, value in values.items()}
-        return {name: y.cpu() for name, y in gpu.run_group(program, group, there).items()}
 
-    assert not wrong_outputs(program, group, given, run)
+@pytest.mark.parametrize(("name", "values"), test_host_persistent.CASES)
+def test_persistent_matches_fp64(name: str, values: tuple[int, ...]) -> None:
+    group = test_host_persistent.GROUPS[name]()
+    schedule = dict(zip(test_host_persistent.KNOBS, values, strict=True))
+    program = GemmPersistent(group, test_host_persistent.FEW).emit(schedule)
+    given = random_values(group, torch.device("cpu"), seed=1)
+    assert not wrong_outputs(program, group, given, run_on_gpu)
 
 
 @pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")

@@ -26,6 +26,7 @@ def convolution() -> Group:
 CASES: dict[str, Callable[[], Group]] = {
     "norm + QKV": lambda: groups.norm_linear(197, 768, 2304, F16),
     "norm + FC1 + gelu": lambda: groups.norm_linear(197, 768, 3072, BF16, gelu=True),
+    "norm + FC1 + gelu, many rows": lambda: groups.norm_linear(1576, 768, 3072, F16, gelu=True),
     "projection + residual + stats": lambda: groups.residual_linear(197, 768, 768, F16),
     "patch embedding": lambda: groups.patch_embedding(224, 16, 768, F16),
     "head": lambda: groups.plain_linear(1, 768, 1000, F16),

@@ -26,8 +26,17 @@ H100 = TARGETS["sm_90a"]
 POOL = Path(__file__).parents[2] / "experiments" / "results" / "pool"
 F16 = torch.float16
 
-EXPRESSED = {"block_p", "block_q", "block_m", "block_n", "stages", "split", "threads"}
-"""Knobs that tile_p, tile_q and other features express."""
+EXPRESSED = {
+    "block_p",
+    "block_q",
+    "block_m",
+    "block_n",
+    "stages",
+    "split",
+    "threads",
+    "cooperative",
+}
+"""Knobs that tile_p, tile_q, consumers and other features express."""
 
 
 def sampler(group: Group) -> Sampler:
@@ -89,6 +98,13 @@ def test_numbers_survive_a_record(projection: Candidate) -> None:
         Work.of_numbers(work.sketch, work.schedule, numbers)
 
 
+def test_an_older_record_has_one_tile_a_block(projection: Candidate) -> None:
+    work = work_of(projection)
+    older = {k: v for k, v in work.numbers().items() if k not in ("tiles", "consumers")}
+    assert len(older) == len(work.numbers()) - 2
+    assert Work.of_numbers(work.sketch, work.schedule, older) == work
+
+
 def test_every_feature_is_documented_and_finite_where_it_applies() -> None:
     for group in FOUR:
         for candidate in sampler(group).random(10):
@@ -104,7 +120,9 @@ def test_every_feature_is_documented_and_finite_where_it_applies() -> None:
 def test_every_knob_and_sketch_is_a_feature() -> None:
     """A new knob must join KNOBS (and FEATURES_VERSION move), or be expressed by another."""
     assert {kind.name for kind in SKETCHES} == set(FAMILIES)
-    names = {knob.name for g in FOUR for sketch in sampler(g).sketches for knob in sketch.knobs()}
+    many_rows = groups.norm_linear(1576, 768, 3072, F16)
+    sketches = [sketch for g in (*FOUR, many_rows) for sketch in sampler(g).sketches]
+    names = {knob.name for sketch in sketches for knob in sketch.knobs()}
     assert names - EXPRESSED == set(KNOBS)
 
 
@@ -169,6 +187,67 @@ def test_a_cluster_fills_fewer_multiprocessors(projection: Candidate) -> None:
 
     assert us(128, 1) == us(128, 2) < us(128, 4), "in clusters of four they take two waves"
     assert us(120, 1) == us(120, 4)
+
+
+def many_rows(**changes: int) -> Work:
+    """FC1 of ViT-B/16 at batch 32 on the persistent sketch."""
+    schedule = {
+        "cooperative": 0,
+        "block_m": 128,
+        "block_n": 160,
+        "atoms": 1,
+        "piece": 32,
+        "raster": 4,
+    }
+    group = groups.norm_linear(6304, 768, 3072, F16, gelu=True)
+    return work_of(made(group, "gemm_persistent", **{**schedule, **changes}))
+
+
+def test_the_numbers_of_a_block_that_stays() -> None:
+    """Of 1000 tiles a block has 7.6: it is priced at 8, and so are its bytes and steps."""
+    block = many_rows().block
+    assert (block.tiles, block.consumers, block.steps) == (8, 2, 8 * 12)
+    assert block.fill_bytes == block.l2_bytes == 8 * 12 * (128 + 160) * 128
+    assert block.mma_flops == 8 * 2 * 128 * 160 * 768
+    assert many_rows(cooperative=1).block.consumers == 1
+
+
+def test_all_epilogues_but_the_last_overlap_where_consumers_take_turns() -> None:
+    """Unless they take longer than the products: then one warpgroup waits for the other."""
+    block = many_rows().block
+
+    def us(tiles: int, consumers: int, pointwise_us: float) -> float:
+        share = tiles / block.tiles
+        part = replace(
+            block,
+            fill_bytes=int(block.fill_bytes * share),
+            l2_bytes=int(block.l2_bytes * share),
+            steps=int(block.steps * share),
+            mma_flops=int(block.mma_flops * share),
+            tiles=tiles,
+            consumers=consumers,
+        )
+        return chain_us(part, 132, 1, 800.0, H100, pointwise_us=pointwise_us)
+
+    assert us(1, 2, 1.0) == us(1, 1, 1.0), "one tile overlaps with nothing"
+    assert us(8, 2, 3.0) - us(8, 2, 1.0) == pytest.approx(2.0), "its last tile's"
+    assert us(8, 1, 3.0) - us(8, 1, 1.0) == pytest.approx(8 * 2.0), "each tile's"
+    saved = [us(tiles, 1, 1.0) - us(tiles, 2, 1.0) for tiles in (8, 3)]
+    assert saved[0] / 7 == pytest.approx(saved[1] / 2), "as many epilogues, no products"
+    assert us(8, 2, 50.0) - us(8, 2, 40.0) == pytest.approx(4 * 10.0), "every second one's"
+    assert us(7, 2, 50.0) - us(7, 2, 40.0) == pytest.approx(4 * 10.0)
+
+
+def test_the_draft_hides_the_gelu_of_many_tiles() -> None:
+    turns, together = many_rows(), many_rows(cooperative=1)
+    free = [
+        replace(work, group=replace(work.group, pointwise_flops=0)) for work in (turns, together)
+    ]
+    hidden, shown = (
+        draft_us(work, H100) - draft_us(bare, H100)
+        for work, bare in zip((turns, together), free, strict=True)
+    )
+    assert shown == pytest.approx(8 * hidden * 256 / 384), "one warpgroup less for one of 8 tiles"
 
 
 def test_a_sketchs_own_order_is_the_drafts(projection: Candidate) -> None:

@@ -21,6 +21,7 @@ from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.graph import Group
@@ -35,6 +36,8 @@ WORKERS = 2
 
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "wgmma": (GemmWgmma, lambda: groups.norm_linear(65, 512, 256, F16, gelu=True)),
+    "persistent": (GemmPersistent, lambda: groups.norm_linear(1576, 1280, 768, F16, gelu=True)),
+    "persistent_stats": (GemmPersistent, lambda: groups.residual_linear(4500, 264, 256, BF16)),
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),
@@ -111,9 +114,10 @@ def test_a_greedy_cover_has_every_pair() -> None:
 
 def test_every_case_is_legal_where_its_sketch_is(legal: list[Legal]) -> None:
     assert {kind for kind, _ in CASES.values()} == set(SKETCHES)
-    everywhere = {(case, arch) for case in CASES if case != "wgmma" for arch in TARGETS}
     found = {(each.case, program.arch) for each in legal for program in each.programs}
-    assert found == {*everywhere, ("wgmma", "sm_90a")}
+    for case, (kind, _) in CASES.items():
+        expected = {"sm_90a"} if kind in (GemmWgmma, GemmPersistent) else set(TARGETS)
+        assert {arch for name, arch in found if name == case} == expected
 
 
 def test_no_legal_program_breaks_a_limit(legal: list[Legal]) -> None:

@@ -74,6 +74,12 @@ def test_defaults_come_in_order(projection: Group) -> None:
     assert by_sketch["gemm_wgmma"] == [dict(s) for s in found[0].sketch.defaults()][:12]
 
 
+def test_many_rows_have_a_third_sketch_whose_defaults_come_last() -> None:
+    found = sampler(groups.norm_linear(1576, 768, 2304, F16)).defaults(12)
+    names = [each.sketch.name for each in found]
+    assert names == ["gemm_wgmma"] * 12 + ["gemm_mma"] * 2 + ["gemm_persistent"] * 2
+
+
 def test_mutations_and_crossings_stay_legal_and_near(projection: Group) -> None:
     space = sampler(projection)
     first, second = [c for c in space.random(20) if c.sketch.name == "gemm_wgmma"][:2]

@@ -25,7 +25,8 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
         for case in sanitize.CASES.values()
         for program in sanitize.programs(case, case.make(), TARGETS[arch])
     ]
-    expected = {kind.name for kind in SKETCHES} - ({"gemm_wgmma"} if arch == "sm_80" else set())
+    wgmma = {"gemm_wgmma", "gemm_persistent"}
+    expected = {kind.name for kind in SKETCHES} - (wgmma if arch == "sm_80" else set())
     assert {program.sketch for program in found} == expected
     assert len(found) <= 80
     assert all(program.grid[0] * program.grid[1] * program.grid[2] <= 128 for program in found)
@@ -34,6 +35,9 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
         for knob in ("split", "multicast"):
             assert {1, 2, 4} <= {schedule[knob] for schedule in schedules}
             assert {0, 1} <= {schedule["swap"] for schedule in schedules if schedule[knob] > 1}
+        stay = [program for program in found if program.sketch == "gemm_persistent"]
+        assert {0, 1} == {program.schedule["cooperative"] for program in stay}
+        assert max(program.grid[0] for program in stay) == sanitize.MULTIPROCESSORS
 
 
 def test_a_wish_that_nothing_fulfils_is_an_error() -> None:

@@ -12,6 +12,7 @@ import torch
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.runtime.compile_pool import CompileJob, compile_many
@@ -22,6 +23,8 @@ from tests import groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
+FEW = dataclasses.replace(H100, sm_count=1)
+"""Where even small results have two tiles for each block that stays."""
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 CASES = groups.GEMM_CASES
@@ -46,28 +49,32 @@ def sketches(case: str) -> Iterator[Sketch]:
 @pytest.mark.parametrize("case", CASES)
 def test_wgmma_comes_first_where_a_tensor_map_describes_the_operands(case: str) -> None:
     expected = ["gemm_mma"] if case in NO_TENSOR_MAP else ["gemm_wgmma", "gemm_mma"]
+    expected += ["gemm_persistent"] if case == "fc1_huge" else []
     assert [each.name for each in derive(CASES[case](), "gemm", H100).sketches] == expected
 
 
 @pytest.mark.parametrize("case", NO_TENSOR_MAP)
-def test_wgmma_says_which_operand_it_cannot_copy(case: str) -> None:
+@pytest.mark.parametrize("kind", [GemmWgmma, GemmPersistent])
+def test_wgmma_says_which_operand_it_cannot_copy(case: str, kind: type[Sketch]) -> None:
     with pytest.raises(Illegal, match=NO_TENSOR_MAP[case]):
-        GemmWgmma(CASES[case](), H100)
+        kind(CASES[case](), FEW)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89"])
 def test_wgmma_needs_sm_90a(arch: str) -> None:
     derivation = derive(CASES["qkv"](), "gemm", TARGETS[arch])
     assert [each.name for each in derivation.sketches] == ["gemm_mma"]
-    assert derivation.refusals == (("gemm_wgmma", f"{arch} has no wgmma"),)
+    names = ("gemm_wgmma", "gemm_persistent")
+    assert derivation.refusals == tuple((name, f"{arch} has no wgmma") for name in names)
 
 
-def test_fp32_has_no_sketch_and_both_say_why() -> None:
+def test_fp32_has_no_sketch_and_all_say_why() -> None:
     derivation = derive(groups.plain_linear(8, 64, 64, F32), "gemm", H100)
     assert not derivation.sketches
     assert derivation.reason == (
         "gemm_wgmma: this sketch multiplies no torch.float32; "
-        "gemm_mma: mma.sync m16n8k16 takes no torch.float32"
+        "gemm_mma: mma.sync m16n8k16 takes no torch.float32; "
+        "gemm_persistent: this sketch multiplies no torch.float32"
     )
 
 
@@ -80,7 +87,7 @@ def chain(*ops: str) -> Group:
     return Group("chain", b.build([x]))
 
 
-@pytest.mark.parametrize("kind", [GemmMma, GemmWgmma])
+@pytest.mark.parametrize("kind", [GemmMma, GemmWgmma, GemmPersistent])
 @pytest.mark.parametrize(
     ("ops", "reason"),
     [
@@ -91,12 +98,12 @@ def chain(*ops: str) -> Group:
 )
 def test_what_is_no_gemm(kind: type[Sketch], ops: tuple[str, ...], reason: str) -> None:
     with pytest.raises(Illegal, match=reason):
-        kind(chain(*ops), H100)
+        kind(chain(*ops), FEW)
 
 
 def test_equal_groups_have_equal_source() -> None:
-    for kind in (GemmMma, GemmWgmma):
-        first, second = (kind(CASES["fc1"](), H100) for _ in range(2))
+    for kind in (GemmMma, GemmWgmma, GemmPersistent):
+        first, second = (kind(CASES["fc1"](), FEW) for _ in range(2))
         schedule = next(iter(first.defaults()))
         assert first.emit(schedule).name == second.emit(schedule).name
 
@@ -162,6 +169,52 @@ def test_wgmma_says_which_limit_broke(case: str, changes: dict[str, int], reason
         sketch.emit(first_default(sketch, **{**defaults, **changes}))
 
 
+@pytest.mark.parametrize(
+    ("case", "changes", "reason"),
+    [
+        ("qkv", {"cooperative": 1, "block_m": 64}, "64 or 128 rows, not 32"),
+        ("qkv", {"block_m": 256}, "64 or 128 rows, not 256"),
+        ("qkv", {"block_m": 128, "block_n": 256}, "256 accumulators a thread, of 192"),
+        ("qkv", {"block_n": 260}, "wgmma takes no N of 260"),
+        ("qkv", {"block_n": 96, "piece": 64}, "96 columns are no whole pieces of 64"),
+        ("qkv", {"cooperative": 1, "block_m": 256, "block_n": 192, "atoms": 2, "piece": 64},
+         "shared memory .* sm_90a has"),
+        ("projection", {"piece": 32}, "32 columns a piece cut the chunks of the row statistics"),
+    ],
+)  # fmt: skip
+def test_persistent_says_which_limit_broke(case: str, changes: dict[str, int], reason: str) -> None:
+    sketch = GemmPersistent(CASES[case](), FEW)
+    defaults = {"cooperative": 0, "block_m": 64, "block_n": 64, "atoms": 1, "piece": 64}
+    with pytest.raises(Illegal, match=reason):
+        sketch.emit(first_default(sketch, **{**defaults, **changes}))
+
+
+def test_persistent_refuses_statistics_that_no_lane_holds() -> None:
+    with pytest.raises(Illegal, match="statistics of 3072 columns do not fit a lane's registers"):
+        GemmPersistent(groups.norm_linear(8, 3072, 128, F16), FEW)
+
+
+def test_persistent_leaves_few_rows_to_others() -> None:
+    with pytest.raises(Illegal, match="192 tiles of 64 x 64 are not two for each of 132 blocks"):
+        GemmPersistent(CASES["fc1"](), H100)
+
+
+def test_a_multiprocessor_has_one_persistent_block() -> None:
+    sketch = GemmPersistent(groups.norm_linear(1576, 768, 3072, F16), H100)
+    knobs = {"cooperative": 0, "block_m": 128, "block_n": 128}
+    assert sketch.emit(first_default(sketch, **knobs)).grid == (132, 1, 1)
+    few = GemmPersistent(groups.norm_linear(400, 768, 3072, F16), H100)
+    assert few.emit(first_default(few, **knobs)).grid == (96, 1, 1)
+
+
+def test_no_compile_takes_the_persistent_gemm_unmeasured() -> None:
+    """It has no record yet: an untuned compile takes the first sketch's first default."""
+    for rows in (1576, 6304):
+        first, *_, last = derive(groups.norm_linear(rows, 768, 3072, F16), "gemm", H100).sketches
+        assert (first.name, last.name) == ("gemm_wgmma", "gemm_persistent")
+        assert list(first.defaults())
+
+
 def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
     counts = [
         len(list(GemmMma(CASES["qkv"](), TARGETS[arch]).legal()))
@@ -220,6 +273,26 @@ def test_default_schedules_do_not_spill() -> None:
         assert compiled.spill_bytes == 0, where
 
 
+def test_persistent_schedules_neither_spill_nor_serialize_products() -> None:
+    """The assembler says so where it waits for each wgmma before the next."""
+    many_rows = (
+        groups.norm_linear(1576, 768, 3072, F16, gelu=True),
+        groups.norm_linear(6304, 1280, 3840, BF16),
+        groups.residual_linear(1576, 3072, 768, F16),
+    )
+    programs = [
+        sketch.emit(schedule)
+        for sketch in (GemmPersistent(group, H100) for group in many_rows)
+        for schedule in itertools.islice(sketch.defaults(), 6)
+    ]
+    jobs = [CompileJob(each.code, each.name, each.arch) for each in programs]
+    for program, compiled in zip(programs, compile_many(jobs, 2, CubinCache(None)), strict=True):
+        where = f"{dict(program.schedule)}"
+        assert isinstance(compiled, CompiledKernel), f"{where}: {compiled}"
+        assert compiled.spill_bytes == 0 and "serialized" not in compiled.log, where
+        assert "setmaxnreg" not in compiled.log, where  # it says where it ignores one
+
+
 def test_mma_source(golden: Callable[[str, object], None]) -> None:
     sketch = GemmMma(CASES["patch_16"](), A100)
     schedule = {
@@ -231,6 +304,12 @@ def test_mma_source(golden: Callable[[str, object], None]) -> None:
         "stages": 4,
     }
     golden("gemm_mma_patch.cu", sketch.emit(schedule).source)
+
+
+def test_persistent_source(golden: Callable[[str, object], None]) -> None:
+    sketch = GemmPersistent(groups.norm_linear(1576, 768, 3072, F16, gelu=True), H100)
+    knobs = {"cooperative": 0, "block_m": 128, "block_n": 128, "atoms": 1, "piece": 64}
+    golden("gemm_persistent_fc1.cu", sketch.emit(first_default(sketch, **knobs, raster=4)).source)
 
 
 def test_wgmma_source(golden: Callable[[str, object], None]) -> None:

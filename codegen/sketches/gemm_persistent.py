@@ -1,0 +1,221 @@
+"""GEMM of many rows on `wgmma`: blocks that stay and walk over the tiles of the result."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gtco.codegen import timing
+from gtco.codegen.emit import C_TYPES
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
+from gtco.graph import Group
+from gtco.target import Target
+
+THREADS = 384
+"""Two consumer warpgroups, and one of which a single thread produces."""
+REGISTERS = 168
+"""Of a thread as its block begins: an even part of a multiprocessor's."""
+ACCUMULATORS = 192
+"""Most that a consumer's thread holds: the epilogue needs the rest of its 240 registers."""
+CHUNKS = 24
+"""Most chunks of row statistics that a lane merges, in registers, before its products."""
+
+
+@dataclass(frozen=True)
+class _SharedMemory:
+    """Where what lies, in bytes; `stage_ld` is the row pitch of a staged piece in elements."""
+
+    stages: int
+    stage_ld: int
+    staged_at: int
+    row_values_at: int
+    barriers_at: int
+    nbytes: int
+
+
+class GemmPersistent(Sketch):
+    """A block a multiprocessor; one warpgroup multiplies while the other runs its epilogue.
+
+    With `cooperative`, both share every tile instead. The ring has as many stages as fit.
+    """
+
+    name: ClassVar[str] = "gemm_persistent"
+    family: ClassVar[str] = "gemm"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        self.problem = problem = analyse_wgmma(group, target)
+        self.block_k = 128 // problem.dtype.itemsize
+        smallest = problem.batch * -(-problem.rows // 64) * -(-problem.columns // 64)
+        check(
+            smallest >= 2 * target.sm_count,
+            f"{smallest} tiles of 64 x 64 are not two for each of {target.sm_count} blocks",
+        )
+        for node in group.nodes:
+            if node.op == "merge_stats":
+                columns = node.attrs["columns"]
+                check(
+                    -(-columns // 64) <= CHUNKS,
+                    f"row statistics of {columns} columns do not fit a lane's registers",
+                )
+        region = problem.region()
+        emitter = problem.epilogue(region)
+        self.row_fields, self.vector = len(emitter.row_fields), region.vector
+
+    def knobs(self) -> tuple[Knob, ...]:
+        widest = max(64, pad_to(self.problem.columns, 64))
+        columns = (64, 96, 128, 160, 192, 224, 256)
+        return (
+            Knob("cooperative", (0, 1)),
+            Knob("block_m", (64, 128, 256)),
+            Knob("block_n", tuple(size for size in columns if size <= widest)),
+            Knob("atoms", (1, 2)),
+            Knob("piece", (32, 64)),
+            Knob("raster", (1, 4, 16)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Every tile with one raster, ordered by a small model."""
+        found = []
+        knobs = [knob for knob in self.knobs() if knob.name != "raster"]
+        for values in itertools.product(*(knob.choices for knob in knobs)):
+            schedule = dict(zip((knob.name for knob in knobs), values, strict=True), raster=4)
+            try:
+                self._check(schedule)
+            except Illegal:
+                continue
+            found.append(schedule)
+        check(bool(found), "no default tile fits the shared memory")
+        return sorted(found, key=self._cost)
+
+    def _cost(self, schedule: Schedule) -> float:
+        """Microseconds, roughly: without the epilogue's arithmetic."""
+        target = self.target
+        block = self._block_work(schedule)
+        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        turn_us = timing.TURNS_US[self.name]
+        return timing.chain_us(block, self._blocks(schedule), 1, rate, target, turn_us=turn_us)
+
+    def _tiles(self, schedule: Schedule) -> int:
+        problem = self.problem
+        down = -(-problem.rows // schedule["block_m"])
+        return problem.batch * down * -(-problem.columns // schedule["block_n"])
+
+    def _blocks(self, schedule: Schedule) -> int:
+        """Of the grid: registers leave room for one on a multiprocessor."""
+        return min(self._tiles(schedule), self.target.sm_count)
+
+    def _rounds(self, schedule: Schedule) -> int:
+        """Tiles of the block that has most."""
+        return -(-self._tiles(schedule) // self._blocks(schedule))
+
+    def _steps(self, schedule: Schedule) -> int:
+        """Of a tile."""
+        return -(-self.problem.k // (schedule["atoms"] * self.block_k))
+
+    def _smem(self, schedule: Schedule) -> _SharedMemory:
+        block_m, block_n, piece = schedule["block_m"], schedule["block_n"], schedule["piece"]
+        stage_ld = piece + 8
+        warp_rows = block_m // (4 + 4 * schedule["cooperative"])
+        staged = 8 * 16 * stage_ld * 4
+        row_values = pad_to(8 * warp_rows * 4 * self.row_fields, 16)
+        stage = schedule["atoms"] * (block_m + block_n) * 128
+        fits = (self.target.smem_per_block - staged - row_values - 16) // (stage + 16)
+        stages = max(2, min(fits, self._rounds(schedule) * self._steps(schedule)))
+        staged_at = stages * stage
+        row_values_at = staged_at + staged
+        barriers_at = row_values_at + row_values
+        nbytes = barriers_at + 16 * (stages + 1)
+        return _SharedMemory(stages, stage_ld, staged_at, row_values_at, barriers_at, nbytes)
+
+    def _check(self, schedule: Schedule) -> None:
+        block_m, block_n, piece = schedule["block_m"], schedule["block_n"], schedule["piece"]
+        rows = block_m // (1 + schedule["cooperative"])
+        check(rows in (64, 128), f"a warpgroup multiplies 64 or 128 rows, not {rows}")
+        check(block_n % 8 == 0 and block_n <= 256, f"wgmma takes no N of {block_n}")
+        accumulators = rows // 64 * block_n // 2
+        check(
+            accumulators <= ACCUMULATORS,
+            f"{accumulators} accumulators a thread, of {ACCUMULATORS}",
+        )
+        check(block_n % piece == 0, f"{block_n} columns are no whole pieces of {piece}")
+        vector = self.vector
+        check(piece % vector == 0, f"{piece} columns are no multiple of the vector of {vector}")
+        self.problem.check_stats(piece, "piece")
+        self.check_smem(self._smem(schedule).nbytes)
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        return self._block_work(program.schedule)
+
+    def _block_work(self, schedule: Schedule) -> BlockWork:
+        """Of the block that has most tiles."""
+        block_m, block_n = schedule["block_m"], schedule["block_n"]
+        atoms = schedule["atoms"]
+        steps = self._rounds(schedule) * self._steps(schedule)
+        filled = steps * (block_m + block_n) * 128 * atoms
+        return BlockWork(
+            fill_bytes=filled,
+            l2_bytes=filled,
+            steps=steps,
+            stages=self._smem(schedule).stages,
+            mma_flops=2 * block_m * block_n * steps * atoms * self.block_k,
+            tile_p=block_m,
+            tile_q=block_n,
+            split=1,
+            registers=REGISTERS,
+            tiles=self._rounds(schedule),
+            consumers=1 if schedule["cooperative"] else 2,
+        )
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        self._check(schedule)
+        problem = self.problem
+        region = problem.region()
+        functor = problem.epilogue(region).functor("Epilogue", "acc")
+        block_m, block_n, atoms = schedule["block_m"], schedule["block_n"], schedule["atoms"]
+        smem, blocks = self._smem(schedule), self._blocks(schedule)
+        down = -(-problem.rows // block_m)
+        declarations = "".join(f", {text}" for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        source = f"""#include "gemm_persistent.cuh"
+using namespace gtco;
+
+struct Config {{
+  using Element = {C_TYPES[problem.dtype]};
+  static constexpr int BATCH = {problem.batch}, ROWS = {problem.rows};
+  static constexpr int COLUMNS = {problem.columns}, K = {problem.k};
+  static constexpr bool COOPERATIVE = {str(bool(schedule["cooperative"])).lower()};
+  static constexpr int BLOCK_M = {block_m}, BLOCK_N = {block_n};
+  static constexpr int STAGES = {smem.stages}, ATOMS = {atoms};
+  static constexpr bool A_CONSTANT = {str(problem.a.constant).lower()};
+  static constexpr bool B_CONSTANT = {str(problem.b.constant).lower()};
+  static constexpr int PIECE = {schedule["piece"]}, STAGE_LD = {smem.stage_ld};
+  static constexpr int GROUP = {min(schedule["raster"], down)}, BLOCKS = {blocks};
+  static constexpr int STAGED_AT = {smem.staged_at}, ROW_VALUES_AT = {smem.row_values_at};
+  static constexpr int BARRIERS_AT = {smem.barriers_at};
+}};
+
+{functor}
+extern "C" __global__ void __launch_bounds__({THREADS}, 1)
+ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
+            const __grid_constant__ ptx::TensorMap b_map{declarations}) {{
+  gemm_persistent<Config>(a_map, b_map, Epilogue{{{names}}});
+}}
+"""
+        maps = (
+            problem.tensor_map(problem.a, problem.rows, block_m),
+            problem.tensor_map(problem.b, problem.columns, block_n),
+        )
+        return self.program(
+            schedule,
+            source,
+            (blocks, 1, 1),
+            THREADS,
+            smem.nbytes,
+            (*maps, *(argument for _, argument in region.parameters.values())),
+        )

@@ -1,0 +1,47 @@
+"""Mistakes planted in the template of a GEMM, and what the host build says of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from gtco.codegen import DEVICE_HEADERS
+from gtco.codegen.program import KernelProgram
+from gtco.cost_model.judge import random_values
+from gtco.graph import Group
+from gtco.runtime.host import HostError, run_on_host
+from tests.kernel_checks import wrong_outputs
+
+SEEDS = (0, 1)
+"""Schedules of the host build: each must find the mistake."""
+
+
+def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
+    """`program` with `old` replaced in its template, which is pasted in for the include."""
+    header = f"{program.sketch}.cuh"
+    template = (DEVICE_HEADERS / header).read_text()
+    assert old in template, "the fault's place has moved"
+    template = template.replace("#pragma once\n", "").replace(old, new) if old else template
+    source = program.source.replace(f'#include "{header}"', template)
+    return replace(program, source=source)
+
+
+def verdicts(made: KernelProgram, work: Group) -> list[str]:
+    """What every schedule finds wrong."""
+    values = random_values(work, torch.device("cpu"), seed=3)
+    found: list[str] = []
+    for seed in SEEDS:
+
+        def run(
+            program: KernelProgram, group: Group, values: Mapping[str, Tensor], seed: int = seed
+        ) -> Mapping[str, Tensor]:
+            return run_on_host(program, group, values, seed)
+
+        try:
+            found += wrong_outputs(made, work, values, run)
+        except HostError as error:
+            found.append(str(error))
+    return found

@@ -1,0 +1,78 @@
+"""The persistent GEMM on the host build: several tiles a block, odd shapes, many orders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
+from gtco.cost_model.judge import random_values
+from gtco.graph import Group
+from gtco.runtime.host import find_compiler, run_on_host
+from gtco.target import TARGETS
+from tests import groups
+from tests.kernel_checks import wrong_outputs
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+F16, BF16 = torch.float16, torch.bfloat16
+FEW = replace(TARGETS["sm_90a"], sm_count=2, smem_per_block=160 * 1024)
+"""So few multiprocessors and so little shared memory that small results run on round the ring."""
+
+GROUPS: Mapping[str, Callable[[], Group]] = {
+    "norm and GELU": lambda: groups.norm_linear(300, 200, 328, F16, gelu=True),
+    "norm and GELU in bf16": lambda: groups.norm_linear(197, 136, 192, BF16, gelu=True),
+    "residual and statistics": lambda: groups.residual_linear(197, 264, 256, BF16),
+    "residual, statistics, batches": lambda: groups.residual_linear(50, 64, 192, F16, batch=3),
+    "one row": lambda: groups.plain_linear(1, 72, 1000, F16),
+    "seven rows": lambda: groups.norm_linear(7, 200, 1000, BF16, gelu=True),
+    "columns that no vector divides": lambda: groups.plain_linear(65, 72, 91, F16),
+    "few columns": lambda: groups.plain_linear(200, 256, 4, F16),
+    "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
+}
+KNOBS = ("cooperative", "block_m", "block_n", "atoms", "piece", "raster")
+CASES = [
+    ("norm and GELU", (0, 64, 64, 1, 64, 4)),
+    ("norm and GELU", (0, 128, 96, 1, 32, 1)),
+    ("norm and GELU", (0, 64, 192, 2, 32, 16)),
+    ("norm and GELU", (1, 128, 64, 1, 32, 4)),
+    ("norm and GELU", (1, 256, 128, 1, 64, 1)),
+    ("norm and GELU in bf16", (0, 64, 64, 1, 32, 4)),
+    ("norm and GELU in bf16", (1, 128, 96, 2, 32, 1)),
+    ("residual and statistics", (0, 64, 64, 2, 64, 1)),
+    ("residual and statistics", (0, 128, 128, 1, 64, 4)),
+    ("residual and statistics", (1, 128, 128, 1, 64, 4)),
+    ("residual, statistics, batches", (0, 64, 64, 1, 64, 4)),
+    ("one row", (0, 64, 128, 1, 64, 4)),
+    ("one row", (1, 128, 64, 1, 64, 4)),
+    ("seven rows", (0, 64, 160, 1, 32, 1)),
+    ("columns that no vector divides", (0, 64, 64, 1, 32, 1)),
+    ("few columns", (0, 64, 64, 1, 32, 4)),
+    ("several products", (0, 64, 64, 1, 32, 4)),
+    ("several products", (1, 128, 64, 1, 64, 1)),
+]
+
+
+@pytest.mark.parametrize(("name", "values"), CASES)
+def test_right_in_every_schedule(name: str, values: tuple[int, ...]) -> None:
+    group = GROUPS[name]()
+    program = GemmPersistent(group, FEW).emit(dict(zip(KNOBS, values, strict=True)))
+    assert program.grid[0] <= FEW.sm_count
+    given = random_values(group, torch.device("cpu"), seed=1)
+    for seed in (0, 1):
+        assert not wrong_outputs(
+            program, group, given, lambda p, g, v, seed=seed: run_on_host(p, g, v, seed)
+        )
+
+
+@pytest.mark.parametrize("values", [(0, 64, 64, 1, 64, 4), (1, 128, 64, 1, 32, 4)])
+def test_right_in_many_orders(values: tuple[int, ...]) -> None:
+    """Both warpgroups, the producer and its copies race in another way each time."""
+    group = GROUPS["residual and statistics" if values[4] == 64 else "norm and GELU in bf16"]()
+    program = GemmPersistent(group, FEW).emit(dict(zip(KNOBS, values, strict=True)))
+    given = random_values(group, torch.device("cpu"), seed=1)
+    for seed in range(2, 10):
+        run_on_host(program, group, given, seed)
