@@ -59,6 +59,7 @@ class BlockWork:
         tiles: of results, one after the other.
         consumers: warpgroups that take the tiles in turn, one multiplying during the epilogues of
             the others.
+        depth: steps whose products may be unfinished when the next ones are issued.
     """
 
     fill_bytes: int
@@ -72,6 +73,7 @@ class BlockWork:
     registers: int
     tiles: int = 1
     consumers: int = 1
+    depth: int = 0
 
 
 class Sketch(ABC):

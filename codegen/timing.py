@@ -25,9 +25,9 @@ TOGETHER = 2.1
 LATENCY_US = 0.7
 """From asking for a step's bytes to the first of them: what the stages in flight have to hide."""
 TURN_US = 0.05
-"""A consumer's turn from one stage of the ring to the next."""
-TURNS_US: Mapping[str, float] = {"gemm_persistent": 0.0}
-"""The same by sketch: where the next stage's products follow without a wait, a turn is free."""
+"""A consumer's turn from one stage of the ring to the next, waiting for the products."""
+DEEP_TURN_US = 0.03
+"""The same where the next stage's products are issued before the last one's are awaited."""
 SHARED_TURN_US = 0.03
 """More of it where a cluster shares tiles: a slot waits for the slowest of its blocks."""
 CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
@@ -40,7 +40,7 @@ FULL_TILE = 64
 MMA_EFFICIENCY: Mapping[str, float] = {
     "gemm_wgmma": 1.15,
     "gemm_mma": 0.55,
-    "gemm_persistent": 1.15,
+    "gemm_persistent": 0.85,
     "attention": 0.45,
 }
 """The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand."""
@@ -90,7 +90,6 @@ def chain_us(
     pointwise_us: float = 0.0,
     dram_us: float = 0.0,
     cluster: int = 1,
-    turn_us: float = TURN_US,
 ) -> float:
     """Microseconds from a kernel's start to the next one's.
 
@@ -103,7 +102,6 @@ def chain_us(
         pointwise_us: arithmetic of one tile's epilogue.
         dram_us: the weights at the rate of device memory.
         cluster: blocks of a cluster.
-        turn_us: of a consumer.
     """
     share = CLUSTER_SHARE.get(cluster, LARGE_CLUSTER_SHARE)
     usable = max(cluster, int(target.sm_count * share) // cluster * cluster)
@@ -115,7 +113,8 @@ def chain_us(
     waits = block.steps if block.steps > 1 else 0
     fill_us = together * block.fill_bytes / (FILL * l2_per_us / target.sm_count)
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
-    steps, stages = max(1, block.steps), max(1, block.stages)
+    steps, stages = max(1, block.steps), max(1, block.stages - block.depth)
+    turn_us = DEEP_TURN_US if block.depth else TURN_US
     round_us = LATENCY_US + turn_us + (fill_us + multiply_us) / steps
     loop_us = max(
         fill_us,

@@ -68,6 +68,7 @@ _NUMBERS: Mapping[str, tuple[str, Callable[[Work, Target], float]]] = {
     "cluster": ("blocks of a cluster", lambda w, t: w.cluster),
     "split": ("blocks that share a main loop", lambda w, t: w.block.split),
     "stages": ("steps in flight", lambda w, t: w.block.stages),
+    "depth": ("steps whose products are not awaited at once", lambda w, t: w.block.depth),
     "steps": ("of the main loop", lambda w, t: w.block.steps),
     "tiles": ("of results, one after the other", lambda w, t: w.block.tiles),
     "consumers": ("warpgroups that take tiles in turn", lambda w, t: w.block.consumers),

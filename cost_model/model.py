@@ -156,7 +156,6 @@ def draft_us(work: Work, target: Target) -> float:
         pointwise_us=work.group.pointwise_flops / tiles / fp32_per_us,
         dram_us=_per_us(work.group.weight_bytes, target.dram_gbps),
         cluster=work.cluster,
-        turn_us=timing.TURNS_US.get(work.sketch, timing.TURN_US),
     )
 
 

@@ -17,8 +17,8 @@ from gtco.codegen.sketch import BlockWork
 from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
 
-TANH_FLOPS = 20
-"""FP32 instructions of an exponential, erf or tanh, as many as of this number of additions."""
+TANH_FLOPS = 12
+"""FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
 
 _CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
 _SLOW = frozenset(

@@ -15,8 +15,9 @@ namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
-// Q_CONSTANT, ATOMS (of 128 bytes of K a stage), REGISTERS (a thread's), STAGE_LD,
-// ROW_VALUES_AT, INBOX_AT and BARRIERS_AT (bytes).
+// Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued before the
+// last one's are awaited), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT, INBOX_AT and BARRIERS_AT
+// (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -109,11 +110,17 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
               acc, ptx::wgmma_descriptor(p_tile + atom * P_BYTES + k),
               ptx::wgmma_descriptor(q_tile + atom * Q_BYTES + k), 1);
       ptx::wgmma_commit_group();
-      // Filling the ring takes longer than multiplying: the slot goes back before the next is
-      // awaited.
-      ptx::wgmma_wait_group<0>(acc);
-      release(s);
+      // At depth 0 the slot goes back before the next is awaited; at depth 1 the tensor cores never
+      // wait for this warpgroup's turn, and each slot is held for a step longer.
+      if constexpr (C::DEPTH == 0) {
+        ptx::wgmma_wait_group<0>(acc);
+        release(s);
+      } else {
+        ptx::wgmma_wait_group<1>();
+        if (step > 0) release((step - 1) % C::STAGES);
+      }
     }
+    if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);
   };
   const auto stage = [&]() {
     const int p = group * 64 + warp % 4 * 16 + lane / 4;

@@ -98,8 +98,7 @@ class GemmPersistent(Sketch):
         target = self.target
         block = self._block_work(schedule)
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
-        turn_us = timing.TURNS_US[self.name]
-        return timing.chain_us(block, self._blocks(schedule), 1, rate, target, turn_us=turn_us)
+        return timing.chain_us(block, self._blocks(schedule), 1, rate, target)
 
     def _tiles(self, schedule: Schedule) -> int:
         problem = self.problem
@@ -170,6 +169,7 @@ class GemmPersistent(Sketch):
             registers=REGISTERS,
             tiles=self._rounds(schedule),
             consumers=1 if schedule["cooperative"] else 2,
+            depth=1,
         )
 
     def emit(self, schedule: Schedule) -> KernelProgram:

@@ -38,7 +38,7 @@ class GemmWgmma(Sketch):
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -58,6 +58,7 @@ class GemmWgmma(Sketch):
             Knob("split", (1, 2, 3, 4, 6, 8)),
             Knob("multicast", (1, 2, 4)),
             Knob("atoms", (1, 2, 3, 4)),
+            Knob("depth", (0, 1)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -69,8 +70,8 @@ class GemmWgmma(Sketch):
         budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
         clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1))
         found: dict[tuple[int, ...], Schedule] = {}
-        for swap, block_p, atoms, budget, (split, multicast) in itertools.product(
-            (1, 0), (64, 128), (1, 2, 4), budgets, clusters
+        for swap, block_p, atoms, depth, budget, (split, multicast) in itertools.product(
+            (1, 0), (64, 128), (1, 2, 4), (0, 1), budgets, clusters
         ):
             for block_q in _block_q(problem.rows, problem.columns):
                 steps = -(-self.steps // (split * atoms))
@@ -83,6 +84,7 @@ class GemmWgmma(Sketch):
                     "split": split,
                     "multicast": multicast,
                     "atoms": atoms,
+                    "depth": depth,
                 }
                 while self._smem(schedule).nbytes > budget and schedule["stages"] > 2:
                     schedule["stages"] -= 1
@@ -166,6 +168,7 @@ class GemmWgmma(Sketch):
             tile_q=q,
             split=split,
             registers=_registers(schedule),
+            depth=schedule["depth"],
         )
 
     def emit(self, schedule: Schedule) -> KernelProgram:
@@ -197,7 +200,7 @@ struct Config {{
   static constexpr bool P_CONSTANT = {str(p.constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
   static constexpr int REGISTERS = {min(255, 65536 // (threads * blocks_per_sm))};
-  static constexpr int ATOMS = {schedule["atoms"]};
+  static constexpr int ATOMS = {schedule["atoms"]}, DEPTH = {schedule["depth"]};
   static constexpr int STAGE_LD = {smem.stage_ld}, ROW_VALUES_AT = {smem.row_values_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
 }};

@@ -16,18 +16,33 @@ from tests.faults.templates import SEEDS, planted, verdicts
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 PLAIN = {"split": 1, "multicast": 1}
-CLUSTERS = {"plain": PLAIN, "split": {**PLAIN, "split": 2}, "multicast": {**PLAIN, "multicast": 2}}
+CLUSTERS = {
+    "plain": PLAIN,
+    "deep": {**PLAIN, "depth": 1},
+    "split": {**PLAIN, "split": 2},
+    "multicast": {**PLAIN, "multicast": 2},
+}
 
 FAULTS = {
     "accumulators read before the last wait": (
         "plain",
-        "      ptx::wgmma_wait_group<0>(acc);\n",
-        "      if (step + 1 < steps) ptx::wgmma_wait_group<0>(acc);\n",
+        "        ptx::wgmma_wait_group<0>(acc);\n",
+        "        if (step + 1 < steps) ptx::wgmma_wait_group<0>(acc);\n",
+    ),
+    "accumulators read before the last of several products": (
+        "deep",
+        "    if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);\n",
+        "",
     ),
     "a slot handed back while a product still reads it": (
         "plain",
-        "      ptx::wgmma_wait_group<0>(acc);\n      release(s);\n",
-        "      release(s);\n      ptx::wgmma_wait_group<0>(acc);\n",
+        "        ptx::wgmma_wait_group<0>(acc);\n        release(s);\n",
+        "        release(s);\n        ptx::wgmma_wait_group<0>(acc);\n",
+    ),
+    "a slot handed back while the products before the last still read it": (
+        "deep",
+        "        ptx::wgmma_wait_group<1>();\n",
+        "",
     ),
     "a wrong expected byte count": (
         "plain",
@@ -103,7 +118,7 @@ def group() -> Group:
 
 def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:
     """The GEMM with `old` replaced in its template."""
-    schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "atoms": 1}
+    schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "atoms": 1, "depth": 0}
     made = GemmWgmma(group(), TARGETS["sm_90a"]).emit({**schedule, **CLUSTERS[cluster]})
     return planted(made, old, new)
 

@@ -10,7 +10,7 @@ struct Config {
   static constexpr bool P_CONSTANT = true;
   static constexpr bool Q_CONSTANT = false;
   static constexpr int REGISTERS = 170;
-  static constexpr int ATOMS = 1;
+  static constexpr int ATOMS = 1, DEPTH = 1;
   static constexpr int STAGE_LD = 132, ROW_VALUES_AT = 118784;
   static constexpr int INBOX_AT = 118784, BARRIERS_AT = 159968;
 };

@@ -22,22 +22,27 @@ GROUPS = {
     "columns that no vector divides": lambda: groups.plain_linear(7, 72, 91, F16),
     "several products": lambda: groups.batched_matmul(2, 33, 64, 40, F16, transposed=True),
 }
-KNOBS = ("swap", "block_p", "block_q", "stages", "split", "multicast", "atoms")
+KNOBS = ("swap", "block_p", "block_q", "stages", "split", "multicast", "atoms", "depth")
 CASES = [
-    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1)),
-    ("norm and GELU", (0, 64, 64, 3, 1, 1, 2)),
-    ("norm and GELU", (1, 64, 24, 2, 1, 4, 2)),
-    ("norm and GELU", (1, 128, 40, 2, 1, 2, 1)),
-    ("norm and GELU", (0, 64, 32, 2, 4, 1, 1)),
-    ("norm and GELU", (1, 64, 40, 5, 3, 1, 1)),
-    ("residual and statistics", (1, 64, 24, 2, 2, 1, 1)),
-    ("residual and statistics", (1, 64, 24, 2, 1, 2, 1)),
-    ("residual and statistics", (0, 64, 128, 2, 1, 1, 3)),
-    ("one row", (1, 64, 8, 2, 1, 1, 1)),
-    ("one row", (1, 64, 8, 2, 2, 1, 1)),
-    ("columns that no vector divides", (1, 64, 8, 2, 1, 1, 1)),
-    ("columns that no vector divides", (1, 64, 8, 2, 2, 1, 1)),
-    ("several products", (1, 64, 40, 2, 1, 1, 1)),
+    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 0)),
+    ("norm and GELU", (0, 64, 64, 3, 1, 1, 2, 0)),
+    ("norm and GELU", (1, 64, 24, 2, 1, 4, 2, 0)),
+    ("norm and GELU", (1, 128, 40, 2, 1, 2, 1, 0)),
+    ("norm and GELU", (0, 64, 32, 2, 4, 1, 1, 0)),
+    ("norm and GELU", (1, 64, 40, 5, 3, 1, 1, 0)),
+    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 1)),
+    ("norm and GELU", (1, 64, 24, 2, 1, 4, 1, 1)),
+    ("norm and GELU", (0, 128, 64, 3, 1, 1, 2, 1)),
+    ("residual and statistics", (1, 64, 24, 2, 2, 1, 1, 0)),
+    ("residual and statistics", (1, 64, 24, 2, 1, 2, 1, 0)),
+    ("residual and statistics", (1, 64, 24, 3, 2, 1, 1, 1)),
+    ("residual and statistics", (0, 64, 128, 2, 1, 1, 3, 0)),
+    ("one row", (1, 64, 8, 2, 1, 1, 1, 0)),
+    ("one row", (1, 64, 8, 2, 2, 1, 1, 0)),
+    ("one row", (1, 64, 8, 2, 2, 1, 1, 1)),
+    ("columns that no vector divides", (1, 64, 8, 2, 1, 1, 1, 0)),
+    ("columns that no vector divides", (1, 64, 8, 2, 2, 1, 1, 0)),
+    ("several products", (1, 64, 40, 2, 1, 1, 1, 0)),
 ]
 
 
@@ -56,7 +61,7 @@ def test_right_in_every_schedule(name: str, values: tuple[int, ...]) -> None:
 def test_multicast_is_right_in_many_schedules() -> None:
     """Lanes hand slots back to peers one by one: none may do so before its warp has read them."""
     group = GROUPS["norm and GELU"]()
-    schedule = dict(zip(KNOBS, (1, 64, 24, 2, 1, 4, 1), strict=True))
+    schedule = dict(zip(KNOBS, (1, 64, 24, 2, 1, 4, 1, 1), strict=True))
     program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
     given = random_values(group, torch.device("cpu"), seed=1)
     for seed in range(16):
