@@ -239,7 +239,7 @@ def test_layers_that_are_alike_have_one_plan() -> None:
     plans = best_plans(vit_graph(layers=4), roofline, KEPT)
     assert len(plans) == KEPT
     costs = [total(plan, roofline) for plan in plans]
-    assert costs == sorted(costs)
+    assert costs == pytest.approx(sorted(costs))
     assert str(plans[0]) == str(fuse(vit_graph(layers=4), roofline))
     for plan in plans:
         counts = Counter(workload_key(group, H100) for group in plan)
