@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,8 +23,12 @@ from gtco.runtime.plan import Plan
 
 ROUNDS = 7
 REPLAYS = 20
-TRIED = 4
-"""Schedules of a task that the whole graph tries."""
+FASTEST = 4
+"""Schedules of a task that the whole graph tries in any case."""
+TRIED = 8
+"""The same at most."""
+WITHIN = 1.15
+"""Times the fastest's in a chain, up to which a schedule is tried for its smaller shared memory."""
 MARGIN = 0.003
 """Part of the whole graph's time that another schedule has to save: less is noise."""
 
@@ -33,7 +37,7 @@ Choices = Mapping[str, TuningRecord]
 
 
 def fastest(
-    plans: Sequence[Plan], captured: Captured, until: float = math.inf
+    plans: Iterable[Plan], captured: Captured, until: float = math.inf
 ) -> tuple[CompiledModule, tuple[float, ...]]:
     """The fastest of `plans` made ready, and the microseconds of each; () if there is one alone.
 
@@ -45,12 +49,11 @@ def fastest(
         captured: its signature.
         until: of the monotonic clock, when no other plan is begun.
     """
-    best = CompiledModule(plans[0], captured)
+    rest = iter(plans)
+    best = CompiledModule(next(rest), captured)
     times: list[float] = []
     best_us = 0.0
-    for plan in plans[1:]:
-        if time.monotonic() > until:
-            break
+    while time.monotonic() < until and (plan := next(rest, None)) is not None:
         challenger = CompiledModule(plan, captured)
         ours, theirs = _medians(best, challenger)
         if not times:
@@ -73,7 +76,7 @@ def refine(
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
-    fastest schedules in the whole graph.
+    fastest schedules in the whole graph, and those that leave more room; once more, if any changed.
 
     Args:
         known: what was measured.
@@ -82,19 +85,42 @@ def refine(
         captured: the model's signature.
         until: of the monotonic clock, when no other schedule is tried.
     """
-    ranked = {task.key: known.best(task.key)[:TRIED] for task in found}
+    ranked = {task.key: _contenders(known.best(task.key)) for task in found}
     chosen = {key: records[0] for key, records in ranked.items() if records}
     dearest = sorted(
         (task for task in found if task.key in chosen),
         key=lambda task: -task.weight * (chosen[task.key].run_us or 0.0),
     )
-    for task in dearest:
-        records = ranked[task.key]
-        plans = [plan_of({**chosen, task.key: record}) for record in records]
-        _, times = fastest(plans, captured, until)
-        if times and min(times) < (1 - MARGIN) * times[0]:
-            chosen[task.key] = records[times.index(min(times))]
+    changed = True
+    while changed and time.monotonic() < until:
+        changed = False
+        for task in dearest:
+            if len(ranked[task.key]) == 1:
+                continue
+            now = chosen[task.key]
+            records = [now, *(each for each in ranked[task.key] if each != now)]
+            plans = (plan_of({**chosen, task.key: record}) for record in records)
+            _, times = fastest(plans, captured, until)
+            if times and min(times) < (1 - MARGIN) * times[0]:
+                chosen[task.key] = records[times.index(min(times))]
+                changed = True
     return chosen
+
+
+def _contenders(ranked: Sequence[TuningRecord]) -> list[TuningRecord]:
+    """Of a task's records, those to try in the whole graph; the best first."""
+    found = list(ranked[:FASTEST])
+    limit_us = WITHIN * min((record.run_us or math.inf for record in found), default=0.0)
+    for record in ranked[FASTEST:]:
+        room = _smem_bytes(record) < min(map(_smem_bytes, found))
+        if len(found) < TRIED and room and (record.run_us or math.inf) <= limit_us:
+            found.append(record)
+    return found
+
+
+def _smem_bytes(record: TuningRecord) -> float:
+    """Of a block; of a library's calls nobody knows."""
+    return record.work.get("smem_bytes", math.inf)
 
 
 def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:

@@ -64,8 +64,9 @@ IN_FLIGHT = 3
 ROUNDS = (0.4, 0.7, 1.0)
 """Parts of the time and of the trials after which the fusion is decided again: measured prices may
 prefer groups that were no task so far."""
-FINISH_S = 20.0
-"""When a time was given, for what follows: final timing, at most half of it, and whole graphs."""
+FINISH_S, FINISH_PART = 20.0, 0.25
+"""When a time was given, seconds for what follows or a part of that time, whichever is more: for
+final timing at most half, for other plans a quarter, the rest for schedules in the whole graph."""
 PLANS = 16
 """Plans whose tasks are tuned, and that may be replayed whole."""
 WORTH_REPLAYING = 1.15
@@ -95,8 +96,8 @@ def tune(
 
     Args:
         model, args, kwargs: as for `gtco.compile`.
-        seconds: when to end the search, counted from when the model is captured; about
-            `FINISH_S` more go to the final timing. None for no limit but `trials`.
+        seconds: when to end the search, counted from when the model is captured; a quarter of it,
+            or 20, more go to final timing and whole graphs. None for no limit but `trials`.
         trials: how many programs to measure at most; None for no limit but `seconds`.
         database: the file that keeps the records; the user's own by default.
         seed: of the search.
@@ -176,7 +177,7 @@ class _Tuner:
         self._known = known
         self._runner = runner
         self._limits = limits
-        self._finish_by = math.inf
+        self._finals_by = self._plans_by = self._finish_by = math.inf
         self._seed = seed
         self._watch = watch
         self._states: dict[str, TaskState] = {}
@@ -198,7 +199,10 @@ class _Tuner:
             stopped = "interrupted"
         searched = time.monotonic()
         if self._limits.seconds < math.inf:
-            self._finish_by = searched + FINISH_S
+            finish_s = max(FINISH_S, FINISH_PART * self._limits.seconds)
+            self._finals_by = searched + finish_s / 2
+            self._plans_by = searched + finish_s * 3 / 4
+            self._finish_by = searched + finish_s
         try:
             if stopped != "interrupted":
                 self._plan()
@@ -209,7 +213,7 @@ class _Tuner:
         self._show("deciding the fusion")
         plans = self._worth_replaying()
         self._runner.close()  # nothing else may run while whole plans are timed
-        best, plans_us = fastest(plans, self._captured, self._finish_by)
+        best, plans_us = fastest(plans, self._captured, self._plans_by)
         if plans_us:
             self._remember(best.graph, min(plans_us))
         if stopped != "interrupted" and not self._runner.host:  # whose times say little
@@ -481,7 +485,7 @@ class _Tuner:
                 except (CancelledError, MeasureError) as error:
                     log.warning("%s was not timed again: %s", row.name, error)
             self._show("final timing")
-            if time.monotonic() > self._finish_by - FINISH_S / 2:
+            if time.monotonic() > self._finals_by:
                 for future in flying:
                     future.cancel()
                 return

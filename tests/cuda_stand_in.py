@@ -90,6 +90,12 @@ class Graph:
         self.number = len(cuda.graphs)
         self.cuda = cuda
 
+    def capture_begin(self, capture_error_mode: str) -> None:
+        self.cuda.capturing = self
+
+    def capture_end(self) -> None:
+        self.cuda.capturing = None
+
     def instantiate(self) -> None:
         self.nodes = list(self.template)
 
@@ -116,6 +122,7 @@ class CpuGraphs:
         updates: (graph, node) of every kernel that got new arguments, from 1.
         refuse: ATen calls cannot be captured.
         failures: updates that are going to fail.
+        capturing: the graph that takes what is enqueued.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, numel: int) -> None:
@@ -124,7 +131,7 @@ class CpuGraphs:
         self.updates: list[tuple[int, int]] = []
         self.refuse = False
         self.failures = 0
-        self._capturing: Graph | None = None
+        self.capturing: Graph | None = None
         for name in (
             "cuLaunchKernelEx",
             "cuStreamGetCaptureInfo",
@@ -135,30 +142,21 @@ class CpuGraphs:
         ):
             monkeypatch.setattr(driver, name, getattr(self, name))
         monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda keep_graph: Graph(self, keep_graph))
-        monkeypatch.setattr(torch.cuda, "graph", self._capture)
         monkeypatch.setattr(executable, "LoadedKernel", Kernel)
         for name in ("bind_library", "_copy_step"):
             monkeypatch.setattr(executable, name, self._recorded(getattr(executable, name)))
-
-    @contextmanager
-    def _capture(self, graph: Graph, stream: Stream, capture_error_mode: str) -> Iterator[None]:
-        self._capturing = graph
-        try:
-            yield
-        finally:
-            self._capturing = None
 
     def _recorded(self, make: Callable[..., Callable[[int], None]]) -> Callable[..., Any]:
         def made(*args: Any) -> Callable[[int], None]:
             step = make(*args)
 
             def run(stream: int) -> None:
-                if self._capturing is None:
+                if self.capturing is None:
                     step(stream)
                 elif self.refuse:
                     raise RuntimeError("not while a stream is capturing")
                 else:
-                    self._capturing.template.append(lambda: step(stream))
+                    self.capturing.template.append(lambda: step(stream))
 
             return run
 
@@ -175,16 +173,16 @@ class CpuGraphs:
 
     def cuLaunchKernelEx(self, config: Any, function: Any, address: int, extra: int) -> Any:
         work = two_pointers(address)
-        if self._capturing is None:
+        if self.capturing is None:
             self.run(work)
         else:
-            self._capturing.template.append(work)
+            self.capturing.template.append(work)
         return (SUCCESS,)
 
     def cuStreamGetCaptureInfo(self, stream: Any) -> Any:
-        assert self._capturing is not None
+        assert self.capturing is not None
         active = driver.CUstreamCaptureStatus.CU_STREAM_CAPTURE_STATUS_ACTIVE
-        node = driver.CUgraphNode(len(self._capturing.template))
+        node = driver.CUgraphNode(len(self.capturing.template))
         return (SUCCESS, active, driver.cuuint64_t(1), driver.CUgraph(1), [node], [None], 1)
 
     def cuGraphKernelNodeGetParams(self, node: Any) -> Any:

@@ -22,6 +22,23 @@ ADDRESSES = 16
 """Encoded arguments kept of each parameter: callers go round in a few buffers."""
 
 
+def capture(
+    graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, enqueue: Callable[[], None]
+) -> None:
+    """Capture what `enqueue` sends to `stream`, which is torch's current one meanwhile.
+
+    `torch.cuda.graph` would collect garbage and give torch's cached memory back first: in a large
+    process that takes half a second and more. Each graph has a pool of its own, since a failed
+    capture spoils the one it used.
+    """
+    with torch.cuda.stream(stream):
+        graph.capture_begin(capture_error_mode="thread_local")
+        try:
+            enqueue()
+        finally:
+            graph.capture_end()
+
+
 class CapturedGraph:
     """A CUDA graph of `steps`.
 
@@ -46,16 +63,14 @@ class CapturedGraph:
         self._device = torch.cuda.current_device()
         self._graph = torch.cuda.CUDAGraph(keep_graph=True)
         launches: list[tuple[BoundLaunch, driver.CUgraphNode]] = []
-        # torch does not restore the stream when the end of a capture raises: the outer context does
-        # so. Each graph has a pool of its own, since a failed capture spoils the one it used.
-        with (
-            torch.cuda.stream(torch.cuda.current_stream()),
-            torch.cuda.graph(self._graph, stream=stream, capture_error_mode="thread_local"),
-        ):
+
+        def enqueue() -> None:
             for step in steps:
                 step(stream.cuda_stream)
                 if isinstance(step, BoundLaunch) and not movable.keys().isdisjoint(step.values):
                     launches.append((step, _last_node(stream.cuda_stream)))
+
+        capture(self._graph, stream, enqueue)
         self._graph.instantiate()
         self._exec = driver.CUgraphExec(self._graph.raw_cuda_graph_exec())
         nodes = [_KernelNode(launch, handle) for launch, handle in launches]

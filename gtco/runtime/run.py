@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.graph import Group, TensorSpec
+from gtco.runtime.captured import capture
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
 from gtco.runtime.nvrtc import compile_kernel
 from gtco.runtime.poison import poisoned
@@ -71,13 +72,7 @@ class Chain:
         enqueue()
         torch.cuda.synchronize()
         self._graph = torch.cuda.CUDAGraph()
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(side):  # torch.cuda.graph collects garbage first: half a second each
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                enqueue()
-            finally:
-                self._graph.capture_end()
+        capture(self._graph, torch.cuda.Stream(), enqueue)  # type: ignore[no-untyped-call]
 
     def times_us(
         self, repeat: int, replays: int = REPLAYS, enough_us: float = math.inf

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -392,6 +393,27 @@ def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.Monke
     assert alone._plan is plans[0] and none == ()
 
 
+def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, joined = mlp()
+    (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
+    found = [task for task in tasks(fused, H100) if task.key == joined.key]
+    known = Knowledge(DEVICE)
+    rooms = (200, 150, 150, 200, 180, 120, 120, 60, 10)  # KB of shared memory
+    for number, smem in enumerate(rooms):
+        run_us = 5.0 + number / 10 + (number == 8)  # the last is far slower
+        made = record(run_us, workload=joined.key, schedule={"a": number})
+        known.add(replace(made, work={"smem_bytes": smem * 1024}))
+    tried: list[int] = []
+
+    def fastest(plans: Iterable[int], *_: object) -> tuple[None, tuple[float, ...]]:
+        tried.extend(plans)
+        return None, (1.0,) * len(tried)
+
+    monkeypatch.setattr(replay, "fastest", fastest)
+    replay.refine(known, found, lambda chosen: chosen[joined.key].schedule["a"], None)  # type: ignore[arg-type,return-value]
+    assert tried == [0, 1, 2, 3, 5, 7]
+
+
 def test_the_whole_graph_decides_among_the_fastest_schedules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -403,19 +425,21 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     for schedule, run_us in enumerate((5.0, 6.0, 7.0, 8.0, 9.0)):
         known.add(record(run_us, workload=joined.key, schedule={"a": schedule}))
     known.add(record(1.0, workload=other.key, schedule={"a": 7}))
-    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # the fifth is not tried
+    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # the fifth takes as much room
     tried: list[list[int]] = []
 
-    def fastest(plans: list[int], captured: object, until: float) -> tuple[None, tuple[float, ...]]:
-        tried.append(plans)
-        return None, tuple(whole_us[each] for each in plans) if len(plans) > 1 else ()
+    def fastest(
+        plans: Iterable[int], captured: object, until: float
+    ) -> tuple[None, tuple[float, ...]]:
+        tried.append(list(plans))
+        return None, tuple(whole_us[each] for each in tried[-1])
 
     def plan_of(choices: replay.Choices) -> int:
         return choices[joined.key].schedule["a"]
 
     monkeypatch.setattr(replay, "fastest", fastest)
     chosen = replay.refine(known, found, plan_of, None)  # type: ignore[arg-type]
-    assert tried == [[0, 1, 2, 3], [2]], "the dearest task first, from what was chosen so far"
+    assert tried == [[0, 1, 2, 3], [2, 0, 1, 3]], "again, from what was chosen so far"
     assert {key: each.schedule["a"] for key, each in chosen.items()} == {
         joined.key: 2,
         other.key: 7,
