@@ -80,17 +80,20 @@ class Sampler:
     def adopt(self, name: str, schedule: Schedule) -> Candidate | None:
         """The program of another task's `schedule` of the sketch called `name`.
 
-        Values that this group does not offer become the nearest that it does. None if no sketch
-        is called so, its knobs are others, or the result is not legal here.
+        Values that this group does not offer become the nearest that it does, and a knob that is
+        newer than the schedule has its first choice. None if no sketch is called so, it lacks a
+        knob of the schedule, or the result is not legal here.
         """
         sketch = next((each for each in self.sketches if each.name == name), None)
-        if sketch is None or set(schedule) != {knob.name for knob in self._knobs[name]}:
+        if sketch is None or not set(schedule) <= {knob.name for knob in self._knobs[name]}:
             return None
+        knobs = {knob.name: knob.choices for knob in self._knobs[name]}
+        whole = {knob: schedule.get(knob, choices[0]) for knob, choices in knobs.items()}
         nearest = {
-            knob.name: min(knob.choices, key=lambda value: abs(value - schedule[knob.name]))
-            for knob in self._knobs[name]
+            knob: min((abs(choice - whole[knob]), choice) for choice in choices)[1]
+            for knob, choices in knobs.items()
         }
-        return self.make(sketch, schedule) or self.make(sketch, nearest)
+        return self.make(sketch, whole) or self.make(sketch, nearest)
 
     def defaults(self, count: int) -> list[Candidate]:
         """The first `count` default programs of the preferred sketch, fewer of the others."""

@@ -42,12 +42,16 @@ class Knowledge:
         device: the records' device; those of others, and of older code, are left out.
         shipped: what came with the package.
         own: what was measured here: the user's database.
+
+    Attributes:
+        stale: those left out, whose schedules a search may still begin with.
     """
 
     def __init__(
         self, device: str, shipped: Iterable[TuningRecord] = (), own: Iterable[TuningRecord] = ()
     ) -> None:
         self.device = device
+        self.stale: list[TuningRecord] = []
         self._records: dict[str, dict[Key, TuningRecord]] = {}
         self._own: set[tuple[str, Key]] = set()
         for record in shipped:
@@ -62,6 +66,7 @@ class Knowledge:
 
     def _keep(self, record: TuningRecord) -> bool:
         if not is_fresh(record, self.device, VERSIONS):
+            self.stale.append(record)
             return False
         programs = self._records.setdefault(record.workload, {})
         programs[schedule_key(record.sketch, record.schedule)] = record

@@ -20,15 +20,15 @@ from gtco.runtime.executable import Executable
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
+from gtco.target import Target
 
 ROUNDS = 7
 REPLAYS = 20
-FASTEST = 4
-"""Schedules of a task that the whole graph tries in any case."""
-TRIED = 8
-"""The same at most."""
-WITHIN = 1.15
-"""Times the fastest's in a chain, up to which a schedule is tried for its smaller shared memory."""
+TRIED = 4
+"""Schedules of a task that the whole graph tries, of those that leave a neighbour room beside a
+block as of those that do not."""
+WITHIN = 1.25
+"""Times the fastest's in a chain, up to which a schedule is tried."""
 MARGIN = 0.003
 """Part of the whole graph's time that another schedule has to save: less is noise."""
 
@@ -70,22 +70,25 @@ def refine(
     found: Sequence[Task],
     plan_of: Callable[[Choices], Plan],
     captured: Captured,
+    target: Target,
     until: float = math.inf,
 ) -> Choices:
     """The schedule of each task with which the whole graph is fastest.
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
-    fastest schedules in the whole graph, and those that leave more room; once more, if any changed.
+    fastest schedules in the whole graph, with room for a neighbour and without; once more, if any
+    changed.
 
     Args:
         known: what was measured.
         found: the tasks of one partition.
         plan_of: that partition with these choices.
         captured: the model's signature.
+        target: the architecture.
         until: of the monotonic clock, when no other schedule is tried.
     """
-    ranked = {task.key: _contenders(known.best(task.key)) for task in found}
+    ranked = {task.key: _contenders(known.best(task.key), target) for task in found}
     chosen = {key: records[0] for key, records in ranked.items() if records}
     dearest = sorted(
         (task for task in found if task.key in chosen),
@@ -107,20 +110,17 @@ def refine(
     return chosen
 
 
-def _contenders(ranked: Sequence[TuningRecord]) -> list[TuningRecord]:
+def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRecord]:
     """Of a task's records, those to try in the whole graph; the best first."""
-    found = list(ranked[:FASTEST])
-    limit_us = WITHIN * min((record.run_us or math.inf for record in found), default=0.0)
-    for record in ranked[FASTEST:]:
-        room = _smem_bytes(record) < min(map(_smem_bytes, found))
-        if len(found) < TRIED and room and (record.run_us or math.inf) <= limit_us:
+    limit_us = WITHIN * min((record.run_us or math.inf for record in ranked), default=0.0)
+    found: list[TuningRecord] = []
+    left = {True: TRIED, False: TRIED}
+    for record in ranked:
+        roomy = 2 * record.work.get("smem_bytes", 0) <= target.smem_per_sm
+        if not found or (left[roomy] and (record.run_us or math.inf) <= limit_us):
             found.append(record)
+            left[roomy] -= 1
     return found
-
-
-def _smem_bytes(record: TuningRecord) -> float:
-    """Of a block; of a library's calls nobody knows."""
-    return record.work.get("smem_bytes", math.inf)
 
 
 def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:

@@ -26,15 +26,7 @@ from gtco.compiler import (
     resolve_target,
 )
 from gtco.cost_model.budget import Budget
-from gtco.cost_model.database import (
-    LIBRARY,
-    PLAN,
-    Database,
-    DatabaseError,
-    TuningRecord,
-    is_fresh,
-    shipped_records,
-)
+from gtco.cost_model.database import LIBRARY, PLAN, Database, DatabaseError, TuningRecord
 from gtco.cost_model.knowledge import HOST_CLOCK, REPLAYED, VERSIONS, Knowledge, finalists
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
@@ -183,8 +175,6 @@ class _Tuner:
         self._states: dict[str, TaskState] = {}
         self._unsaved: list[TuningRecord] = []
         self._trials = 0
-        everything = (*shipped_records(), *database.records())
-        self._stale = [r for r in everything if not is_fresh(r, known.device, VERSIONS)]
         self._ranker = shipped_ranker(target)
 
     def run(self) -> TuneResult:
@@ -301,7 +291,8 @@ class _Tuner:
             return plan_with(alone, fused, self._target, self._options)
 
         found = tasks(fused, self._target)
-        chosen = refine(self._known, found, plan_of, self._captured, self._finish_by)
+        until = self._finish_by
+        chosen = refine(self._known, found, plan_of, self._captured, self._target, until)
         self._keep(list(marked(self._known, chosen)))
         plan = plan_with(self._known, fused, self._target, self._options)
         return CompiledModule(plan, self._captured)
@@ -346,7 +337,7 @@ class _Tuner:
                 state.task,
                 self._target,
                 self._known.device,
-                [*self._known.all(), *self._stale],
+                [*self._known.all(), *self._known.stale],
                 self._ranker,
                 seed=self._seed,
             )

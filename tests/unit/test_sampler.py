@@ -149,4 +149,7 @@ def test_another_tasks_schedule_is_adopted(projection: Group) -> None:
     near = space.adopt(own.sketch.name, odd)
     assert near is not None and near.program.schedule["block_q"] == 32
     assert space.adopt("gone", own.program.schedule) is None
-    assert space.adopt(own.sketch.name, {"swap": 1}) is None
+    assert space.adopt(own.sketch.name, {**own.program.schedule, "gone": 1}) is None
+    older = {knob: value for knob, value in own.program.schedule.items() if knob != "depth"}
+    newer = space.adopt(own.sketch.name, older)
+    assert newer is not None and newer.program.schedule == {**older, "depth": 0}
