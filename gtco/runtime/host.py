@@ -19,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
@@ -277,9 +278,19 @@ def _version(compiler: tuple[str, ...]) -> str:
     return subprocess.run([*compiler, "--version"], capture_output=True, text=True).stdout
 
 
-@cache
+_HEADERS_LOCK = threading.Lock()
+"""`cache` alone would let two threads make a folder each, and the one that is not kept is removed
+under its reader."""
+
+
 def _headers() -> tempfile.TemporaryDirectory[str]:
     """The device's headers with the host's in place of those it knows; removed when we end."""
+    with _HEADERS_LOCK:
+        return _copied_headers()
+
+
+@cache
+def _copied_headers() -> tempfile.TemporaryDirectory[str]:
     folder = tempfile.TemporaryDirectory(prefix="gtco-host-")
     for source in (DEVICE_HEADERS, HOST_HEADERS):
         for path in source.iterdir():

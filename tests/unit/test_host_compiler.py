@@ -6,7 +6,9 @@ import dataclasses
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -91,3 +93,15 @@ def test_without_addr2line_it_says_what_would_know(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(shutil, "which", lambda name: None if name == "addr2line" else which(name))
     with pytest.raises(HostError, match=r"thread \d+, an unknown line .*: writes byte -\d+ of %y"):
         run(ONE.wrong, seed=0)
+
+
+def test_threads_share_one_folder_of_headers(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow_copy(source: Path, target: str) -> None:
+        time.sleep(0.002)  # long enough for every thread to be in it, without the lock
+        shutil.copyfile(source, Path(target, source.name))
+
+    monkeypatch.setattr(host, "shutil", SimpleNamespace(copy=slow_copy))
+    host._copied_headers.cache_clear()
+    with ThreadPoolExecutor(8) as threads:
+        names = set(threads.map(lambda _: host._headers().name, range(8)))
+    assert len(names) == 1 and Path(names.pop()).is_dir()
