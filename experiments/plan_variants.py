@@ -26,7 +26,7 @@ from gtco.locate import locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Launch, Plan, fetch_ahead
+from gtco.runtime.plan import Launch
 from gtco.target import Target, target_of_capability
 
 Change = Callable[[Mapping[str, int]], dict[str, int]]
@@ -68,8 +68,8 @@ def main() -> None:
     def compiled(
         launches: tuple[Launch, ...], distance: int, dependent: bool = True
     ) -> CompiledModule:
-        plan = Plan(fused, fetch_ahead(launches, distance), target, settings, dependent)
-        return CompiledModule(plan, captured)
+        plan = compiler.plan_of(fused, launches, target, settings, distance)
+        return CompiledModule(replace(plan, dependent_launch=dependent), captured)
 
     usual = compiler.FETCH_DISTANCE
     modules = {f"fetch distance {each}": compiled(launches, each) for each in DISTANCES}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
@@ -48,7 +48,10 @@ log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
 
 FETCH_DISTANCE = 2
-"""Launches from the one that brings a kernel's weights to L2 to that kernel."""
+"""Launches from the one that brings a kernel's weights to L2 to that kernel, where no whole graph
+was replayed with others."""
+DISTANCE = "fetch_distance"
+"""The knob of a plan's record that says so."""
 ELSEWHERE_US = 1e6
 """Added to the price of a group that a replayed plan does not have: more than any model takes."""
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -145,11 +148,13 @@ def plan_captured(
     """How `captured` runs; the graph after each pass goes to `folder`."""
     target = resolve_target(options.target)
     known = known_on(device_name(options, target), database)
-    fused = fuse_known(known, run_pipeline(captured.graph, folder), target)
+    graph = run_pipeline(captured.graph, folder)
+    fused = fuse_known(known, graph, target)
     fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
     for producer, consumer, reason in fused.refusals:
         fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
-    plan = plan_with(known, fused, target, options)
+    distance = fetch_distance(known, graph, target)
+    plan = plan_with(known, fused, target, options, distance)
     _refuse_fallbacks(plan.launches, options.fallback)
     return plan
 
@@ -222,11 +227,10 @@ def fuse_with(
 
 def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
     """The partition that was the fastest when whole plans were replayed, else the cheapest."""
-    replayed = known.records(plan_key(graph, target)) if known.has_plans else ()
+    record = _replayed(known, graph, target)
     price = _price(known, graph, target)
-    if not replayed:
+    if record is None:
         return fusion.fuse(graph, price)
-    (record,) = replayed
 
     def price_of(group: Group) -> float:
         has = workload_digest(workload_key(group, target)) in record.work
@@ -237,6 +241,18 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
         return fused
     tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
     return fusion.fuse(graph, price)
+
+
+def fetch_distance(known: Knowledge, graph: Graph, target: Target) -> int:
+    """How far ahead weights are fetched: as in the fastest replay of `graph`, or as usual."""
+    record = _replayed(known, graph, target)
+    return FETCH_DISTANCE if record is None else record.schedule.get(DISTANCE, FETCH_DISTANCE)
+
+
+def _replayed(known: Knowledge, graph: Graph, target: Target) -> TuningRecord | None:
+    """The plan with which the rewritten `graph` was fastest, if any is known."""
+    best = known.best(plan_key(graph, target))[:1] if known.has_plans else ()
+    return best[0] if best else None
 
 
 def plan_key(graph: Graph, target: Target) -> str:
@@ -258,12 +274,38 @@ def _price(
     return known.price(target, found, explore=explore) if measured else draft
 
 
-def plan_with(known: Knowledge, fused: FusedGraph, target: Target, options: Options) -> Plan:
-    """`fused` with the best known way to run each group."""
-    launches = select(fused, target, known)
+def plan_with(
+    known: Knowledge,
+    fused: FusedGraph,
+    target: Target,
+    options: Options,
+    distance: int = FETCH_DISTANCE,
+) -> Plan:
+    """`fused` with the best known way to run each group; otherwise as `plan_of`."""
+    return plan_of(fused, select(fused, target, known), target, options, distance)
+
+
+def plan_of(
+    fused: FusedGraph,
+    launches: Iterable[Launch],
+    target: Target,
+    options: Options,
+    distance: int,
+) -> Plan:
+    """The plan of `fused`.
+
+    Args:
+        fused: the groups.
+        launches: of them all, in any order.
+        target: the architecture.
+        options: the user's.
+        distance: how many launches ahead weights are fetched to L2; 0 for not at all.
+    """
+    order = {group.name: position for position, group in enumerate(fused.groups)}
+    ordered = tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
     if target.has_dependent_launch:
-        launches = fetch_ahead(launches, FETCH_DISTANCE)
-    return Plan(fused, launches, target, options)
+        ordered = fetch_ahead(ordered, distance)
+    return Plan(fused, ordered, target, options)
 
 
 @dataclass(frozen=True)
@@ -283,33 +325,43 @@ def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch,
     Equal workloads are decided once. A group that no sketch takes, or for which the library was
     measured faster, becomes a call of its operators in ATen.
     """
-    launches = []
-    for task in tasks(fused, target):
-        kind = family(task.group)
-        choice = _choose(task, derive(task.group, kind, target), known)
-        log.debug(
-            "%s, %d times: %s %s (%s)",
-            task.group.name,
-            len(task.groups),
-            "aten" if choice.sketch is None else choice.sketch.name,
-            dict(choice.schedule),
-            choice.reason or choice.source,
-        )
-        for group in task.groups:
-            program = None
-            if choice.sketch is not None:
-                program = choice.sketch(group, target).emit(choice.schedule)
-            predicted = choice.run_us or roofline_us(group, target)
-            launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
+    found = tasks(fused, target)
+    launches = [launch for task in found for launch in launches_of(task, target, known)]
     generated = sum(launch.program is not None for launch in launches)
     log.info("%d groups for %s, %d of them generated", len(launches), target.arch, generated)
-    order = {group.name: position for position, group in enumerate(fused.groups)}
-    return tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
+    return tuple(launches)
 
 
-def _choose(task: Task, derivation: Derivation, known: Knowledge) -> _Choice:
+def launches_of(
+    task: Task, target: Target, known: Knowledge, record: TuningRecord | None = None
+) -> tuple[Launch, ...]:
+    """How the groups of one task run: as `record` says, else as is best known."""
+    kind = family(task.group)
+    ranked = known.best(task.key) if record is None else (record,)
+    choice = _choose(task, derive(task.group, kind, target), known, ranked)
+    log.debug(
+        "%s, %d times: %s %s (%s)",
+        task.group.name,
+        len(task.groups),
+        "aten" if choice.sketch is None else choice.sketch.name,
+        dict(choice.schedule),
+        choice.reason or choice.source,
+    )
+    launches = []
+    for group in task.groups:
+        program = None
+        if choice.sketch is not None:
+            program = choice.sketch(group, target).emit(choice.schedule)
+        predicted = choice.run_us or roofline_us(group, target)
+        launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
+    return tuple(launches)
+
+
+def _choose(
+    task: Task, derivation: Derivation, known: Knowledge, ranked: Iterable[TuningRecord]
+) -> _Choice:
     sketches = {sketch.name: sketch for sketch in derivation.sketches}
-    for record in known.best(task.key):
+    for record in ranked:
         source = "tuned here" if known.is_own(record) else "record"
         if record.sketch == LIBRARY:
             reason = "the library was measured faster"

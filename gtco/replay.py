@@ -7,19 +7,24 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from typing import TypeVar
 
 import torch
 
+from gtco.codegen.sampler import Key, schedule_key
+from gtco.compiler import launches_of, plan_of
 from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.judge import random_values
 from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen
 from gtco.frontend.torch_export import Captured
-from gtco.graph import Group
+from gtco.graph import FusedGraph, Group
+from gtco.options import Options
 from gtco.passes.tasks import Task
 from gtco.runtime.executable import Executable
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Plan
+from gtco.runtime.plan import Launch, Plan
 from gtco.target import Target
 
 ROUNDS = 7
@@ -29,9 +34,12 @@ TRIED = 4
 block as of those that do not."""
 WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
+DISTANCES = (0, 1, 2)
+"""How many launches ahead weights may be fetched to L2; a knob of the plan."""
 MARGIN = 0.003
 """Part of the whole graph's time that another schedule has to save: less is noise."""
 
+T = TypeVar("T")
 Choices = Mapping[str, TuningRecord]
 """How each task runs, by its key."""
 
@@ -65,49 +73,97 @@ def fastest(
     return best, tuple(times)
 
 
+class Variants:
+    """Plans of one partition that differ in the schedules of its tasks.
+
+    Args:
+        fused: the partition.
+        found: its tasks.
+        target: the architecture.
+        options: the user's.
+        known: what was measured, for tasks without a choice.
+    """
+
+    def __init__(
+        self,
+        fused: FusedGraph,
+        found: Sequence[Task],
+        target: Target,
+        options: Options,
+        known: Knowledge,
+    ) -> None:
+        self.found = found
+        self.target = target
+        self._fused = fused
+        self._options = options
+        self._known = known
+        self._made: dict[tuple[str, Key | None], tuple[Launch, ...]] = {}
+
+    def __call__(self, choices: Choices, distance: int) -> Plan:
+        """The plan with these schedules, its weights fetched `distance` launches ahead."""
+        every = [each for task in self.found for each in self._launches(task, choices)]
+        return plan_of(self._fused, every, self.target, self._options, distance)
+
+    def _launches(self, task: Task, choices: Choices) -> tuple[Launch, ...]:
+        """Made once of each record: a plan differs from the one before in few."""
+        record = choices.get(task.key)
+        key = (task.key, schedule_key(record.sketch, record.schedule) if record else None)
+        if key not in self._made:
+            self._made[key] = launches_of(task, self.target, self._known, record)
+        return self._made[key]
+
+
 def refine(
     known: Knowledge,
-    found: Sequence[Task],
-    plan_of: Callable[[Choices], Plan],
+    variants: Variants,
     captured: Captured,
-    target: Target,
+    distance: int,
     until: float = math.inf,
-) -> Choices:
-    """The schedule of each task with which the whole graph is fastest.
+) -> tuple[Choices, int]:
+    """The schedule of each task, and how far ahead weights are fetched, with which it is fastest.
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
     fastest schedules in the whole graph, with room for a neighbour and without; once more, if any
-    changed.
+    changed. Ahead of them, the whole graph tries how far ahead to fetch weights.
 
     Args:
         known: what was measured.
-        found: the tasks of one partition.
-        plan_of: that partition with these choices.
+        variants: of one partition.
         captured: the model's signature.
-        target: the architecture.
+        distance: to begin with.
         until: of the monotonic clock, when no other schedule is tried.
     """
+    found, target = variants.found, variants.target
     ranked = {task.key: _contenders(known.best(task.key), target) for task in found}
     chosen = {key: records[0] for key, records in ranked.items() if records}
     dearest = sorted(
         (task for task in found if task.key in chosen),
         key=lambda task: -task.weight * (chosen[task.key].run_us or 0.0),
     )
+
+    def with_record(key: str, distance: int, record: TuningRecord) -> Plan:
+        return variants({**chosen, key: record}, distance)
+
+    def best_of(choices: Sequence[T], plan_with: Callable[[T], Plan]) -> T:
+        """The first, unless another is clearly faster."""
+        _, times = fastest(map(plan_with, choices), captured, until)
+        if times and min(times) < (1 - MARGIN) * times[0]:
+            return choices[times.index(min(times))]
+        return choices[0]
+
     changed = True
     while changed and time.monotonic() < until:
-        changed = False
+        before = (dict(chosen), distance)
+        distances = [distance, *(each for each in DISTANCES if each != distance)]
+        distance = best_of(distances, partial(variants, chosen))
         for task in dearest:
-            if len(ranked[task.key]) == 1:
-                continue
             now = chosen[task.key]
             records = [now, *(each for each in ranked[task.key] if each != now)]
-            plans = (plan_of({**chosen, task.key: record}) for record in records)
-            _, times = fastest(plans, captured, until)
-            if times and min(times) < (1 - MARGIN) * times[0]:
-                chosen[task.key] = records[times.index(min(times))]
-                changed = True
-    return chosen
+            if len(records) > 1:
+                chosen[task.key] = best_of(records, partial(with_record, task.key, distance))
+        changed = before != (chosen, distance)
+    return chosen, distance
 
 
 def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRecord]:
@@ -145,6 +201,12 @@ def before_and_after(
         captured: the model's signature.
     """
     return _medians(CompiledModule(before, captured), after)
+
+
+def whole_us(module: CompiledModule) -> float:
+    """Microseconds of a run."""
+    (times,) = in_turns([clock(module)])
+    return statistics.median(times)
 
 
 def _medians(first: CompiledModule, second: CompiledModule) -> tuple[float, float]:

@@ -15,8 +15,10 @@ import torch
 
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import (
+    DISTANCE,
     capture_for,
     device_name,
+    fetch_distance,
     fuse_known,
     fuse_with,
     known_on,
@@ -27,7 +29,7 @@ from gtco.compiler import (
 )
 from gtco.cost_model.budget import Budget
 from gtco.cost_model.database import LIBRARY, PLAN, Database, DatabaseError, TuningRecord
-from gtco.cost_model.knowledge import HOST_CLOCK, REPLAYED, VERSIONS, Knowledge, finalists
+from gtco.cost_model.knowledge import CHOSEN, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge, finalists
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.ranker import shipped_ranker
@@ -39,7 +41,7 @@ from gtco.graph import FusedGraph
 from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks, workload_key
-from gtco.replay import Choices, before_and_after, fastest, marked, refine
+from gtco.replay import Variants, before_and_after, fastest, marked, refine, whole_us
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
@@ -178,7 +180,7 @@ class _Tuner:
         self._ranker = shipped_ranker(target)
 
     def run(self) -> TuneResult:
-        before = plan_with(self._known, self._plan(), self._target, self._options)
+        before = self._plan_with(self._plan())
         stopped = ""
         try:
             for number, part in enumerate(ROUNDS):
@@ -204,11 +206,12 @@ class _Tuner:
         plans = self._worth_replaying()
         self._runner.close()  # nothing else may run while whole plans are timed
         best, plans_us = fastest(plans, self._captured, self._plans_by)
-        if plans_us:
-            self._remember(best.graph, min(plans_us))
         if stopped != "interrupted" and not self._runner.host:  # whose times say little
-            best = self._refined(best.graph)
+            best, distance = self._refined(best.graph)
             replayed = self._compared(before, best)
+            self._remember(best.graph, distance, replayed[1] if replayed else whole_us(best))
+        elif plans_us:
+            self._remember(best.graph, self._distance, min(plans_us))
         self._adopt(best.graph)
         if self._unsaved:
             log.warning(
@@ -277,25 +280,28 @@ class _Tuner:
         best = fuse_known(self._known, self._graph, self._target)
         others = fuse_with(self._known, self._graph, self._target, PLANS)
         fused = {str(each): each for each in (best, *others)}.values()
-        found = [plan_with(self._known, each, self._target, self._options) for each in fused]
+        found = [self._plan_with(each) for each in fused]
         limit = WORTH_REPLAYING * min(map(_predicted, found))
         close = [each for each in found[1:] if _predicted(each) <= limit]
         return [found[0], *(each for each in close if not _defaults(each))]
 
-    def _refined(self, fused: FusedGraph) -> CompiledModule:
-        """`fused` with the schedules that are fastest in the whole graph, which are kept."""
+    def _plan_with(self, fused: FusedGraph) -> Plan:
+        return plan_with(self._known, fused, self._target, self._options, self._distance)
+
+    @property
+    def _distance(self) -> int:
+        return fetch_distance(self._known, self._graph, self._target)
+
+    def _refined(self, fused: FusedGraph) -> tuple[CompiledModule, int]:
+        """`fused` as it is fastest in the whole graph, and its fetch distance."""
         self._show("trying schedules in the whole graph")
 
-        def plan_of(choices: Choices) -> Plan:
-            alone = Knowledge(self._known.device, (), choices.values())
-            return plan_with(alone, fused, self._target, self._options)
-
         found = tasks(fused, self._target)
-        until = self._finish_by
-        chosen = refine(self._known, found, plan_of, self._captured, self._target, until)
+        variants = Variants(fused, found, self._target, self._options, self._known)
+        distance, until = self._distance, self._finish_by
+        chosen, distance = refine(self._known, variants, self._captured, distance, until)
         self._keep(list(marked(self._known, chosen)))
-        plan = plan_with(self._known, fused, self._target, self._options)
-        return CompiledModule(plan, self._captured)
+        return CompiledModule(variants(chosen, distance), self._captured), distance
 
     def _compared(self, before: Plan, best: CompiledModule) -> tuple[float, float] | None:
         """What tuning has brought in the whole graph; None if that cannot be said."""
@@ -314,13 +320,15 @@ class _Tuner:
             log.warning("the whole graph took %.1f us and takes %.1f now: search longer", *found)
         return found
 
-    def _remember(self, best: FusedGraph, run_us: float) -> None:
-        """Let a later `gtco.compile` take the partition that was the fastest."""
+    def _remember(self, best: FusedGraph, distance: int, run_us: float) -> None:
+        """Let a later `gtco.compile` take the plan that was the fastest."""
         key, work = plan_key(self._graph, self._target), plan_work(best, self._target)
-        timed = {"timed": HOST_CLOCK if self._runner.host else REPLAYED}
-        version = VERSIONS[PLAN]
+        how = {"timed": HOST_CLOCK if self._runner.host else REPLAYED, **CHOSEN}
+        schedule, version = {DISTANCE: distance}, VERSIONS[PLAN]
         device = self._known.device
-        self._keep([TuningRecord(key, device, PLAN, version, {}, run_us, "", timed, work)])
+        plan = TuningRecord(key, device, PLAN, version, schedule, run_us, "", how, work)
+        self._keep([plan])
+        self._keep(list(marked(self._known, {key: plan})))
 
     def _refresh(self, state: TaskState) -> None:
         """Show the best that is known of a task."""

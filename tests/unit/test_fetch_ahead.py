@@ -90,11 +90,12 @@ def three_linears() -> tuple[nn.Module, Tensor]:
     return model.half().eval(), torch.randn(9, 64).half()
 
 
-def plan(arch: str) -> Plan:
+def plan(arch: str, distance: int = 2) -> Plan:
     model, x = three_linears()
     target = TARGETS[arch]
     fused = gtco.fuse(gtco.capture(model, (x,)), target=target)
-    return plan_with(Knowledge(DEVICES["sm_90a"]), fused, target, Options(target=arch))
+    options = Options(target=arch)
+    return plan_with(Knowledge(DEVICES["sm_90a"]), fused, target, options, distance)
 
 
 def fetched(plan: Plan) -> list[str | None]:
@@ -120,19 +121,15 @@ def test_older_targets_fetch_nothing(arch: str) -> None:
     assert fetched(plan(arch)) == [None, None, None]
 
 
-def test_distance_0_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler, "FETCH_DISTANCE", 0)
-    made = plan("sm_90a")
+def test_distance_0_changes_nothing() -> None:
+    made = plan("sm_90a", 0)
     assert fetched(made) == [None, None, None]
     again = fetch_ahead(made.launches, 0)
     assert all(ours is theirs for ours, theirs in zip(again, made.launches, strict=True))
 
 
-def test_what_runs_in_aten_neither_fetches_nor_is_fetched_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(compiler, "FETCH_DISTANCE", 0)
-    launches = plan("sm_90a").launches
+def test_what_runs_in_aten_neither_fetches_nor_is_fetched_for() -> None:
+    launches = plan("sm_90a", 0).launches
     for at in (0, 2):
         without = [replace(each, program=None) if i == at else each for i, each in
                    enumerate(launches)]  # fmt: skip

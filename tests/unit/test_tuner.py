@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ import gtco
 from gtco import replay, tuner
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import fuse_with
+from gtco.compiler import DISTANCE, FETCH_DISTANCE, fetch_distance, fuse_with, known_on
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
 from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
@@ -120,8 +121,11 @@ RUNNERS: list[Runner] = []
 REPLAYED_US = (2.0, 3.0)
 
 
-def first_of_each(known: Knowledge, found: Sequence[Task], *_: object) -> replay.Choices:
-    return {task.key: known.best(task.key)[0] for task in found if known.best(task.key)}
+def first_of_each(
+    known: Knowledge, variants: replay.Variants, captured: object, distance: int, until: float
+) -> tuple[replay.Choices, int]:
+    best = {task.key: known.best(task.key)[:1] for task in variants.found}
+    return {key: record for key, records in best.items() for record in records}, distance
 
 
 @pytest.fixture
@@ -136,6 +140,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
     monkeypatch.setattr(tuner, "shipped_ranker", lambda target: None)
     monkeypatch.setattr(tuner, "refine", first_of_each)  # no GPU replays a graph here
     monkeypatch.setattr(tuner, "before_and_after", lambda before, after, captured: REPLAYED_US)
+    monkeypatch.setattr(tuner, "whole_us", lambda module: REPLAYED_US[1])
     yield Fresh
 
 
@@ -166,7 +171,7 @@ def test_every_task_and_its_library_are_measured_and_kept(
     assert all(row.trials > 0 for row in result.rows if row.weight)
     assert sum(row.failures for row in result.rows) == result.failures > 0
     records = kept(path)
-    assert len(records) == 60 + len(libraries)
+    assert len(records) == 60 + len(libraries) + 1, "and the plan"
     assert sum(record.run_us is None for record in records) == result.failures
     assert json.dumps(result.to_dict()) and {each.phase for each in seen} >= {"searching"}
 
@@ -206,7 +211,7 @@ def test_the_best_plans_tasks_come_first(runner: type[Runner], tmp_path: Path) -
     result = tune(tmp_path / "t.sqlite", trials=80)
     (used,) = RUNNERS
     best = {each.workload for each in kept(tmp_path / "t.sqlite") if each.sketch == PLAN}
-    assert not best, "a plan was kept that nobody replayed"
+    assert len(best) == 1, "one plan is kept, the last"
     searched = [workload for workload, _, final in used.ran if not final]
     graph = run_pipeline(gtco.capture(Mlp(), ARGS))
     ours = {task.key for task in tasks(fuse_with(Knowledge(DEVICE), graph, H100)[0], H100)}
@@ -234,6 +239,26 @@ def test_before_is_replayed_only_if_all_its_kernels_were_judged(
     assert tune(tmp_path / "short.sqlite", trials=1).replayed_us is None
     assert tune(tmp_path / "long.sqlite", trials=40).replayed_us == REPLAYED_US
     assert "took 2.0 us and takes 3.0 now" in caplog.text
+
+
+def test_the_fetch_distance_of_the_fastest_plan_is_kept(
+    runner: type[Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, graph = tmp_path / "t.sqlite", run_pipeline(gtco.capture(Mlp(), ARGS))
+    began: list[int] = []
+
+    def nearer(known: Knowledge, variants: replay.Variants, *rest: Any) -> Any:
+        began.append(rest[1])
+        return first_of_each(known, variants, *rest)[0], rest[1] - 1
+
+    monkeypatch.setattr(tuner, "refine", nearer)
+    for _ in range(2):
+        tune(path, trials=20)
+    assert began == [FETCH_DISTANCE, FETCH_DISTANCE - 1]
+    plans = [record for record in kept(path) if record.sketch == PLAN]
+    assert [dict(record.schedule) for record in plans if is_chosen(record)] == [{DISTANCE: 0}]
+    assert fetch_distance(known_on(DEVICE, path), graph, H100) == 0
+    assert fetch_distance(Knowledge(DEVICE), graph, H100) == FETCH_DISTANCE
 
 
 def test_a_faster_library_is_chosen(runner: type[Runner], tmp_path: Path) -> None:
@@ -393,53 +418,67 @@ def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.Monke
     assert alone._plan is plans[0] and none == ()
 
 
+Variant = tuple[int, int]
+"""Knob "a" of the task that was joined, and the fetch distance."""
+
+
+class Variants:
+    """Stands in for `replay.Variants` of the perceptron's tasks; `tried` in the whole graph."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, whole_us: Callable[[Variant], float]
+    ) -> None:
+        graph, self.joined = mlp()
+        (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
+        self.found, self.target = tasks(fused, H100), H100
+        self.tried: list[list[Variant]] = []
+
+        def fastest(plans: Iterable[Variant], *_: object) -> tuple[None, tuple[float, ...]]:
+            self.tried.append(list(plans))
+            return None, tuple(map(whole_us, self.tried[-1]))
+
+        monkeypatch.setattr(replay, "fastest", fastest)
+
+    def __call__(self, choices: replay.Choices, distance: int) -> Variant:
+        return choices[self.joined.key].schedule["a"], distance
+
+    def refine(self, known: Knowledge, distance: int = 0) -> tuple[replay.Choices, int]:
+        return replay.refine(known, self, None, distance)  # type: ignore[arg-type]
+
+
 def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    graph, joined = mlp()
-    (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
-    found = [task for task in tasks(fused, H100) if task.key == joined.key]
+    variants = Variants(monkeypatch, lambda each: 1.0)
     known = Knowledge(DEVICE)
     rooms = (200, 150, 60, 120, 180, 119, 10, 100, 110, 90, 80)  # KB of shared memory
     for number, smem in enumerate(rooms):
         run_us = 5.0 + number / 10 + (number == 8)  # that one is far slower
-        made = record(run_us, workload=joined.key, schedule={"a": number})
+        made = record(run_us, workload=variants.joined.key, schedule={"a": number})
         known.add(replace(made, work={"smem_bytes": smem * 1024}))
-    tried: list[int] = []
-
-    def fastest(plans: Iterable[int], *_: object) -> tuple[None, tuple[float, ...]]:
-        tried.extend(plans)
-        return None, (1.0,) * len(tried)
-
-    monkeypatch.setattr(replay, "fastest", fastest)
-    replay.refine(known, found, lambda chosen: chosen[joined.key].schedule["a"], None, H100)  # type: ignore[arg-type,return-value]
-    assert tried == [0, 1, 2, 3, 4, 6, 7, 9]
+    variants.refine(known)
+    distances, schedules = variants.tried
+    assert [distance for _, distance in distances] == [0, 1, 2]
+    assert [schedule for schedule, _ in schedules] == [0, 1, 2, 3, 4, 6, 7, 9]
 
 
 def test_the_whole_graph_decides_among_the_fastest_schedules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    graph, joined = mlp()
-    (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
-    found = tasks(fused, H100)
-    (other,) = [task for task in found if task.key != joined.key]
+    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # the fifth takes as much room
+    variants = Variants(monkeypatch, lambda each: whole_us[each[0]] + 5 * (each[1] != 1))
+    joined = variants.joined
+    (other,) = [task for task in variants.found if task.key != joined.key]
     known = Knowledge(DEVICE)
     for schedule, run_us in enumerate((5.0, 5.1, 5.2, 5.3, 5.4)):
         known.add(record(run_us, workload=joined.key, schedule={"a": schedule}))
     known.add(record(1.0, workload=other.key, schedule={"a": 7}))
-    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # the fifth takes as much room
-    tried: list[list[int]] = []
-
-    def fastest(
-        plans: Iterable[int], captured: object, until: float
-    ) -> tuple[None, tuple[float, ...]]:
-        tried.append(list(plans))
-        return None, tuple(whole_us[each] for each in tried[-1])
-
-    def plan_of(choices: replay.Choices) -> int:
-        return choices[joined.key].schedule["a"]
-
-    monkeypatch.setattr(replay, "fastest", fastest)
-    chosen = replay.refine(known, found, plan_of, None, H100)  # type: ignore[arg-type]
-    assert tried == [[0, 1, 2, 3], [2, 0, 1, 3]], "again, from what was chosen so far"
+    chosen, distance = variants.refine(known)
+    assert variants.tried == [
+        [(0, 0), (0, 1), (0, 2)],
+        [(0, 1), (1, 1), (2, 1), (3, 1)],
+        [(2, 1), (2, 0), (2, 2)],
+        [(2, 1), (0, 1), (1, 1), (3, 1)],
+    ], "again, from what was chosen so far"
+    assert distance == 1
     assert {key: each.schedule["a"] for key, each in chosen.items()} == {
         joined.key: 2,
         other.key: 7,
@@ -450,10 +489,9 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     assert [each.schedule["a"] for each in known.best(joined.key)] == [2, 0, 1, 3, 4]
     assert list(replay.marked(known, {key: known.best(key)[0] for key in chosen})) == []
     whole_us[0] = 80.0
-    for each in replay.marked(known, replay.refine(known, found, plan_of, None, H100)):  # type: ignore[arg-type]
+    for each in replay.marked(known, variants.refine(known)[0]):
         known.add(each)
     assert [each.schedule["a"] for each in known.best(joined.key)][:2] == [0, 1]
     whole_us[1] = 79.9
-    assert replay.refine(known, found, plan_of, None, H100)[joined.key].schedule == {"a": 0}, (
-        "noise"
-    )  # type: ignore[arg-type]
+    again, _ = variants.refine(known)
+    assert again[joined.key].schedule == {"a": 0}, "noise"
