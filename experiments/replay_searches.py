@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.publish import publish
+from experiments.publish import provenance, publish
 from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolSpace, PoolTask, read_pool
@@ -59,7 +59,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=256)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    results = replay(read_pool(options.pool), options.seeds, options.trials)
+    results = {
+        "experiment": "replay_searches",
+        **provenance("replay_searches"),
+        **replay(read_pool(options.pool), options.seeds, options.trials),
+    }
     publish(
         options.out / "searches.json",
         results,
@@ -256,6 +260,8 @@ def plot(results: dict[str, Any], out: Path) -> None:
             )
         axis.set_title(name, fontsize=9)
         axis.set_ylim(0.99, 1.6)
+    for axis in axes.flat[len(found) :]:
+        axis.set_axis_off()
     for axis in axes[-1]:
         axis.set_xlabel("trials")
     for axis in axes[:, 0]:

@@ -81,11 +81,17 @@ def test_the_shipped_model_is_trained_on_all_pools(
     folder.mkdir()
     for task in synthetic_pool():
         write_pool(folder / f"{task.name}{SUFFIX}", task)
-    monkeypatch.setattr(sys, "argv", ["x", str(folder), str(out)])
-    train_ranker.main()
-    assert "from 1200 programs of 4 tasks, sm_90a" in capsys.readouterr().out
-    ranker = Ranker.load(out, find_target("sm_90a"))
     task = synthetic_pool()[0]
+    records = [
+        replace(task.record(entry), workload="another", work=entry.work.numbers())
+        for entry in task.entries[:50]
+    ]
+    (tmp_path / "r.jsonl").write_text("".join(f"{each.to_json()}\n" for each in records))
+    arguments = [str(folder), str(out), "--records", str(tmp_path / "r.jsonl")]
+    monkeypatch.setattr(sys, "argv", ["x", *arguments])
+    train_ranker.main()
+    assert "from 1250 programs of 5 tasks, sm_90a" in capsys.readouterr().out
+    ranker = Ranker.load(out, find_target("sm_90a"))
     assert ranking(task, ranker.scores([each.work for each in task.entries])).rank_all > 0.95
 
 
