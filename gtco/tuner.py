@@ -180,7 +180,7 @@ class _Tuner:
         self._ranker = shipped_ranker(target)
 
     def run(self) -> TuneResult:
-        before = self._plan_with(self._plan())
+        (before,) = self._plans([self._plan()])
         stopped = ""
         try:
             for number, part in enumerate(ROUNDS):
@@ -280,13 +280,18 @@ class _Tuner:
         best = fuse_known(self._known, self._graph, self._target)
         others = fuse_with(self._known, self._graph, self._target, PLANS)
         fused = {str(each): each for each in (best, *others)}.values()
-        found = [self._plan_with(each) for each in fused]
+        found = self._plans(fused)
         limit = WORTH_REPLAYING * min(map(_predicted, found))
         close = [each for each in found[1:] if _predicted(each) <= limit]
         return [found[0], *(each for each in close if not _defaults(each))]
 
-    def _plan_with(self, fused: FusedGraph) -> Plan:
-        return plan_with(self._known, fused, self._target, self._options, self._distance)
+    def _plans(self, partitions: Iterable[FusedGraph]) -> list[Plan]:
+        """Each with the best known way to run its groups."""
+        distance = self._distance
+        return [
+            plan_with(self._known, fused, self._target, self._options, distance)
+            for fused in partitions
+        ]
 
     @property
     def _distance(self) -> int:

@@ -16,8 +16,8 @@ namespace gtco {
 #if __CUDA_ARCH__ >= 900
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
 // Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued before the
-// last one's are awaited), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT, INBOX_AT and BARRIERS_AT
-// (bytes).
+// last one's are awaited), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT, INBOX_AT and
+// BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
