@@ -1,0 +1,39 @@
+"""Knobs of a plan: what they change is time, and no bit of an answer."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gtco.compiler import capture_for, device_name, fuse_known, known_on, plan_of, select
+from gtco.demo import VisionTransformer, randomize
+from gtco.options import Options
+from gtco.passes import run_pipeline
+from gtco.runtime.module import CompiledModule
+from gtco.target import target_of_capability
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
+]
+
+
+def test_dependent_launch_and_fetching_ahead_change_no_bit() -> None:
+    target, options = target_of_capability(*torch.cuda.get_device_capability()), Options()
+    model = VisionTransformer(patch=16, width=192, depth=3, heads=3)
+    randomize(model, seed=0)
+    model = model.eval().cuda().half()
+    image = torch.randn(1, 3, 224, 224, device="cuda", dtype=torch.float16)
+    captured = capture_for(model, (image,), None, options)
+    known = known_on(device_name(options, target))
+    fused = fuse_known(known, run_pipeline(captured.graph), target)
+    launches = select(fused, target, known)
+    plans = [plan_of(fused, launches, target, options, distance) for distance in (0, 1, 2)]
+    plans.append(replace(plans[2], dependent_launch=False))
+    modules = [CompiledModule(plan, captured) for plan in plans]
+    for _ in range(3):
+        fresh = torch.randn_like(image)
+        first, *others = [module(fresh) for module in modules]
+        assert all(torch.equal(first, other) for other in others)
