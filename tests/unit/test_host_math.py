@@ -1,0 +1,60 @@
+"""The device library's own approximations, in fp32 on the host build, against fp64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.runtime.host import find_compiler, run_on_host
+from gtco.target import TARGETS
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+INF = math.inf
+GRID = torch.linspace(-12, 12, 4097)
+EXACT: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": F.gelu,
+    "tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+}
+
+
+def computed(name: str, x: Tensor) -> Tensor:
+    b = GraphBuilder()
+    value = b.input("x", TensorSpec(tuple(x.shape), torch.float32))
+    y = (
+        b.add(name, value)
+        if name in ("silu", "sigmoid")
+        else b.add("gelu", value, approximate=name)
+    )
+    group = Group("math", b.build([y]))
+    sketch = Elementwise(group, TARGETS["sm_90a"])
+    program = sketch.emit(next(iter(sketch.defaults())))
+    (result,) = run_on_host(program, group, {"x": x}, seed=0).values()
+    return result
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_near_fp64_everywhere(name: str) -> None:
+    exact = EXACT[name](GRID.double())
+    error = (computed(name, GRID).double() - exact).abs()
+    assert error.max() < 2e-6
+    seen = (GRID > -5.5) & (exact.abs() > 1e-30)
+    assert (error[seen] / exact[seen].abs()).max() < 3e-5
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_is_not_finite(name: str) -> None:
+    low, high, nan, huge = computed(name, torch.tensor([-INF, INF, math.nan, -3e38])).tolist()
+    assert high == (1.0 if name == "sigmoid" else INF)
+    assert math.isnan(nan)
+    assert low == 0 or math.isnan(low)  # minus infinity times zero, as in torch
+    assert huge == 0
