@@ -46,8 +46,24 @@ def vit_h14() -> Model:
     return build("vit_huge_patch14_224")
 
 
+def vit_b16_batch2() -> Model:
+    return build("vit_base_patch16_224", batch=2)
+
+
+def vit_b16_batch4() -> Model:
+    return build("vit_base_patch16_224", batch=4)
+
+
 def vit_b16_batch8() -> Model:
     return build("vit_base_patch16_224", batch=8)
+
+
+def vit_b16_batch16() -> Model:
+    return build("vit_base_patch16_224", batch=16)
+
+
+def vit_b16_batch32() -> Model:
+    return build("vit_base_patch16_224", batch=32)
 
 
 def vit_l16_batch8() -> Model:
