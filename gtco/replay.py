@@ -20,7 +20,7 @@ from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen
 from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph, Group
 from gtco.options import Options
-from gtco.passes.tasks import Task
+from gtco.passes.tasks import Task, tasks
 from gtco.runtime.executable import Executable
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
@@ -78,25 +78,22 @@ class Variants:
 
     Args:
         fused: the partition.
-        found: its tasks.
         target: the architecture.
         options: the user's.
-        known: what was measured, for tasks without a choice.
+        known: what was measured: what there is to choose from.
+
+    Attributes:
+        found: the partition's tasks.
     """
 
     def __init__(
-        self,
-        fused: FusedGraph,
-        found: Sequence[Task],
-        target: Target,
-        options: Options,
-        known: Knowledge,
+        self, fused: FusedGraph, target: Target, options: Options, known: Knowledge
     ) -> None:
-        self.found = found
         self.target = target
+        self.known = known
+        self.found = tasks(fused, target)
         self._fused = fused
         self._options = options
-        self._known = known
         self._made: dict[tuple[str, Key | None], tuple[Launch, ...]] = {}
 
     def __call__(self, choices: Choices, distance: int) -> Plan:
@@ -109,16 +106,12 @@ class Variants:
         record = choices.get(task.key)
         key = (task.key, schedule_key(record.sketch, record.schedule) if record else None)
         if key not in self._made:
-            self._made[key] = launches_of(task, self.target, self._known, record)
+            self._made[key] = launches_of(task, self.target, self.known, record)
         return self._made[key]
 
 
 def refine(
-    known: Knowledge,
-    variants: Variants,
-    captured: Captured,
-    distance: int,
-    until: float = math.inf,
+    variants: Variants, captured: Captured, distance: int, until: float = math.inf
 ) -> tuple[Choices, int]:
     """The schedule of each task, and how far ahead weights are fetched, with which it is fastest.
 
@@ -128,14 +121,13 @@ def refine(
     changed. Ahead of them, the whole graph tries how far ahead to fetch weights.
 
     Args:
-        known: what was measured.
         variants: of one partition.
         captured: the model's signature.
         distance: to begin with.
         until: of the monotonic clock, when no other schedule is tried.
     """
     found, target = variants.found, variants.target
-    ranked = {task.key: _contenders(known.best(task.key), target) for task in found}
+    ranked = {task.key: _contenders(variants.known.best(task.key), target) for task in found}
     chosen = {key: records[0] for key, records in ranked.items() if records}
     dearest = sorted(
         (task for task in found if task.key in chosen),
@@ -200,18 +192,18 @@ def before_and_after(
         after: what has become of it.
         captured: the model's signature.
     """
-    return _medians(CompiledModule(before, captured), after)
+    was, is_now = _medians(CompiledModule(before, captured), after)
+    return was, is_now
 
 
 def whole_us(module: CompiledModule) -> float:
     """Microseconds of a run."""
-    (times,) = in_turns([clock(module)])
-    return statistics.median(times)
+    (median_us,) = _medians(module)
+    return median_us
 
 
-def _medians(first: CompiledModule, second: CompiledModule) -> tuple[float, float]:
-    ours, theirs = in_turns([clock(first), clock(second)])
-    return statistics.median(ours), statistics.median(theirs)
+def _medians(*modules: CompiledModule) -> list[float]:
+    return [statistics.median(times) for times in in_turns([clock(each) for each in modules])]
 
 
 def in_turns(clocks: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[list[float]]:

@@ -12,6 +12,9 @@ from gtco.cost_model.search import Search
 from gtco.passes.tasks import Task
 from gtco.tune_result import TaskRow
 
+FINISH_S, FINISH_PART = 20.0, 0.25
+"""For what follows a search that was given a time: seconds, or that part of it if it is more."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -31,6 +34,27 @@ class Limits:
         """The limits of a round that ends after this part of both."""
         most = self.trials if self.trials == math.inf else math.ceil(part * self.trials)
         return replace(self, seconds=part * self.seconds, trials=most)
+
+
+@dataclass(frozen=True)
+class Finish:
+    """When each part of what follows the search ends, of the monotonic clock.
+
+    Args:
+        finals: the final timing of each task's best.
+        plans: replaying other plans.
+        end: trying schedules in the whole graph, and with it everything.
+    """
+
+    finals: float = math.inf
+    plans: float = math.inf
+    end: float = math.inf
+
+    @staticmethod
+    def of(searched: float, seconds: float) -> Finish:
+        """What follows a search that was given `seconds` and ended at `searched`."""
+        finish_s = max(FINISH_S, FINISH_PART * seconds)
+        return Finish(searched + finish_s / 2, searched + finish_s * 3 / 4, searched + finish_s)
 
 
 class TaskState:

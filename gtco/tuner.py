@@ -47,7 +47,7 @@ from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
 from gtco.target import HOST, Target, TargetError
 from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
-from gtco.tune_state import Limits, TaskState
+from gtco.tune_state import Finish, Limits, TaskState
 
 log = logging.getLogger("gtco.tune")
 
@@ -58,9 +58,6 @@ IN_FLIGHT = 3
 ROUNDS = (0.4, 0.7, 1.0)
 """Parts of the time and of the trials after which the fusion is decided again: measured prices may
 prefer groups that were no task so far."""
-FINISH_S, FINISH_PART = 20.0, 0.25
-"""When a time was given, seconds for what follows or a part of that time, whichever is more: for
-final timing at most half, for other plans a quarter, the rest for schedules in the whole graph."""
 PLANS = 16
 """Plans whose tasks are tuned, and that may be replayed whole."""
 WORTH_REPLAYING = 1.15
@@ -171,7 +168,7 @@ class _Tuner:
         self._known = known
         self._runner = runner
         self._limits = limits
-        self._finals_by = self._plans_by = self._finish_by = math.inf
+        self._finish = Finish()
         self._seed = seed
         self._watch = watch
         self._states: dict[str, TaskState] = {}
@@ -191,10 +188,7 @@ class _Tuner:
             stopped = "interrupted"
         searched = time.monotonic()
         if self._limits.seconds < math.inf:
-            finish_s = max(FINISH_S, FINISH_PART * self._limits.seconds)
-            self._finals_by = searched + finish_s / 2
-            self._plans_by = searched + finish_s * 3 / 4
-            self._finish_by = searched + finish_s
+            self._finish = Finish.of(searched, self._limits.seconds)
         try:
             if stopped != "interrupted":
                 self._plan()
@@ -205,7 +199,7 @@ class _Tuner:
         self._show("deciding the fusion")
         plans = self._worth_replaying()
         self._runner.close()  # nothing else may run while whole plans are timed
-        best, plans_us = fastest(plans, self._captured, self._plans_by)
+        best, plans_us = fastest(plans, self._captured, self._finish.plans)
         if stopped != "interrupted" and not self._runner.host:  # whose times say little
             best, distance = self._refined(best.graph)
             replayed = self._compared(before, best)
@@ -300,11 +294,8 @@ class _Tuner:
     def _refined(self, fused: FusedGraph) -> tuple[CompiledModule, int]:
         """`fused` as it is fastest in the whole graph, and its fetch distance."""
         self._show("trying schedules in the whole graph")
-
-        found = tasks(fused, self._target)
-        variants = Variants(fused, found, self._target, self._options, self._known)
-        distance, until = self._distance, self._finish_by
-        chosen, distance = refine(self._known, variants, self._captured, distance, until)
+        variants = Variants(fused, self._target, self._options, self._known)
+        chosen, distance = refine(variants, self._captured, self._distance, self._finish.end)
         self._keep(list(marked(self._known, chosen)))
         return CompiledModule(variants(chosen, distance), self._captured), distance
 
@@ -489,7 +480,7 @@ class _Tuner:
                 except (CancelledError, MeasureError) as error:
                     log.warning("%s was not timed again: %s", row.name, error)
             self._show("final timing")
-            if time.monotonic() > self._finals_by:
+            if time.monotonic() > self._finish.finals:
                 for future in flying:
                     future.cancel()
                 return

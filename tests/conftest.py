@@ -1,4 +1,4 @@
-"""Fixtures that every test may use, and the rule for tests that need a GPU."""
+"""Fixtures that every test may use, and the rule for tests that need a GPU or a compiler."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+
+from gtco.runtime.host import find_compiler
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -22,12 +24,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if torch.cuda.is_available():
-        return
-    skip = pytest.mark.skip(reason="needs a CUDA GPU")
+    missing = {}
+    if not torch.cuda.is_available():
+        missing["gpu"] = pytest.mark.skip(reason="needs a CUDA GPU")
+    if find_compiler() is None:
+        missing["compiler"] = pytest.mark.skip(reason="needs a C++ compiler")
     for item in items:
-        if "gpu" in item.keywords:
-            item.add_marker(skip)
+        for name, skip in missing.items():
+            if item.get_closest_marker(name):
+                item.add_marker(skip)
 
 
 @pytest.fixture

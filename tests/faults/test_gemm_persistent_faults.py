@@ -10,12 +10,11 @@ import torch
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.graph import Group
-from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests import groups
 from tests.faults.templates import SEEDS, planted, verdicts
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 FEW = replace(TARGETS["sm_90a"], sm_count=2, smem_per_block=100 * 1024)
 """Several tiles a block, and fewer stages than these have steps."""

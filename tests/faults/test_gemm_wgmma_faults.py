@@ -8,12 +8,11 @@ import torch
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.graph import Group
-from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests import groups
 from tests.faults.templates import SEEDS, planted, verdicts
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 PLAIN = {"split": 1, "multicast": 1}
 CLUSTERS = {

@@ -7,10 +7,10 @@ import re
 
 import pytest
 
-from gtco.runtime.host import HostError, find_compiler
+from gtco.runtime.host import HostError
 from tests.faults.kernels import X_MAP, Planted, run
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 SEEDS = (0, 1)
 

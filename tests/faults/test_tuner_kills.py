@@ -23,11 +23,10 @@ from gtco.cost_model import measure
 from gtco.cost_model.database import LIBRARY, Database, TuningRecord
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.trials import Trials
-from gtco.runtime.host import find_compiler
 from gtco.tune_result import TuneResult, TuneStatus
 from tests.processes import environment
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 TUNE = """
 import sys, torch, gtco

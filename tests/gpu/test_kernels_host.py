@@ -15,7 +15,6 @@ from gtco.cost_model.judge import random_values
 from gtco.graph import Group
 from gtco.runtime import run as gpu
 from gtco.runtime.driver import BoundLaunch
-from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests.faults import kernels
 from tests.faults.test_planted import PLANTED
@@ -56,7 +55,7 @@ def test_persistent_matches_fp64(name: str, values: tuple[int, ...]) -> None:
     assert not wrong_outputs(program, group, given, run_on_gpu)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 @pytest.mark.parametrize("name", PLANTED)
 def test_the_right_twins_of_planted_mistakes_give_the_same(name: str) -> None:
     program = PLANTED[name].right

@@ -14,10 +14,7 @@ from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
 from gtco.target import target_of_capability
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 
 def test_dependent_launch_and_fetching_ahead_change_no_bit() -> None:

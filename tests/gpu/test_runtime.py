@@ -24,10 +24,7 @@ from gtco.runtime.run import Chain, load_program
 from gtco.target import Target, target_of_capability
 from tests.plans import Block, make_plan, negate_program
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
-]
+pytestmark = pytest.mark.gpu
 
 COPY_TILE = """#include "ptx.cuh"
 using namespace gtco;

@@ -23,7 +23,6 @@ from tests.processes import environment
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
-NEEDS_COMPILER = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 MODELS = """
 import torch
@@ -197,7 +196,7 @@ def test_a_damaged_artifact_is_named(run: Run, tmp_path: Path, command: str) -> 
 # -- compare, dump and cache ---------------------------------------------------------------------
 
 
-@NEEDS_COMPILER
+@pytest.mark.compiler
 def test_compare_prints_errors_and_exits_with_0(run: Run) -> None:
     outcome = run("compare", "models_here:mlp", "--target", "host", "--layers")
     assert outcome.code == 0, outcome.stderr
@@ -206,7 +205,7 @@ def test_compare_prints_errors_and_exits_with_0(run: Run) -> None:
     assert "WRONG" not in outcome.stdout
 
 
-@NEEDS_COMPILER
+@pytest.mark.compiler
 def test_compare_of_a_wrong_kernel_exits_with_1(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         HostKernel, "__call__", lambda *args, **kwargs: None
@@ -237,7 +236,7 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
     assert "error: file: File exists" in refused.stderr
 
 
-@NEEDS_COMPILER
+@pytest.mark.compiler
 def test_the_cache_is_shown_verified_and_cleared(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

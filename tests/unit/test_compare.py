@@ -20,12 +20,11 @@ from gtco.frontend.torch_export import Captured
 from gtco.locate import Located, UsageError, locate
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
-from gtco.runtime.host import HostKernel, find_compiler
+from gtco.runtime.host import HostKernel
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
 from gtco.target import TargetError
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 
 HOST = Options(target="host")
@@ -73,7 +72,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, kernel: str, error: float) -> None:
     monkeypatch.setattr(HostKernel, "__call__", wrong)
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_right_answers_are_right_output_by_output(model: Located) -> None:
     result = compare(model, HOST, layers=True)
     assert not result.wrong and result.first_wrong_group is None
@@ -86,7 +85,7 @@ def test_right_answers_are_right_output_by_output(model: Located) -> None:
     assert result.to_dict()["ok"] is True
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_a_wrong_kernel_is_found_in_its_output_and_its_group(
     model: Located, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,7 +99,7 @@ def test_a_wrong_kernel_is_found_in_its_output_and_its_group(
     assert result.to_dict()["first_wrong_group"] == first.group
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_error_of_one_group_is_not_blamed_on_the_next(
     model: Located, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,7 +122,7 @@ def test_another_structure_and_lost_elements_are_wrong() -> None:
     assert max_abs_error(torch.tensor([1]), torch.tensor([2])) is None
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_an_artifact_is_judged_by_its_own_graph(
     model: Located, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +153,7 @@ def test_without_the_gpu_it_says_so(model: Located, tmp_path: Path) -> None:
 # -- ONNX Runtime --------------------------------------------------------------------------------
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("precision", [None, "fp16"])
 def test_onnx_runtime_is_an_oracle(onnx_file: Path, precision: str | None) -> None:
     pytest.importorskip("onnxruntime")
@@ -165,7 +164,7 @@ def test_onnx_runtime_is_an_oracle(onnx_file: Path, precision: str | None) -> No
     assert named == {"gtco", "eager", "onnxruntime (CPU)"}
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_another_reading_of_the_file_than_onnx_runtimes_is_wrong(
     onnx_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,11 +14,8 @@ from torch import Tensor, nn
 import gtco
 from gtco import dump
 from gtco.interpreter import interpret
-from gtco.runtime.host import find_compiler
 from gtco.runtime.module import CompiledModule
 from tests.processes import environment
-
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
 class Model(nn.Module):
@@ -108,7 +105,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_script_runs_the_model_again(folder: Path) -> None:
     module = compiled("sm_80")
     outcome = run(folder, "host")

@@ -20,13 +20,11 @@ from gtco.cost_model.knowledge import Knowledge
 from gtco.graph import Group
 from gtco.options import Options
 from gtco.passes.legality import family
-from gtco.runtime.host import HostError, find_compiler
+from gtco.runtime.host import HostError
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.runtime.plan import Plan, fetch_ahead
 from gtco.target import TARGETS
 from tests import attention_groups, groups, tile_groups
-
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 F16 = torch.float16
 GROUPS: dict[str, Callable[[], Group]] = {
@@ -148,7 +146,7 @@ def test_an_artifact_keeps_it(tmp_path: Path) -> None:
     assert loaded.kernels == compiled.kernels
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_answer_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = three_linears()
     ahead = gtco.compile(model, (x,), target="host")
@@ -158,7 +156,7 @@ def test_the_answer_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> N
     assert torch.equal(ahead(x), plain(x))
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_more_than_there_is_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     right = KernelProgram.fetching
     monkeypatch.setattr(KernelProgram, "fetching", lambda p, name, n: right(p, name, n + 16))

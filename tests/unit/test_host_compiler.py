@@ -19,7 +19,6 @@ from gtco.runtime import host
 from gtco.runtime.host import HostCompilerError, HostError, HostKernel, find_compiler
 from tests.faults.kernels import Planted, run
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 ONE = Planted(
     "  ptx::griddepcontrol_wait();\n  y[thread] = x[thread];\n", "y[thread]", "y[-thread]", ""
 )
@@ -57,7 +56,7 @@ def test_the_systems_compiler_else_the_wheels(
     assert find_compiler() == expected
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_what_the_compiler_made_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(host, "_libraries", lambda: tmp_path)
     host._machine.cache_clear()
@@ -75,7 +74,7 @@ def test_what_the_compiler_made_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_pat
     host._machine.cache_clear()
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_a_kernel_that_does_not_compile_is_named() -> None:
     program: KernelProgram = dataclasses.replace(
         ONE.right, source=ONE.right.source.replace("griddepcontrol_wait", "no_such_instruction")
@@ -86,7 +85,7 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
         HostKernel(program)
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_without_addr2line_it_says_what_would_know(monkeypatch: pytest.MonkeyPatch) -> None:
     HostKernel(ONE.wrong)
     which = shutil.which

@@ -15,12 +15,12 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.graph import Group
 from gtco.passes.legality import family
-from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import attention_groups, groups, tile_groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 CASES: dict[str, Callable[[], Group]] = {
     **tile_groups.ELEMENTWISE,

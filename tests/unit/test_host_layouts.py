@@ -11,11 +11,9 @@ from torch import Tensor
 
 from experiments.record_layouts import Table, record, record_ldmatrix, record_mma, run_on_host
 from gtco.codegen.program import KernelProgram
-from gtco.runtime.host import find_compiler
 from gtco.runtime.nvrtc import compile_uncached
 from tests.conftest import GOLDEN
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 RECORDED = GOLDEN / "h100_layouts.json"
 
 
@@ -28,7 +26,7 @@ def differences(ours: object, recorded: object, path: str = "") -> list[str]:
     return [] if ours == recorded else [path]
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.skipif(
     not RECORDED.exists(), reason="run python -m experiments.record_layouts on an H100"
 )
@@ -38,7 +36,7 @@ def test_the_host_library_has_the_recorded_layouts() -> None:
     assert not differences(record(run_on_host), recorded)
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_lanes_that_change_places_show() -> None:
     def swapped(program: KernelProgram, tensors: Mapping[str, Tensor]) -> None:
         run_on_host(program, tensors)

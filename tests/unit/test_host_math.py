@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.graph import GraphBuilder, Group, TensorSpec
-from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 INF = math.inf
 GRID = torch.linspace(-12, 12, 4097)

@@ -8,13 +8,11 @@ import torch
 import gtco
 from gtco.check import judge
 from gtco.interpreter import ArgumentError, interpret
-from gtco.runtime.host import HostCompilerError, find_compiler
+from gtco.runtime.host import HostCompilerError
 from tests import models
 
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
-
-@needs_compiler
+@pytest.mark.compiler
 def test_a_vit_of_two_layers_is_right() -> None:
     torch.manual_seed(0)
     model = models.vit(image=16, patch=4, width=64, depth=2, heads=4).half()
@@ -32,7 +30,7 @@ def test_a_vit_of_two_layers_is_right() -> None:
         compiled(torch.randn(1, 3, 8, 8).half())
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_what_no_sketch_takes_runs_in_aten() -> None:
     model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.ReLU()).half().eval()
     image = torch.randn(2, 3, 9, 9).half()
@@ -47,7 +45,7 @@ def test_without_a_compiler_it_says_what_to_install(monkeypatch: pytest.MonkeyPa
         gtco.compile(torch.nn.Linear(8, 8).half().eval(), (torch.ones(4, 8).half(),), target="host")
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_tensors_at_odd_addresses_are_taken() -> None:
     torch.manual_seed(0)
     model = torch.nn.Linear(64, 32).half().eval()

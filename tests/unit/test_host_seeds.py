@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gtco.runtime.host import HostError, find_compiler
+from gtco.runtime.host import HostError
 from tests.faults.kernels import Planted, run
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 SEEDS = range(4)
 RACE = Planted("  ptx::griddepcontrol_wait();\n  y[thread] = x[thread];\n", "y[thread]", "y[0]", "")

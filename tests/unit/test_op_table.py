@@ -35,7 +35,6 @@ from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.trials import Trials
 from gtco.interpreter import interpret
 from gtco.passes.tasks import workload_key
-from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests import attention_groups, groups
 
@@ -257,7 +256,7 @@ def test_what_the_records_know_is_timed_too() -> None:
     assert search(GEMM).record is None and search(GEMM).recorded == ""
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 def test_a_search_runs_on_the_host() -> None:
     with Trials(host=True) as runner:
         found = Search(ATTENTION, H100, runner, Knowledge("host"), 2).found()

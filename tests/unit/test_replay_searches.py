@@ -19,7 +19,6 @@ from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.pool import SUFFIX, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker
 from gtco.cost_model.search import Strategy
-from gtco.runtime.host import find_compiler
 from gtco.target import find_target
 from tests.pools import synthetic_pool
 
@@ -192,7 +191,7 @@ def test_a_task_that_cannot_be_measured_is_named_once_and_given_up(
     assert trials.begun == ["a"] * 4 + ["b"] * 11
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 def test_a_pool_measured_on_the_host_is_kept_and_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ import torch
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.attention import Attention
 from gtco.graph import Group
-from gtco.runtime.host import HostError, find_compiler, run_on_host
+from gtco.runtime.host import HostError, run_on_host
 from gtco.target import TARGETS
 from tests import attention_groups as groups
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
@@ -19,7 +19,6 @@ from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_output
 H100 = TARGETS["sm_90a"]
 SMALL = ("epilogue", "bool_mask", "f32_mask", "causal", "causal_tall", "one_query", "one_key",
          "wide")  # fmt: skip
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
 @pytest.mark.parametrize("case", groups.CASES)
@@ -28,7 +27,7 @@ def test_compiles(case: str) -> None:
     assert not list(compile_for_all(lambda target: Attention(group, target)))
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("case", SMALL)
 def test_is_right_on_the_cpu(case: str) -> None:
     group = groups.CASES[case]()
@@ -51,7 +50,7 @@ def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
     return group, values
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
 def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
     group, values = masked(kind)
@@ -62,7 +61,7 @@ def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_host_build_rejects_a_missing_wait() -> None:
     """Copies arrive as late as the waits allow: what nobody waited for is not there."""
     group = groups.cross((1,), 16, 100, 16)

@@ -11,7 +11,7 @@ import torch
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.graph import GraphBuilder, Group, TensorSpec
-from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import tile_groups
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
@@ -26,7 +26,7 @@ def test_compiles(case: str) -> None:
     assert not list(compile_for_all(lambda target: Elementwise(group, target)))
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 @pytest.mark.parametrize("case", [case for case in tile_groups.ELEMENTWISE if case not in LARGE])
 def test_is_right_on_the_cpu(case: str) -> None:
     group = tile_groups.ELEMENTWISE[case]()
@@ -38,7 +38,7 @@ def test_is_right_on_the_cpu(case: str) -> None:
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 def test_the_check_rejects_a_kernel_that_drops_nan() -> None:
     group = tile_groups.nans(torch.float32)
     values = inputs_of(group)

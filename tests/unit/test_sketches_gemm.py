@@ -17,7 +17,7 @@ from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
-from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
@@ -233,10 +233,9 @@ SMALL: dict[str, Callable[[], Group]] = {
     "bmm_odd": lambda: groups.batched_matmul(2, 17, 45, 39, BF16),
     "bmm_transposed": lambda: groups.batched_matmul(1, 35, 64, 72, F16, transposed=True),
 }
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
-@needs_compiler
+@pytest.mark.compiler
 @pytest.mark.parametrize("case", SMALL)
 def test_mma_is_right_on_the_cpu(case: str) -> None:
     group = SMALL[case]()
@@ -245,7 +244,7 @@ def test_mma_is_right_on_the_cpu(case: str) -> None:
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_check_rejects_a_kernel_that_drops_the_end_of_k() -> None:
     group = SMALL["odd_columns"]()
     values = inputs_of(group)

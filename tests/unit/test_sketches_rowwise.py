@@ -10,7 +10,7 @@ import torch
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.graph import GraphBuilder, Group, TensorSpec
-from gtco.runtime.host import find_compiler, run_on_host
+from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import tile_groups
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
@@ -27,7 +27,7 @@ def test_compiles(case: str) -> None:
 SMALL = [case for case in tile_groups.ROWWISE if case != "softmax_197"]
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 @pytest.mark.parametrize("case", SMALL)
 def test_is_right_on_the_cpu(case: str) -> None:
     group = tile_groups.ROWWISE[case]()
@@ -36,7 +36,7 @@ def test_is_right_on_the_cpu(case: str) -> None:
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 def test_large_mean_keeps_its_variance() -> None:
     group = tile_groups.layer_norm(3, 200, dtype=torch.float32)
     values = inputs_of(group)
@@ -45,7 +45,7 @@ def test_large_mean_keeps_its_variance() -> None:
     assert not wrong_outputs(program, group, values, run_on_host)
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 def test_amax_keeps_nan_and_row_order_does_not_matter() -> None:
     group = tile_groups.pool("amax", 4, 35, dims=(1,), keepdim=False, dtype=torch.float16)
     values = inputs_of(group)

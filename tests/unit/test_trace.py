@@ -11,10 +11,9 @@ from torch import nn
 
 import gtco
 from gtco.interpreter import ArgumentError
-from gtco.runtime.host import find_compiler
 from gtco.runtime.module import CompiledModule
 
-pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+pytestmark = pytest.mark.compiler
 
 X = torch.randn(24, 64).half()
 

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from gtco import cli, cli_tune
 from gtco.cost_model.database import Database
-from gtco.runtime.host import find_compiler
 from gtco.tune_result import TaskRow, TuneResult, TuneStatus
 
 MODELS = """
@@ -48,7 +47,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     return call
 
 
-@pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+@pytest.mark.compiler
 def test_tuning_reports_and_compile_knows(run: Run, tmp_path: Path) -> None:
     words = ("models_to_tune:gelu", "--db", "t.sqlite", "--target", "host")
     code, out, err = run("tune", *words, "--trials", "2", "--json")

@@ -122,9 +122,9 @@ REPLAYED_US = (2.0, 3.0)
 
 
 def first_of_each(
-    known: Knowledge, variants: replay.Variants, captured: object, distance: int, until: float
+    variants: replay.Variants, captured: object, distance: int, until: float
 ) -> tuple[replay.Choices, int]:
-    best = {task.key: known.best(task.key)[:1] for task in variants.found}
+    best = {task.key: variants.known.best(task.key)[:1] for task in variants.found}
     return {key: record for key, records in best.items() for record in records}, distance
 
 
@@ -247,9 +247,9 @@ def test_the_fetch_distance_of_the_fastest_plan_is_kept(
     path, graph = tmp_path / "t.sqlite", run_pipeline(gtco.capture(Mlp(), ARGS))
     began: list[int] = []
 
-    def nearer(known: Knowledge, variants: replay.Variants, *rest: Any) -> Any:
+    def nearer(variants: replay.Variants, *rest: Any) -> Any:
         began.append(rest[1])
-        return first_of_each(known, variants, *rest)[0], rest[1] - 1
+        return first_of_each(variants, *rest)[0], rest[1] - 1
 
     monkeypatch.setattr(tuner, "refine", nearer)
     for _ in range(2):
@@ -443,7 +443,8 @@ class Variants:
         return choices[self.joined.key].schedule["a"], distance
 
     def refine(self, known: Knowledge, distance: int = 0) -> tuple[replay.Choices, int]:
-        return replay.refine(known, self, None, distance)  # type: ignore[arg-type]
+        self.known = known
+        return replay.refine(self, None, distance)  # type: ignore[arg-type]
 
 
 def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,14 +27,12 @@ from gtco.cost_model.work import work_of
 from gtco.locate import UsageError
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import tasks
-from gtco.runtime.host import find_compiler
 from gtco.target import TARGETS
 from tests.pools import synthetic_pool
 
 H100 = TARGETS["sm_90a"]
 DEVICE = "imaginary"
 TINY = "tests.pools:tiny"
-needs_compiler = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 
 class Device:
@@ -138,7 +136,7 @@ def run(monkeypatch: pytest.MonkeyPatch, module: object, *words: object) -> None
     module.main()  # type: ignore[attr-defined]
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_the_ablation_and_the_table_on_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,7 +183,7 @@ def test_the_table_leaves_no_sum_where_a_time_is_missing() -> None:
     assert last == "| all |  | 12 | 36.0 | 24.0 |  | 108.0 | 18.0 |"
 
 
-@needs_compiler
+@pytest.mark.compiler
 def test_a_live_search_beside_its_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
