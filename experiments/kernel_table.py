@@ -6,7 +6,7 @@ The plan and the tuned schedules are those of the database and the shipped recor
 compile` takes them. Measured here, in one chain of copies each: the default schedule, N programs
 drawn at random; then, all anew and longer, while nothing compiles, the default, the fastest of the
 random ones, the tuned one and the library's calls, so that what stands in a row was timed within
-seconds. "roofline" is the draft price, which no clock saw.
+seconds. "draft" is the price that the fusion pass would take, which no clock saw.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Row:
         ops: its operators.
         weight: launches of it in one call of the model.
         times_us: by the names of `COLUMNS`; None where nothing ran, or nothing was tuned.
-        roofline_us: the draft price.
+        draft_us: the draft price.
         schedules: of those that have one: the sketch and its knobs.
         random_programs: how many were drawn, and how many of them ran.
     """
@@ -60,7 +60,7 @@ class Row:
     ops: str
     weight: int
     times_us: Mapping[str, float | None]
-    roofline_us: float
+    draft_us: float
     schedules: Mapping[str, Mapping[str, Any]]
     random_programs: tuple[int, int]
 
@@ -194,11 +194,11 @@ def measured(
 
 def table(result: Mapping[str, Any]) -> str:
     """The rows as Markdown, and what all launches take together where each of them has a time."""
-    header = ("task", "operators", "launches", *(f"{name}, us" for name in COLUMNS), "roofline")
+    header = ("task", "operators", "launches", *(f"{name}, us" for name in COLUMNS), "draft")
     cells = []
-    totals: dict[str, float] = dict.fromkeys((*COLUMNS, "roofline"), 0.0)
+    totals: dict[str, float] = dict.fromkeys((*COLUMNS, "draft"), 0.0)
     for row in result["rows"]:
-        times = {**row["times_us"], "roofline": row["roofline_us"]}
+        times = {**row["times_us"], "draft": row["draft_us"]}
         for name, time_us in times.items():
             totals[name] += row["weight"] * (float("nan") if time_us is None else time_us)
         shown = [microseconds(time_us) for time_us in times.values()]
@@ -210,24 +210,37 @@ def table(result: Mapping[str, Any]) -> str:
 
 
 def plot(result: Mapping[str, Any], path: Path) -> None:
-    """A group of bars a task: what each of `COLUMNS` takes in one call of the model."""
+    """A group of bars a task: what each of `COLUMNS` takes in one call of the model.
+
+    The library's bars are cut off where they would leave no room for the others, and say how long
+    they are.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     rows = result["rows"]
+    kernels = [
+        row["weight"] * (row["times_us"][name] or 0.0) for row in rows for name in COLUMNS[:-1]
+    ]
+    edge = 1.3 * max(kernels, default=1.0)
     figure, axis = pyplot.subplots(figsize=(9, 1 + 0.6 * len(rows)))
     for number, name in enumerate(COLUMNS):
         places = [place + 0.2 * (number - 1.5) for place in range(len(rows))]
         widths = [row["weight"] * (row["times_us"][name] or 0.0) for row in rows]
-        axis.barh(places, widths, 0.2, label=name)
+        axis.barh(places, [min(width, edge) for width in widths], 0.2, label=name)
+        for place, width in zip(places, widths, strict=True):
+            if width > edge:
+                text = f"{width:.0f} "
+                axis.text(edge, place, text, ha="right", va="center", fontsize=6, color="white")
     for place, row in enumerate(rows):
-        floor = row["weight"] * row["roofline_us"]
-        axis.plot([floor, floor], [place - 0.4, place + 0.4], "k", linewidth=1)
+        draft = row["weight"] * row["draft_us"]
+        axis.plot([draft, draft], [place - 0.4, place + 0.4], "k", linewidth=1)
     labels = [f"{row['name']}, {row['weight']} launches\n{row['ops'][:44]}" for row in rows]
     axis.set_yticks(range(len(rows)), labels, fontsize=7)
-    axis.set_xlabel("us in one call of the model; the line is the roofline")
+    axis.set_xlim(0, edge)
+    axis.set_xlabel("us in one call of the model; the line is the draft price")
     save_bars(figure, axis, result, path)
 
 
