@@ -34,7 +34,7 @@ CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
 """Part of the multiprocessors that clusters of so many blocks can fill at a time: one lies within
 a GPC, and GPCs differ in size."""
 LARGE_CLUSTER_SHARE = 0.82
-"""The same of larger clusters: of 6 and 8."""
+"""The same of larger clusters: measured of 6 and 8."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
 MMA_EFFICIENCY: Mapping[str, float] = {

@@ -55,7 +55,7 @@ class GemmWgmma(Sketch):
             Knob("block_p", (64, 128, 192, 256)),
             Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
             Knob("stages", (2, 3, 4, 5, 6, 8)),
-            Knob("split", (1, 2, 3, 4, 6, 8)),
+            Knob("split", (1, 2, 3, 4, 5, 6, 8)),
             Knob("multicast", (1, 2, 4)),
             Knob("atoms", (1, 2, 3, 4)),
             Knob("depth", (0, 1)),
@@ -68,7 +68,7 @@ class GemmWgmma(Sketch):
     def _candidates(self) -> Iterable[Schedule]:
         problem = self.problem
         budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
-        clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (6, 1), (8, 1))
+        clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (8, 1))
         found: dict[tuple[int, ...], Schedule] = {}
         for swap, block_p, atoms, depth, budget, (split, multicast) in itertools.product(
             (1, 0), (64, 128), (1, 2, 4), (0, 1), budgets, clusters
