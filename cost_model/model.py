@@ -9,6 +9,7 @@ bytes, epilogue (DESIGN section 8: about 1.9 us on an H100). Weights come from d
 activations were just written, so they come from L2. A contraction is priced at its best tile: its
 blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
 matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
+Attention with its projection has no such tile: it is priced as the program that it would run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ import math
 import torch
 
 from gtco.codegen import timing
+from gtco.codegen.rules import derive
+from gtco.codegen.sampler import Candidate
 from gtco.cost_model.work import (
     TANH_FLOPS,
     Work,
@@ -26,8 +29,10 @@ from gtco.cost_model.work import (
     node_flops,
     read_bytes,
     weight_bytes,
+    work_of,
 )
 from gtco.graph import Graph, Group, Node
+from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import family
 from gtco.target import Target
 
@@ -50,6 +55,8 @@ WARPGROUP = 128
 
 def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
+    if {"attention", "linear"} <= {node.op for node in group.compute}:
+        return _projected_us(group, target)
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
@@ -124,6 +131,21 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     flops = 2.0 * 64 * keys * width + TANH_FLOPS * 64 * keys
     rate = _rate(q.dtype, target) * MATMUL_EFFICIENCY
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
+
+
+def _projected_us(group: Group, target: Target) -> float:
+    """The best default program of attention and its projection; without any, ATen node by node."""
+    times = [
+        draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
+        for sketch in derive(group, family(group), target).sketches
+        for schedule in sketch.defaults()
+    ]
+    if times:
+        return min(times)
+    flow = Flow(group.graph)
+    return sum(
+        roofline_us(make_group(flow, [node]), target) + target.boundary_us for node in flow.compute
+    )
 
 
 def _waves_us(blocks: int, flops: float, nbytes: float, tflops: float, target: Target) -> float:

@@ -105,7 +105,7 @@ __device__ __forceinline__ void attention_projection(const Q& queries, const K& 
     if (item < VECTORS)
       taken[i] = block.template merged<8>(item / (C::DV / 8), item % (C::DV / 8) * 8);
   }
-  __syncthreads();
+  __syncthreads();  // the staged parts are used up
 #pragma unroll
   for (int i = 0; i < TAKEN; ++i) {
     const int item = thread + i * THREADS;

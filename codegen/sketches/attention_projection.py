@@ -43,7 +43,10 @@ class AttentionProjection(AttentionSketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         projections = [node for node in group.nodes if node.op == "linear"]
-        check(len(projections) == 1, f"the group has {len(projections)} projections, not one")
+        check(
+            len(projections) == 1,
+            "no linear projects the result" if not projections else "two linears",
+        )
         super().__init__(group, target)
         check(target.has_wgmma, f"{target.arch} has no clusters that share their results")
         (self.projection,) = projections
@@ -62,17 +65,13 @@ class AttentionProjection(AttentionSketch):
     def _merged_heads(self) -> int:
         """Heads of a batch item, if the projection alone reads the results."""
         graph, (value,) = self.group.graph, self.anchor.values
-        readers = [
-            node
-            for node in self.group.compute
-            if any(trace(graph, name).base == value for name in node.inputs)
-        ]
-        stored = any(trace(graph, name).base == value for name in graph.outputs)
-        alone = readers == [self.projection] and not stored
-        check(alone, f"%{value} is read by others than the projection, so it must be stored")
         heads = projected_heads(graph, self.anchor, self.projection)
         if isinstance(heads, str):
             raise Illegal(heads)
+        read = [name for node in self.group.compute for name in node.inputs]
+        read.remove(self.projection.inputs[0])
+        others = any(trace(graph, name).base == value for name in (*read, *graph.outputs))
+        check(not others, f"%{value} is read by others than the projection: it must be stored")
         return heads
 
     def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
