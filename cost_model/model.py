@@ -23,7 +23,6 @@ from gtco.codegen import timing
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate
 from gtco.cost_model.work import (
-    TANH_FLOPS,
     Work,
     fp32_instructions,
     node_flops,
@@ -47,8 +46,6 @@ TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16,
 SPLITS = (1, 2, 4, 8)
 """Blocks that share the K loop of one tile."""
 
-BUSY_WARPS = 16
-"""Warps on a multiprocessor that reach its fp32 rate."""
 WARPGROUP = 128
 """Threads that take a tile where consumers do so in turn."""
 
@@ -128,20 +125,16 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     width = q.sizes[-1] + v.sizes[-1]
     heads = math.prod(q.sizes[:-2])
     blocks = heads * -(-queries // 64)
-    flops = 2.0 * 64 * keys * width + TANH_FLOPS * 64 * keys
+    flops = 2.0 * 64 * keys * width + timing.TANH_FLOPS * 64 * keys
     rate = _rate(q.dtype, target) * MATMUL_EFFICIENCY
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
 
 
 def _projected_us(group: Group, target: Target) -> float:
-    """The best default program of attention and its projection; without any, ATen node by node."""
-    times = [
-        draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
-        for sketch in derive(group, family(group), target).sketches
-        for schedule in sketch.defaults()
-    ]
-    if times:
-        return min(times)
+    """The program of attention and its projection that runs by default; without any, ATen."""
+    for sketch in derive(group, family(group), target).sketches:
+        for schedule in sketch.defaults():
+            return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
     flow = Flow(group.graph)
     return sum(
         roofline_us(make_group(flow, [node]), target) + target.boundary_us for node in flow.compute
@@ -166,8 +159,7 @@ def draft_us(work: Work, target: Target) -> float:
     together = min(-(-work.blocks // target.sm_count), resident)
     rate = target.matmul_tflops if work.group.half else target.fp32_tflops
     threads = work.threads - WARPGROUP * (work.block.consumers - 1)  # of an epilogue
-    busy = min(1.0, together * threads / 32 / BUSY_WARPS)
-    fp32_per_us = target.fp32_tflops * 1e6 / target.sm_count * busy
+    fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles
     return timing.chain_us(
         work.block,

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from gtco.graph import Dim, Graph, Group, Node, TensorSpec
-from gtco.ops import Pattern
+from gtco.ops import STATS_CHUNK, Pattern
 from gtco.passes.dataflow import Flow, Read, bits
 from gtco.passes.projection import projected_heads
 from gtco.views import Layout, NotAView
@@ -286,7 +286,13 @@ class Legality:
         """Why `node` cannot be in the kernel that `anchor` shapes."""
         if anchor.op == "attention" and (projection := self.projection(anchor)) is not None:
             # Nobody else reads the result: what else the kernel holds, it holds for the projection.
-            return None if node is projection else self._kinds(projection, node)
+            if node is projection:
+                return None
+            width, depth = anchor.outputs[0].sizes[-1], self.flow.graph.specs[projection.inputs[0]]
+            share = projection.outputs[0].sizes[-1] * width // depth.sizes[-1]
+            if node.op == "row_stats" and share % STATS_CHUNK:
+                return f"{share} columns of a head's block cut the chunks of the row statistics"
+            return self._kinds(projection, node)
         if anchor.op in _ANCHORS:
             if node.op == "attention" and self.projection(node) is anchor:
                 return None

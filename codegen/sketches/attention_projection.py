@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from gtco.codegen import timing
 from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Schedule, check
@@ -42,14 +44,12 @@ class AttentionProjection(AttentionSketch):
     version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
-        projections = [node for node in group.nodes if node.op == "linear"]
-        check(
-            len(projections) == 1,
-            "no linear projects the result" if not projections else "two linears",
-        )
         super().__init__(group, target)
-        check(target.has_wgmma, f"{target.arch} has no clusters that share their results")
+        projections = [node for node in group.nodes if node.op == "linear"]
+        check(bool(projections), "no linear projects the result")
+        check(len(projections) == 1, f"{len(projections)} linears, and one projects the result")
         (self.projection,) = projections
+        check(target.has_wgmma, f"{target.arch} has no clusters that share their results")
         self.per_item = self._merged_heads()
         rest = [node for node in group.nodes if node is not self.anchor]
         self._rest = Group(group.name, subgraph(group.graph, rest, group.graph.outputs))
@@ -78,6 +78,25 @@ class AttentionProjection(AttentionSketch):
         region = Region(self.group, (self.problem.rows, self.problem.columns))
         nodes: tuple[Node, ...] = self._rest.nodes
         return region, PointwiseEmitter(region, {self.projection.values[0]: "acc"}, nodes)
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Those of attention that leave room for the weights, ordered by a small model."""
+        return sorted(super().defaults(), key=self._cost)
+
+    def _cost(self, schedule: Schedule) -> float:
+        """Microseconds, roughly: the softmax is all the arithmetic besides products."""
+        block, target = self._block_work(schedule), self.target
+        threads = self._threads(schedule)
+        resident = timing.resident_blocks(
+            self._smem(schedule).nbytes, threads, block.registers, target
+        )
+        scores = schedule["block_q"] * self.keys
+        softmax_us = timing.TANH_FLOPS * scores / timing.fp32_per_us(threads, target)
+        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        blocks = self.heads * -(-self.queries // schedule["block_q"])
+        return timing.chain_us(
+            block, blocks, resident, rate, target, pointwise_us=softmax_us, cluster=self.per_item
+        )
 
     def _column_warps(self, schedule: Schedule) -> int:
         """Warps that share the columns of a block."""
@@ -114,7 +133,9 @@ class AttentionProjection(AttentionSketch):
         )
 
     def block_work(self, program: KernelProgram) -> BlockWork:
-        schedule = program.schedule
+        return self._block_work(program.schedule)
+
+    def _block_work(self, schedule: Schedule) -> BlockWork:
         block_q, columns, k = schedule["block_q"], self.columns, self.problem.k
         loop = self._loop_work(schedule)
         weights = columns * k * self.dtype.itemsize
