@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -79,6 +80,11 @@ def test_compiles_without_spills(case: str) -> None:
         print(dict(program.schedule), f"{compiled.registers} registers, {program.smem_bytes} B")
         assert compiled.spill_bytes == 0
         assert compiled.registers <= 65536 // program.block
+
+
+def test_source(golden: Callable[[str, object], None]) -> None:
+    sketch = AttentionProjection(groups.LARGE["vit_b"](), H100)
+    golden("attention_projection_vit.cu", sketch.emit(next(iter(sketch.defaults()))).source)
 
 
 def twice_read() -> Group:
