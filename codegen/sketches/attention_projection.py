@@ -98,6 +98,11 @@ class AttentionProjection(AttentionSketch):
             block, blocks, resident, rate, target, pointwise_us=softmax_us, cluster=self.per_item
         )
 
+    def _uses_wgmma(self, schedule: Schedule) -> bool:
+        """Whether results and weights lie in rows of 128 bytes, as wgmma wants both."""
+        warps = schedule["block_q"] // 16 * schedule["warps_k"]
+        return self.value_width == 64 and self.columns % 64 == 0 and warps >= 4
+
     def _column_warps(self, schedule: Schedule) -> int:
         """Warps that share the columns of a block."""
         row_tiles = 2 if schedule["block_q"] % 32 == 0 else 1
@@ -109,6 +114,9 @@ class AttentionProjection(AttentionSketch):
     def _registers(self, schedule: Schedule) -> int:
         row_tiles = 2 if schedule["block_q"] % 32 == 0 else 1
         accumulators = row_tiles * self.columns // self._column_warps(schedule) // 2
+        if self._uses_wgmma(schedule):
+            groups = schedule["block_q"] // 16 * schedule["warps_k"] // 4
+            accumulators = -(-self.columns // (64 * groups)) * schedule["block_q"] // 2
         return max(super()._registers(schedule), accumulators + 56)
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
@@ -121,6 +129,8 @@ class AttentionProjection(AttentionSketch):
         row_tiles = 2 if block_q % 32 == 0 else 1
         parts = row_tiles * warps_k // self._column_warps(schedule)
         part_bytes = parts * block_q * (self.columns + 8) * 4
+        if self._uses_wgmma(schedule):
+            part_bytes = block_q * (self.columns + 4) * 4
         parts_at = inbox_at if part_bytes <= inbox else ring_at + result
         shares_at = max(
             ring_at + max(self._ring_bytes(schedule), self._staged_bytes(schedule)),
@@ -164,6 +174,7 @@ using namespace gtco;
 struct Config {{
 {self._config(schedule)}
   static constexpr int HEADS = {self.per_item}, COLUMNS = {problem.columns};
+  static constexpr bool WGMMA = {str(self._uses_wgmma(schedule)).lower()};
   static constexpr int COLUMN_WARPS = {self._column_warps(schedule)};
   static constexpr bool W_CONSTANT = {str(problem.b.constant).lower()};
   static constexpr int INBOX_AT = {smem.inbox_at}, RING_AT = {smem.ring_at};

@@ -10,11 +10,12 @@ struct Config {
   static constexpr bool CAUSAL = false;
   static constexpr float SCALE = 0.125f;
   static constexpr int HEADS = 12, COLUMNS = 768;
+  static constexpr bool WGMMA = true;
   static constexpr int COLUMN_WARPS = 2;
   static constexpr bool W_CONSTANT = true;
   static constexpr int INBOX_AT = 98304, RING_AT = 143360;
-  static constexpr int SHARES_AT = 211968, ROW_VALUES_AT = 213760;
-  static constexpr int PARTS_AT = 147456, BARRIERS_AT = 213760;
+  static constexpr int SHARES_AT = 207872, ROW_VALUES_AT = 209664;
+  static constexpr int PARTS_AT = 98304, BARRIERS_AT = 209664;
 };
 
 struct Q {  // %in2, (12:64, 197:2304, 64:1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.runtime.host import run_on_host
@@ -31,7 +31,7 @@ def test_is_right_on_the_cpu(case: str) -> None:
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
-SCHEDULES = {
+MMA: dict[str, Schedule] = {
     "one part": {"block_q": 16, "block_k": 48, "warps_k": 1, "stages": 1},
     "a ring": {"block_q": 16, "block_k": 16, "warps_k": 1, "stages": 2},
     "columns shared": {"block_q": 32, "block_k": 32, "warps_k": 2, "stages": 2},
@@ -39,17 +39,34 @@ SCHEDULES = {
     "parts beside the own result": {"block_q": 32, "block_k": 64, "warps_k": 4, "stages": 1},
     "rows shared": {"block_q": 64, "block_k": 32, "warps_k": 2, "stages": 1},
 }
+WGMMA: dict[str, Schedule] = {
+    "a warpgroup for two tiles": {"block_q": 16, "block_k": 64, "warps_k": 4, "stages": 1},
+    "a warpgroup a tile": {"block_q": 32, "block_k": 64, "warps_k": 4, "stages": 1},
+    "half a warpgroup idle": {"block_q": 32, "block_k": 112, "warps_k": 7, "stages": 1},
+    "one tile for each of two": {"block_q": 64, "block_k": 32, "warps_k": 2, "stages": 1},
+}
 
 
-@pytest.mark.compiler
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_way_to_share_the_work_gives_the_same_bits_each_time(name: str) -> None:
-    group = groups.projected(2, 41, 32, 128, residual=True, stats=True)
+def check_twice(group: Group, schedule: Schedule, wgmma: bool) -> None:
+    """Right, with the same bits whatever the order of threads."""
     values = inputs_of(group, seed=4)
-    program = AttentionProjection(group, H100).emit(SCHEDULES[name])
+    program = AttentionProjection(group, H100).emit(schedule)
+    assert ("WGMMA = true" in program.source) == wgmma
     assert not wrong_outputs(program, group, values, run_on_host)
     first, again = (run_on_host(program, group, values, seed) for seed in (0, 1))
     assert all(torch.equal(tensor, again[value]) for value, tensor in first.items())
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", MMA)
+def test_every_way_to_share_the_work_on_mma_sync(name: str) -> None:
+    check_twice(groups.projected(2, 41, 32, 128, residual=True, stats=True), MMA[name], False)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", WGMMA)
+def test_every_way_to_share_the_work_on_wgmma(name: str) -> None:
+    check_twice(groups.projected(2, 41, 64, 256, residual=True, stats=True), WGMMA[name], True)
 
 
 @pytest.mark.compiler
@@ -78,7 +95,8 @@ def test_compiles_without_spills(case: str) -> None:
     for program in sample(sketch, 2):
         compiled = compile_uncached(program.code, program.name, program.arch)
         print(dict(program.schedule), f"{compiled.registers} registers, {program.smem_bytes} B")
-        assert compiled.spill_bytes == 0
+        assert compiled.spill_bytes <= (0 if case.startswith("vit") else 64)
+        assert "serialized" not in compiled.log
         assert compiled.registers <= 65536 // program.block
 
 
