@@ -127,7 +127,7 @@ class Legality:
         self._pairs: dict[tuple[str, str], str | None] = {}
         self._lone: dict[str, str | None] = {}
         self._frames: dict[str, Frame] = {}
-        self._projections: dict[str, Node | None] = {}
+        self._projections: dict[str, Node | str] = {}
 
     def explain(self, nodes: Sequence[Node]) -> str | None:
         """Why `nodes` are not one legal group, or None if they are."""
@@ -203,16 +203,20 @@ class Legality:
 
     def projection(self, attention: Node) -> Node | None:
         """The linear that alone reads `attention`, if one kernel may hold both."""
+        found = self._judge_projection(attention)
+        return None if isinstance(found, str) else found
+
+    def _judge_projection(self, attention: Node) -> Node | str:
+        """That linear, or why there is none."""
         if attention.name not in self._projections:
             (value,) = attention.values
-            readers = self.flow.readers.get(value, ())
-            fits = (
-                len(readers) == 1
-                and value not in self.flow.returned
-                and readers[0].op == "linear"
-                and isinstance(projected_heads(self.flow.graph, attention, readers[0]), int)
-            )
-            self._projections[attention.name] = readers[0] if fits else None
+            linear, *others = self.flow.readers.get(value, (attention,))
+            found: Node | str = linear
+            if others or value in self.flow.returned or linear.op != "linear":
+                found = f"%{value} is read by others than a projection: it must be stored first"
+            elif isinstance(heads := projected_heads(self.flow.graph, attention, linear), str):
+                found = heads
+            self._projections[attention.name] = found
         return self._projections[attention.name]
 
     def pair(self, first: Node, second: Node) -> str | None:
@@ -256,7 +260,10 @@ class Legality:
         for slot, read in enumerate(self.flow.reads[user.name]):
             if read.base not in made_by.values:
                 continue
-            if made_by.op == "attention" and self.projection(made_by) is user and slot == 0:
+            if made_by.op == "attention" and user.op == "linear" and slot == 0:
+                found = self._judge_projection(made_by)
+                if isinstance(found, str):
+                    return found
                 continue
             if user.op == "attention" or (user.op in _GEMM and slot < 2):
                 return (

@@ -151,10 +151,16 @@ REFUSED: dict[str, tuple[Callable[[Case], list[str]], str]] = {
     ),
     "a projection that is not alone": (
         lambda c: [projected(c), c.b.nodes[-4].name],  # the attention's result, too
-        "copied to shared memory unchanged: %reshape must be stored first",
+        "%attention is read by others than a projection",
     ),
-    "a projection of one head": (lambda c: [projected(c, 1)], "must be stored first"),
-    "columns that heads do not share": (lambda c: [projected(c, 3, 64)], "must be stored first"),
+    "a projection of one head": (
+        lambda c: [projected(c, 1)],
+        "1 heads of a batch item, a cluster has 2 to 16",
+    ),
+    "columns that heads do not share": (
+        lambda c: [projected(c, 3, 64)],
+        "64 columns are no multiple of 16 for each of 3 heads",
+    ),
     "statistics of a head's columns": (
         lambda c: [y := projected(c, 4), c.add("row_stats", y)],
         "32 columns of a head's block cut the chunks",
