@@ -42,6 +42,7 @@ MMA_EFFICIENCY: Mapping[str, float] = {
     "gemm_mma": 0.55,
     "gemm_persistent": 0.85,
     "attention": 0.45,
+    "attention_projection": 0.45,
 }
 """The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand."""
 START_BOUNDARIES = 1.2
@@ -58,6 +59,15 @@ SPLIT_US = 0.5
 """The cluster's barriers around an exchange of partial sums."""
 PEER_BYTES_PER_US = 20_000
 """What a block reads of its peers' partial sums in a microsecond."""
+TANH_FLOPS = 12
+"""FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
+BUSY_WARPS = 16
+"""Warps on a multiprocessor that reach its fp32 rate."""
+
+
+def fp32_per_us(threads: int, target: Target) -> float:
+    """FP32 instructions that `threads` of one multiprocessor do in a microsecond."""
+    return target.fp32_tflops * 1e6 / target.sm_count * min(1.0, threads / 32 / BUSY_WARPS)
 
 
 def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Target) -> int:

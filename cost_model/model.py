@@ -9,6 +9,7 @@ bytes, epilogue (DESIGN section 8: about 1.9 us on an H100). Weights come from d
 activations were just written, so they come from L2. A contraction is priced at its best tile: its
 blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
 matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
+Attention with its projection has no such tile: it is priced as the program that it would run.
 """
 
 from __future__ import annotations
@@ -19,15 +20,18 @@ import math
 import torch
 
 from gtco.codegen import timing
+from gtco.codegen.rules import derive
+from gtco.codegen.sampler import Candidate
 from gtco.cost_model.work import (
-    TANH_FLOPS,
     Work,
     fp32_instructions,
     node_flops,
     read_bytes,
     weight_bytes,
+    work_of,
 )
 from gtco.graph import Graph, Group, Node
+from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import family
 from gtco.target import Target
 
@@ -42,14 +46,14 @@ TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16,
 SPLITS = (1, 2, 4, 8)
 """Blocks that share the K loop of one tile."""
 
-BUSY_WARPS = 16
-"""Warps on a multiprocessor that reach its fp32 rate."""
 WARPGROUP = 128
 """Threads that take a tile where consumers do so in turn."""
 
 
 def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
+    if {"attention", "linear"} <= {node.op for node in group.compute}:
+        return _projected_us(group, target)
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
@@ -121,9 +125,20 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     width = q.sizes[-1] + v.sizes[-1]
     heads = math.prod(q.sizes[:-2])
     blocks = heads * -(-queries // 64)
-    flops = 2.0 * 64 * keys * width + TANH_FLOPS * 64 * keys
+    flops = 2.0 * 64 * keys * width + timing.TANH_FLOPS * 64 * keys
     rate = _rate(q.dtype, target) * MATMUL_EFFICIENCY
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
+
+
+def _projected_us(group: Group, target: Target) -> float:
+    """The program of attention and its projection that runs by default; without any, ATen."""
+    for sketch in derive(group, family(group), target).sketches:
+        for schedule in sketch.defaults():
+            return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
+    flow = Flow(group.graph)
+    return sum(
+        roofline_us(make_group(flow, [node]), target) + target.boundary_us for node in flow.compute
+    )
 
 
 def _waves_us(blocks: int, flops: float, nbytes: float, tflops: float, target: Target) -> float:
@@ -144,8 +159,7 @@ def draft_us(work: Work, target: Target) -> float:
     together = min(-(-work.blocks // target.sm_count), resident)
     rate = target.matmul_tflops if work.group.half else target.fp32_tflops
     threads = work.threads - WARPGROUP * (work.block.consumers - 1)  # of an epilogue
-    busy = min(1.0, together * threads / 32 / BUSY_WARPS)
-    fp32_per_us = target.fp32_tflops * 1e6 / target.sm_count * busy
+    fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles
     return timing.chain_us(
         work.block,

@@ -14,11 +14,9 @@ import torch
 
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import BlockWork
+from gtco.codegen.timing import TANH_FLOPS
 from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
-
-TANH_FLOPS = 12
-"""FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
 
 _CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
 _SLOW = frozenset(

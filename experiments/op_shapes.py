@@ -6,6 +6,7 @@ them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -16,9 +17,12 @@ from torch import Tensor, nn
 
 import gtco
 from gtco.codegen.sketches.gemm import analyse
+from gtco.cost_model.model import roofline_us
 from gtco.cost_model.work import group_work
 from gtco.demo import Block, randomize
 from gtco.graph import Group
+from gtco.passes import run_pipeline
+from gtco.passes.fusion import fuse
 from gtco.passes.legality import family
 from gtco.target import Target
 
@@ -146,7 +150,13 @@ def operators(name: str, target: Target) -> tuple[Operator, ...]:
     layers = nn.Sequential(model.layer(), model.layer())  # what follows one follows most of them
     randomize(layers, seed=0)
     example = torch.zeros(model.batch, model.tokens, model.width, dtype=torch.float16)
-    fused = gtco.fuse(gtco.capture(layers.half().eval(), (example,)), target=target)
+
+    def price(group: Group) -> float:
+        """The draft price, but attention and its projection are rows of their own here."""
+        ops = {node.op for node in group.compute}
+        return math.inf if {"attention", "linear"} <= ops else roofline_us(group, target)
+
+    fused = fuse(run_pipeline(gtco.capture(layers.half().eval(), (example,))), price)
     groups = [group for group in fused if family(group) in KINDS]
     kinds = ["attention" if each == "attention" else "gemm" for each in model.operators]
     if [family(group) for group in groups] != 2 * kinds:

@@ -32,7 +32,7 @@ from gtco.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.run import run_group
 from gtco.target import Target, target_of_capability
-from tests import attention_groups, groups, models, tile_groups
+from tests import attention_groups, groups, models, projection_groups, tile_groups
 from tests.kernel_checks import inputs_of, wrong_outputs
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -58,6 +58,11 @@ class Case:
 _ANY: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_mma": ({"block_k": 32}, {"block_k": 64, "stages": 2}),
     "attention": ({"warps_k": 1, "stages": 1}, {"warps_k": 2, "stages": 2}),
+    "attention_projection": (
+        {"block_q": 16, "warps_k": 1, "stages": 2},
+        {"block_q": 32, "warps_k": 4, "stages": 1},
+        {"block_q": 64, "warps_k": 2},
+    ),
     "rowwise": ({}, {}),
     "elementwise": ({"vectors": 4}, {"vectors": 2}),
 }
@@ -92,6 +97,10 @@ CASES: dict[str, Case] = {
         lambda: attention_groups.cross((2,), 17, 100, 24, 40, BF16, mask=torch.bool), _ANY
     ),
     "causal": Case(lambda: attention_groups.cross((2,), 70, 33, 16, causal=True), _ANY),
+    "projected": Case(
+        lambda: projection_groups.projected(4, 37, 32, 256, batch=2, residual=True, stats=True),
+        _ANY,
+    ),
     "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),
     "softmax": Case(lambda: tile_groups.softmax(3, 1000, dtype=BF16), _ANY),
     "columns": Case(lambda: tile_groups.standardize(37, 24, dims=(0,), dtype=F16), _ANY),

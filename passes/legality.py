@@ -6,7 +6,8 @@ or a row value (one element per row):
 
     gemm         one linear or matmul; then pointwise nodes of the result; row_stats of a stored
                  result may end it. merge_stats of stats from outside are row values.
-    attention    one attention; then pointwise nodes of the result.
+    attention    one attention; then pointwise nodes of the result, or the linear that projects its
+                 merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
                  them; or merge_stats and pointwise nodes of its row values.
     elementwise  pointwise nodes and concats of one shape.
@@ -25,8 +26,9 @@ from dataclasses import dataclass
 import torch
 
 from gtco.graph import Dim, Graph, Group, Node, TensorSpec
-from gtco.ops import Pattern
+from gtco.ops import STATS_CHUNK, Pattern
 from gtco.passes.dataflow import Flow, Read, bits
+from gtco.passes.projection import projected_heads
 from gtco.views import Layout, NotAView
 
 MAX_REDUCTIONS = 4
@@ -59,10 +61,10 @@ def _family(nodes: Sequence[Node]) -> str:
     ops = {node.op for node in nodes}
     if any(node.pattern is Pattern.OPAQUE for node in nodes):
         return "library"
-    if ops & _GEMM:
-        return "gemm"
     if "attention" in ops:
         return "attention"
+    if ops & _GEMM:
+        return "gemm"
     return "rowwise" if any(_is_reduction(node) for node in nodes) else "elementwise"
 
 
@@ -125,6 +127,7 @@ class Legality:
         self._pairs: dict[tuple[str, str], str | None] = {}
         self._lone: dict[str, str | None] = {}
         self._frames: dict[str, Frame] = {}
+        self._projections: dict[str, Node | str] = {}
 
     def explain(self, nodes: Sequence[Node]) -> str | None:
         """Why `nodes` are not one legal group, or None if they are."""
@@ -198,6 +201,24 @@ class Legality:
         dims = {dim % len(full) for dim in reduced_dims(node)} if full else set()
         return Frame(full, tuple(1 if dim in dims else size for dim, size in enumerate(full)))
 
+    def projection(self, attention: Node) -> Node | None:
+        """The linear that alone reads `attention`, if one kernel may hold both."""
+        found = self._judge_projection(attention)
+        return None if isinstance(found, str) else found
+
+    def _judge_projection(self, attention: Node) -> Node | str:
+        """That linear, or why there is none."""
+        if attention.name not in self._projections:
+            (value,) = attention.values
+            linear, *others = self.flow.readers.get(value, (attention,))
+            found: Node | str = linear
+            if others or value in self.flow.returned or linear.op != "linear":
+                found = f"%{value} is read by others than a projection: it must be stored first"
+            elif isinstance(heads := projected_heads(self.flow.graph, attention, linear), str):
+                found = heads
+            self._projections[attention.name] = found
+        return self._projections[attention.name]
+
     def pair(self, first: Node, second: Node) -> str | None:
         """Why no group holds both nodes, or None if one may."""
         key = (first.name, second.name)
@@ -239,6 +260,11 @@ class Legality:
         for slot, read in enumerate(self.flow.reads[user.name]):
             if read.base not in made_by.values:
                 continue
+            if made_by.op == "attention" and user.op == "linear" and slot == 0:
+                found = self._judge_projection(made_by)
+                if isinstance(found, str):
+                    return found
+                continue
             if user.op == "attention" or (user.op in _GEMM and slot < 2):
                 return (
                     f"the operand of a tensor-core {'GEMM' if user.op in _GEMM else 'attention'} "
@@ -265,7 +291,18 @@ class Legality:
 
     def _kinds(self, anchor: Node, node: Node) -> str | None:
         """Why `node` cannot be in the kernel that `anchor` shapes."""
+        if anchor.op == "attention" and (projection := self.projection(anchor)) is not None:
+            # Nobody else reads the result: what else the kernel holds, it holds for the projection.
+            if node is projection:
+                return None
+            width, depth = anchor.outputs[0].sizes[-1], self.flow.graph.specs[projection.inputs[0]]
+            share = projection.outputs[0].sizes[-1] * width // depth.sizes[-1]
+            if node.op == "row_stats" and share % STATS_CHUNK:
+                return f"{share} columns of a head's block cut the chunks of the row statistics"
+            return self._kinds(projection, node)
         if anchor.op in _ANCHORS:
+            if node.op == "attention" and self.projection(node) is anchor:
+                return None
             if node.op in _ANCHORS:
                 return f"{anchor.op} and {node.op} are two contractions"
             if node.op == "concat":
@@ -325,7 +362,8 @@ class Legality:
         kind = _family(nodes)
         reductions = [node for node in nodes if _is_reduction(node)]
         if kind in ("gemm", "attention"):
-            anchor = next(node for node in nodes if node.op in _ANCHORS)
+            anchors = [node for node in nodes if node.op in _ANCHORS]
+            anchor = max(anchors, key=lambda node: node.op in _GEMM)  # a projection, if any
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
         elif kind == "rowwise":
@@ -353,7 +391,7 @@ class Legality:
         inside = {node.name for node in nodes}
         full: dict[str, bool] = {}
         for node in sorted(nodes, key=lambda node: self.flow.index[node.name]):
-            if node is anchor:
+            if node.op in _ANCHORS:
                 full[node.name] = True
                 continue
             if node.op == "merge_stats":

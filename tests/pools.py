@@ -19,6 +19,7 @@ from gtco.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
+from tests import models
 from tests.groups import GEMM_CASES
 
 H100 = TARGETS["sm_90a"]
@@ -66,3 +67,10 @@ def tiny() -> tuple[nn.Module, tuple[Tensor, ...]]:
     """One small linear layer and its input."""
     model = nn.Sequential(nn.Linear(128, 64), nn.ReLU()).half().eval()
     return model, (torch.randn(1, 40, 128).half(),)
+
+
+def tiny_vit() -> tuple[nn.Module, tuple[Tensor, ...]]:
+    """A layer of two heads of 64, and the class token's."""
+    torch.manual_seed(0)
+    model = models.vit(image=16, patch=4, width=128, depth=2, heads=2).half()
+    return model, (torch.randn(1, 3, 16, 16).half(),)

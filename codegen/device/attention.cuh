@@ -194,9 +194,10 @@ struct AttentionWarp {
   }
 };
 
-template <class C, class Q, class K, class V, class Mask, class Functor>
-__device__ __forceinline__ void attention(const Q& queries, const K& keys, const V& values,
-                                          const Mask& mask, const Functor& functor) {
+// A block's part of one head: BLOCK_Q queries against all keys, in three calls (start, run, merge).
+template <class C, class Mask>
+class AttentionBlock {
+ public:
   using Warp = AttentionWarp<C, Mask::PRESENT>;
   using Element = typename C::Element;
   using KeyRows = typename Warp::KeyRows;
@@ -204,128 +205,169 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
   static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
   static_assert(C::D % 8 == 0 && C::DV % 8 == 0, "copies take 16 bytes");
-  constexpr int THREADS = C::BLOCK_Q / 16 * C::WARPS_K * 32;
-  constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * 8;
-  constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * 8;
-  constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
-  constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
+  static constexpr int THREADS = C::BLOCK_Q / 16 * C::WARPS_K * 32;
 
-  extern __shared__ __align__(1024) unsigned char smem[];
-  Element* q_tile = reinterpret_cast<Element*>(smem);  // (BLOCK_Q, D)
-  Element* k_ring = q_tile + Q_TILE;                   // (STAGES, BLOCK_K, D)
-  Element* v_ring = k_ring + C::STAGES * K_TILE;       // (STAGES, BLOCK_K, DV)
-  // After the loop, over the ring: each part's output, and its share of the whole.
-  float* staged = reinterpret_cast<float*>(smem);                 // (WARPS_K, BLOCK_Q, STAGE_LD)
-  float* shares = reinterpret_cast<float*>(smem + C::SHARES_AT);  // (WARPS_K, BLOCK_Q)
-  float* tops = shares + C::WARPS_K * C::BLOCK_Q;                 // (WARPS_K, BLOCK_Q)
-  auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
+  // `smem` holds the tiles of the loop; `staged`, which may lie over them, and `shares` are for the
+  // merge.
+  __device__ __forceinline__ AttentionBlock(unsigned char* smem, float* staged, float* shares,
+                                            int head, int query0)
+      : q_tile_(reinterpret_cast<Element*>(smem)),
+        k_ring_(q_tile_ + Q_TILE),
+        v_ring_(k_ring_ + C::STAGES * K_TILE),
+        staged_(staged),
+        shares_(shares),
+        tops_(shares + C::WARPS_K * C::BLOCK_Q),
+        thread_(threadIdx.x),
+        part_(thread_ / 32 % C::WARPS_K),
+        row_(thread_ / 32 / C::WARPS_K * 16),
+        head_(head),
+        query0_(query0),
+        key_count_(C::CAUSAL ? min_of(C::LK, query0 + C::BLOCK_Q) : C::LK),
+        tiles_(ceil_div(key_count_, C::BLOCK_K)) {}
 
-  const int thread = threadIdx.x, warp = thread / 32;
-  const int part = warp % C::WARPS_K, row = warp / C::WARPS_K * 16;
-  const int head = blockIdx.y, query0 = blockIdx.x * C::BLOCK_Q;
-  const int key_count = C::CAUSAL ? min_of(C::LK, query0 + C::BLOCK_Q) : C::LK;
-  const int tiles = ceil_div(key_count, C::BLOCK_K);
-
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-
-  // Two groups of copies a tile, keys and then values; empty ones past the last tile.
-  const auto copy_tile = [&](int tile) {
-    const int slot = tile % C::STAGES;
-    if (tile < tiles)
-      copy_rows<C::BLOCK_K, C::D, THREADS, KeyRows>(k_ring + slot * K_TILE, keys, head,
-                                                    tile * C::BLOCK_K, C::LK, thread);
-    ptx::cp_async_commit();
-    if (tile < tiles)
-      copy_rows<C::BLOCK_K, C::DV, THREADS, ValueRows>(v_ring + slot * V_TILE, values, head,
-                                                       tile * C::BLOCK_K, C::LK, thread);
-    ptx::cp_async_commit();
-  };
-  copy_rows<C::BLOCK_Q, C::D, THREADS, KeyRows>(q_tile, queries, head, query0, C::LQ, thread);
-  constexpr int AHEAD = max_of(1, C::STAGES - 1);
+  // Starts the copies of the queries and of the first tiles of keys and values.
+  template <class Q, class K, class V>
+  __device__ __forceinline__ void start(const Q& queries, const K& keys, const V& values) const {
+    copy_rows<C::BLOCK_Q, C::D, THREADS, KeyRows>(q_tile_, queries, head_, query0_, C::LQ, thread_);
 #pragma unroll
-  for (int tile = 0; tile < AHEAD; ++tile) copy_tile(tile);  // the first group has the queries too
-  fill_row_values<C::BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
-                                       (head + 1) * C::LQ);
+    for (int tile = 0; tile < AHEAD; ++tile) copy_tile(keys, values, tile);  // first, queries too
+  }
 
-  Warp state;
-  state.lane = thread % 32;
+  // The loop over the keys. No warp uses the tiles any more when all have left it.
+  template <class K, class V>
+  __device__ __forceinline__ void run(Warp& state, const K& keys, const V& values,
+                                      const Mask& mask) const {
+    state.lane = thread_ % 32;
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile) {
-    const int slot = tile % C::STAGES;
-    const int key = part * Warp::KEYS;
-    ptx::cp_async_wait<2 * AHEAD - 1>();
-    __syncthreads();  // this tile's keys are there, and the tile before is used up
-    if (tile == 0) state.load_queries(q_tile, row);
-    if constexpr (C::STAGES > 1) copy_tile(tile + AHEAD);
-    const int key0 = tile * C::BLOCK_K + key;
-    const bool any = key0 < key_count;     // the last tile may hold no key for this warp
-    float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
-    if (any) {
-      state.multiply_keys(scores, k_ring + slot * K_TILE, key);
-      state.mask_scores(scores, mask, head, query0 + row, key0);
-      state.rescale(scores);
-    }
-    ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();
-    __syncthreads();  // this tile's values are there
-    if (any) state.multiply_values(scores, v_ring + slot * V_TILE, key);
-    if constexpr (C::STAGES == 1) {
-      __syncthreads();
-      copy_tile(tile + 1);
+    for (int tile = 0; tile < tiles_; ++tile) {
+      const int slot = tile % C::STAGES;
+      const int key = part_ * Warp::KEYS;
+      ptx::cp_async_wait<2 * AHEAD - 1>();
+      __syncthreads();  // this tile's keys are there, and the tile before is used up
+      if (tile == 0) state.load_queries(q_tile_, row_);
+      if constexpr (C::STAGES > 1) copy_tile(keys, values, tile + AHEAD);
+      const int key0 = tile * C::BLOCK_K + key;
+      const bool any = key0 < key_count_;    // the last tile may hold no key for this warp
+      float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
+      if (any) {
+        state.multiply_keys(scores, k_ring_ + slot * K_TILE, key);
+        state.mask_scores(scores, mask, head_, query0_ + row_, key0);
+        state.rescale(scores);
+      }
+      ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();
+      __syncthreads();  // this tile's values are there
+      if (any) state.multiply_values(scores, v_ring_ + slot * V_TILE, key);
+      if constexpr (C::STAGES == 1) {
+        __syncthreads();
+        copy_tile(keys, values, tile + 1);
+      }
     }
   }
-  EpilogueTile<C::BLOCK_Q, C::DV, THREADS, 64, Functor> tile(
-      functor, thread, 0, head * C::LQ + query0, 0, (head + 1) * C::LQ, C::DV);
-  tile.fetch();
-  ptx::cp_async_wait<0>();
-  __syncthreads();  // the ring becomes the staging buffer
 
-  const int lane = state.lane;
+  // Stages each part's output and settles its share of the whole.
+  __device__ __forceinline__ void merge(const Warp& state) const {
+    const int lane = state.lane;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int r = row + lane / 4 + half * 8;
-    float* to = staged + (part * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
+    for (int half = 0; half < 2; ++half) {
+      const int r = row_ + lane / 4 + half * 8;
+      float* to = staged_ + (part_ * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < Warp::DV16 * 2; ++n)
-      store<2>(to + n * 8, Vec<float, 2>{{state.out[n][half * 2], state.out[n][half * 2 + 1]}});
-    const float total = lanes_sum<4>(state.total[half]);
-    if (lane % 4 == 0) {
-      shares[part * C::BLOCK_Q + r] = total;
-      tops[part * C::BLOCK_Q + r] = state.top[half];
+      for (int n = 0; n < Warp::DV16 * 2; ++n)
+        store<2>(to + n * 8, Vec<float, 2>{{state.out[n][half * 2], state.out[n][half * 2 + 1]}});
+      const float total = lanes_sum<4>(state.total[half]);
+      if (lane % 4 == 0) {
+        shares_[part_ * C::BLOCK_Q + r] = total;
+        tops_[part_ * C::BLOCK_Q + r] = state.top[half];
+      }
     }
-  }
-  __syncthreads();
+    __syncthreads();
 #pragma unroll 1
-  for (int r = thread; r < C::BLOCK_Q; r += THREADS) {
-    float best = tops[r];
+    for (int r = thread_; r < C::BLOCK_Q; r += THREADS) {
+      float best = tops_[r];
 #pragma unroll
-    for (int p = 1; p < C::WARPS_K; ++p) best = fmaxf(best, tops[p * C::BLOCK_Q + r]);
-    const float base = best == -math::infinity() ? 0.0f : best;
-    float weights[C::WARPS_K], total = 0.0f;
+      for (int p = 1; p < C::WARPS_K; ++p) best = fmaxf(best, tops_[p * C::BLOCK_Q + r]);
+      const float base = best == -math::infinity() ? 0.0f : best;
+      float weights[C::WARPS_K], total = 0.0f;
 #pragma unroll
-    for (int p = 0; p < C::WARPS_K; ++p) {
-      weights[p] = ptx::ex2((tops[p * C::BLOCK_Q + r] - base) * Warp::UNIT);
-      total += shares[p * C::BLOCK_Q + r] * weights[p];
+      for (int p = 0; p < C::WARPS_K; ++p) {
+        weights[p] = ptx::ex2((tops_[p * C::BLOCK_Q + r] - base) * Warp::UNIT);
+        total += shares_[p * C::BLOCK_Q + r] * weights[p];
+      }
+      // A query that may see no key gets zeros, as in torch.
+      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+#pragma unroll
+      for (int p = 0; p < C::WARPS_K; ++p) shares_[p * C::BLOCK_Q + r] = weights[p] * inverse;
     }
-    // A query that may see no key gets zeros, as in torch.
-    const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
-#pragma unroll
-    for (int p = 0; p < C::WARPS_K; ++p) shares[p * C::BLOCK_Q + r] = weights[p] * inverse;
+    __syncthreads();
   }
-  __syncthreads();
 
-  constexpr int VECTOR = Functor::VECTOR;
-  tile.run(row_values, [&](int r, int c) {
+  // The result of query `query0 + r` from column c on, after `merge`.
+  template <int VECTOR>
+  __device__ __forceinline__ Vec<float, VECTOR> merged(int r, int c) const {
     Vec<float, VECTOR> sum{};
 #pragma unroll
     for (int p = 0; p < C::WARPS_K; ++p) {
-      const auto part_out = load<VECTOR>(staged + (p * C::BLOCK_Q + r) * STAGE_LD + c);
-      const float share = shares[p * C::BLOCK_Q + r];
+      const auto part_out = load<VECTOR>(staged_ + (p * C::BLOCK_Q + r) * STAGE_LD + c);
+      const float share = shares_[p * C::BLOCK_Q + r];
 #pragma unroll
       for (int i = 0; i < VECTOR; ++i) sum[i] += part_out[i] * share;
     }
     return sum;
-  });
+  }
+
+ private:
+  static constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * 8;
+  static constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * 8;
+  static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
+  static constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
+  static constexpr int AHEAD = max_of(1, C::STAGES - 1);
+
+  // Two groups of copies a tile, keys and then values; empty ones past the last tile.
+  template <class K, class V>
+  __device__ __forceinline__ void copy_tile(const K& keys, const V& values, int tile) const {
+    const int slot = tile % C::STAGES;
+    if (tile < tiles_)
+      copy_rows<C::BLOCK_K, C::D, THREADS, KeyRows>(k_ring_ + slot * K_TILE, keys, head_,
+                                                    tile * C::BLOCK_K, C::LK, thread_);
+    ptx::cp_async_commit();
+    if (tile < tiles_)
+      copy_rows<C::BLOCK_K, C::DV, THREADS, ValueRows>(v_ring_ + slot * V_TILE, values, head_,
+                                                       tile * C::BLOCK_K, C::LK, thread_);
+    ptx::cp_async_commit();
+  }
+
+  Element *const q_tile_, *const k_ring_, *const v_ring_;  // (BLOCK_Q, D), (STAGES, BLOCK_K, D), DV
+  float *const staged_, *const shares_,
+                            *const tops_;  // (WARPS_K, BLOCK_Q, STAGE_LD), (.., BLOCK_Q)
+  const int thread_, part_, row_, head_, query0_, key_count_, tiles_;
+};
+
+template <class C, class Q, class K, class V, class Mask, class Functor>
+__device__ __forceinline__ void attention(const Q& queries, const K& keys, const V& values,
+                                          const Mask& mask, const Functor& functor) {
+  using Block = AttentionBlock<C, Mask>;
+  extern __shared__ __align__(1024) unsigned char smem[];
+  auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
+  const int head = blockIdx.y, query0 = blockIdx.x * C::BLOCK_Q;
+  // The parts are staged over the ring.
+  const Block block(smem, reinterpret_cast<float*>(smem),
+                    reinterpret_cast<float*>(smem + C::SHARES_AT), head, query0);
+
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  block.start(queries, keys, values);
+  const int thread = threadIdx.x;
+  fill_row_values<C::BLOCK_Q, Block::THREADS>(functor, row_values, thread, head * C::LQ + query0,
+                                              (head + 1) * C::LQ);
+  typename Block::Warp state;
+  block.run(state, keys, values, mask);
+  EpilogueTile<C::BLOCK_Q, C::DV, Block::THREADS, 64, Functor> tile(
+      functor, thread, 0, head * C::LQ + query0, 0, (head + 1) * C::LQ, C::DV);
+  tile.fetch();
+  ptx::cp_async_wait<0>();
+  __syncthreads();  // the ring becomes the staging buffer
+  block.merge(state);
+  tile.run(row_values, [&](int r, int c) { return block.template merged<Functor::VECTOR>(r, c); });
 }
 
 }  // namespace gtco

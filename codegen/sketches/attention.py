@@ -41,12 +41,10 @@ def _block_k(keys: int) -> tuple[int, ...]:
     return tuple(sorted({32, 64, 128} | {cut for cut in cuts if cut <= MAX_BLOCK_K}))
 
 
-class Attention(Sketch):
-    """Block -> 16 queries a warp -> m16n8k16; keys may be split over warps; a cp.async ring."""
+class AttentionSketch(Sketch):
+    """What the sketches of attention share: the operands, and a block's loop over the keys."""
 
-    name: ClassVar[str] = "attention"
     family: ClassVar[str] = "attention"
-    version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -76,7 +74,6 @@ class Attention(Sketch):
             kinds = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
             check(specs[3].dtype in kinds, f"a mask of {specs[3].dtype}")
             self.mask = self._operand(3, (*lead, self.queries, self.keys))
-        self._epilogue()
 
     def _operand(self, slot: int, shape: tuple[int, ...]) -> Heads:
         graph, value = self.group.graph, self.anchor.inputs[slot]
@@ -91,11 +88,6 @@ class Attention(Sketch):
         if slot < 3:
             check(layout.vector(8) == 8, f"%{value} is not contiguous in runs of 16 bytes")
         return Heads(base, layout)
-
-    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
-        region = Region(self.group, (self.heads * self.queries, self.value_width))
-        given = {self.anchor.values[0]: "acc"}
-        return region, PointwiseEmitter(region, given, self.group.nodes)
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -150,8 +142,36 @@ class Attention(Sketch):
         width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
         return width16 * 4 + value16 * 8 + part // 2 + part // 4 + 40
 
-    def block_work(self, program: KernelProgram) -> BlockWork:
-        schedule = program.schedule
+    def _threads(self, schedule: Schedule) -> int:
+        """Of a block.
+
+        Raises:
+            Illegal: the loop over the keys has a limit that `schedule` breaks.
+        """
+        block_q, block_k = schedule["block_q"], schedule["block_k"]
+        warps_k, stages = schedule["warps_k"], schedule["stages"]
+        threads = block_q // 16 * warps_k * 32
+        check(threads <= 1024, f"{threads} threads, a block has at most 1024")
+        check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
+        check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
+        registers = self._registers(schedule)
+        limit = min(255, 65536 // threads)
+        check(registers <= limit, f"about {registers} registers a thread, of {limit}")
+        return threads
+
+    def _ring_bytes(self, schedule: Schedule) -> int:
+        """Of the queries, and of the keys and values in flight."""
+        block_q, keys = schedule["block_q"], schedule["stages"] * schedule["block_k"]
+        return 16 * (
+            (block_q + keys) * chunk_pitch(self.width) + keys * chunk_pitch(self.value_width)
+        )
+
+    def _staged_bytes(self, schedule: Schedule) -> int:
+        """Of the parts of the results that the warps of one query merge."""
+        return schedule["warps_k"] * schedule["block_q"] * (pad_to(self.value_width, 16) + 8) * 4
+
+    def _loop_work(self, schedule: Schedule) -> BlockWork:
+        """What a block does for the results of its queries of one head."""
         block_q, block_k = schedule["block_q"], schedule["block_k"]
         steps = -(-self.keys // block_k)
         width = self.width + self.value_width
@@ -168,65 +188,27 @@ class Attention(Sketch):
             registers=self._registers(schedule),
         )
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
-        block_q, block_k = schedule["block_q"], schedule["block_k"]
-        warps_k, stages = schedule["warps_k"], schedule["stages"]
-        threads = block_q // 16 * warps_k * 32
-        check(threads <= 1024, f"{threads} threads, a block has at most 1024")
-        check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
-        check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
-        width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
-        registers = self._registers(schedule)
-        limit = min(255, 65536 // threads)
-        check(registers <= limit, f"about {registers} registers a thread, of {limit}")
+    def _config(self, schedule: Schedule) -> str:
+        """The part of the constexpr configuration that the loop over the keys reads."""
+        return f"""\
+  using Element = {C_TYPES[self.dtype]};
+  static constexpr int LQ = {self.queries}, LK = {self.keys};
+  static constexpr int D = {self.width}, DV = {self.value_width};
+  static constexpr int BLOCK_Q = {schedule["block_q"]}, BLOCK_K = {schedule["block_k"]};
+  static constexpr int WARPS_K = {schedule["warps_k"]}, STAGES = {schedule["stages"]};
+  static constexpr bool CAUSAL = {str(bool(self.anchor.attrs.get("causal"))).lower()};
+  static constexpr float SCALE = {literal(float(self.anchor.attrs["scale"]))};"""
 
-        region, emitter = self._epilogue()
+    def _operand_texts(self, region: Region) -> tuple[str, str]:
+        """The structs of the operands, and the arguments that make them."""
         operands = {"Q": self.q, "K": self.k, "V": self.v}
         texts = [self._operand_text(label, heads, region) for label, heads in operands.items()]
         texts.append(self._mask_text(region))
-        functor = emitter.functor("Epilogue", "acc")
-        ring = (block_q + stages * block_k) * _pitch(width16) + stages * block_k * _pitch(value16)
-        staged = warps_k * block_q * (value16 * 16 + 8) * 4
-        shares_at = max(ring * 16, staged)
-        row_values_at = shares_at + 2 * warps_k * block_q * 4
-        smem = row_values_at + block_q * 4 * len(emitter.row_fields)
-        self.check_smem(smem)
-        declarations = ", ".join(text for text, _ in region.parameters.values())
-        names = ", ".join(region.parameters)
         arguments = ", ".join(
             f"{label}{{{region.parameter(heads.base, 'in')}}}"
             for label, heads in {**operands, **({"Mask": self.mask} if self.mask else {})}.items()
         )
-        mask = "" if self.mask else ", NoMask{}"
-        source = f"""#include "attention.cuh"
-using namespace gtco;
-
-struct Config {{
-  using Element = {C_TYPES[self.dtype]};
-  static constexpr int LQ = {self.queries}, LK = {self.keys};
-  static constexpr int D = {self.width}, DV = {self.value_width};
-  static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k};
-  static constexpr int WARPS_K = {warps_k}, STAGES = {stages};
-  static constexpr bool CAUSAL = {str(bool(self.anchor.attrs.get("causal"))).lower()};
-  static constexpr float SCALE = {literal(float(self.anchor.attrs["scale"]))};
-  static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
-}};
-
-{"".join(texts)}
-{functor}
-extern "C" __global__ void __launch_bounds__({threads})
-ENTRY_POINT({declarations}) {{
-  attention<Config>({arguments}{mask}, Epilogue{{{names}}});
-}}
-"""
-        return self.program(
-            schedule,
-            source,
-            (-(-self.queries // block_q), self.heads, 1),
-            threads,
-            smem,
-            (argument for _, argument in region.parameters.values()),
-        )
+        return "".join(texts), arguments if self.mask else f"{arguments}, NoMask{{}}"
 
     def _operand_text(self, label: str, heads: Heads, region: Region) -> str:
         parameter = region.parameter(heads.base, "in")
@@ -253,7 +235,66 @@ ENTRY_POINT({declarations}) {{
 """
 
 
-def _pitch(sixteens: int) -> int:
-    """16-byte chunks from row to row of a tile `16 * sixteens` elements wide (`ChunkedRows`)."""
-    chunks = 2 * sixteens
+class Attention(AttentionSketch):
+    """Block -> 16 queries a warp -> m16n8k16; keys may be split over warps; a cp.async ring."""
+
+    name: ClassVar[str] = "attention"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        check(
+            all(node.op != "linear" for node in group.nodes),
+            "the projection of the result is no part of its epilogue",
+        )
+        self._epilogue()
+
+    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
+        region = Region(self.group, (self.heads * self.queries, self.value_width))
+        given = {self.anchor.values[0]: "acc"}
+        return region, PointwiseEmitter(region, given, self.group.nodes)
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        return self._loop_work(program.schedule)
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        threads = self._threads(schedule)
+        block_q, warps_k = schedule["block_q"], schedule["warps_k"]
+        region, emitter = self._epilogue()
+        structs, arguments = self._operand_texts(region)
+        functor = emitter.functor("Epilogue", "acc")
+        shares_at = max(self._ring_bytes(schedule), self._staged_bytes(schedule))
+        row_values_at = shares_at + 2 * warps_k * block_q * 4
+        smem = row_values_at + block_q * 4 * len(emitter.row_fields)
+        self.check_smem(smem)
+        declarations = ", ".join(text for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        source = f"""#include "attention.cuh"
+using namespace gtco;
+
+struct Config {{
+{self._config(schedule)}
+  static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
+}};
+
+{structs}
+{functor}
+extern "C" __global__ void __launch_bounds__({threads})
+ENTRY_POINT({declarations}) {{
+  attention<Config>({arguments}, Epilogue{{{names}}});
+}}
+"""
+        return self.program(
+            schedule,
+            source,
+            (-(-self.queries // block_q), self.heads, 1),
+            threads,
+            smem,
+            (argument for _, argument in region.parameters.values()),
+        )
+
+
+def chunk_pitch(width: int) -> int:
+    """16-byte chunks from row to row of a tile of rows of `width` elements (`ChunkedRows`)."""
+    chunks = 2 * -(-width // 16)
     return chunks if chunks & (chunks - 1) == 0 else chunks + 1

@@ -161,11 +161,16 @@ def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
     problem = analyse(group)
     check(problem.dtype in WGMMA_DTYPES, f"this sketch multiplies no {problem.dtype}")
     for label, operand in (("A", problem.a), ("B", problem.b)):
-        _check_tensor_map(label, operand, problem.dtype)
+        check_tensor_map(label, operand, problem.dtype)
     return problem
 
 
-def _check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
+def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
+    """Refuse an operand, called `label`, of which no tensor map describes tiles.
+
+    Raises:
+        Illegal: naming its layout.
+    """
     batch, rows, k = (_single_stride(axis) for axis in operand.layout.dims)
     check(
         batch is not None and rows is not None and k in (0, 1),

@@ -176,7 +176,11 @@ def test_a_lowered_model_keeps_its_dtypes(precision: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("precision", [None, "tf32", "fp32"])
 def test_fp32_products_run_in_the_library_and_say_why(precision: str | None) -> None:
     compiled = compile_vit(torch.float32, precision=precision)
-    reasons = {"gemm": NO_FP32, "attention": "attention: m16n8k16 takes no torch.float32"}
+    no_attention = (
+        "attention: m16n8k16 takes no torch.float32; "
+        "attention_projection: m16n8k16 takes no torch.float32"
+    )
+    reasons = {"gemm": NO_FP32, "attention": no_attention}
     for launch in compiled.launches:
         assert launch.reason == reasons.get(launch.family, "")
         assert (launch.kernel == "aten") == (launch.family in reasons)

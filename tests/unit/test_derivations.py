@@ -10,7 +10,7 @@ from gtco.codegen.rules import derive
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.passes.legality import family
 from gtco.target import TARGETS
-from tests import attention_groups, groups, tile_groups
+from tests import attention_groups, groups, projection_groups, tile_groups
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -39,6 +39,8 @@ CASES: dict[str, Callable[[], Group]] = {
     "attention, fp32": lambda: attention_groups.cross((1,), 16, 16, 64, dtype=F32),
     "attention, odd heads": lambda: attention_groups.cross((1,), 16, 16, 20),
     "attention, wide heads": lambda: attention_groups.cross((1,), 16, 16, 256),
+    "attention + projection": projection_groups.LARGE["vit_b"],
+    "attention + projection, heads of 80": lambda: projection_groups.projected(16, 257, 80, 1280),
     "softmax": lambda: tile_groups.softmax(12, 197, 197),
     "layer norm": lambda: tile_groups.layer_norm(1, 197, 768, residual=True),
     "row statistics": lambda: tile_groups.row_stats(1, 197, 768),

@@ -119,9 +119,13 @@ def test_every_feature_is_documented_and_finite_where_it_applies() -> None:
     assert all(FEATURES.values())
 
 
+UNTRAINED = {"attention_projection"}
+"""Sketches of which no program was measured yet: the model knows them by their numbers alone."""
+
+
 def test_every_knob_and_sketch_is_a_feature() -> None:
     """A new knob must join KNOBS (and FEATURES_VERSION move), or be expressed by another."""
-    assert {kind.name for kind in SKETCHES} == set(FAMILIES)
+    assert {kind.name for kind in SKETCHES} == set(FAMILIES) | UNTRAINED
     many_rows = groups.norm_linear(1576, 768, 3072, F16)
     sketches = [sketch for g in (*FOUR, many_rows) for sketch in sampler(g).sketches]
     names = {knob.name for sketch in sketches for knob in sketch.knobs()}

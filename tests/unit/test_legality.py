@@ -66,6 +66,21 @@ def attention_epilogue(c: Case) -> list[str]:
     return [c.add("relu", c.add("attention", q, q, q, c.input(6, 6, dtype=torch.bool), scale=1.0))]
 
 
+def projected(c: Case, heads: int = 2, columns: int = 128) -> str:
+    q = c.input(2, heads, 6, 16)
+    y = c.add("permute", c.add("attention", q, q, q, scale=0.25), dims=(0, 2, 1, 3))
+    y = c.add("reshape", y, shape=(2, 6, 16 * heads))
+    w = c.b.constant("v", torch.zeros(columns, 16 * heads, dtype=F16))
+    return c.add("linear", y, w)
+
+
+def attention_projection(c: Case) -> list[str]:
+    _, rstd = c.merge(2, 6)
+    y = c.add("mul", projected(c), rstd)
+    y = c.add("add", c.add("cast", y, dtype=F16), c.input(2, 6, 128))
+    return [y, c.add("row_stats", y)]
+
+
 def spelled_out_softmax(c: Case) -> list[str]:
     y = c.add("mul", c.x, other=0.5)
     e = c.add("exp", c.add("sub", y, c.add("amax", y, dims=(1,), keepdim=True)))
@@ -97,6 +112,7 @@ LEGAL = {
     gemm_reshaped: "gemm",
     gemm_row_value_of_reshaped_rows: "gemm",
     attention_epilogue: "attention",
+    attention_projection: "attention",
     spelled_out_softmax: "rowwise",
     reduced_row_through_a_reshape: "rowwise",
     concat_then_statistics: "rowwise",
@@ -125,6 +141,33 @@ REFUSED: dict[str, tuple[Callable[[Case], list[str]], str]] = {
     "two contractions": (
         lambda c: [c.add("add", c.linear(), c.linear())],
         "linear and linear are two contractions",
+    ),
+    "two attentions and a projection": (
+        lambda c: [
+            y := projected(c),
+            c.add("add", y, c.add("attention", *[c.input(2, 6, 128)] * 3, scale=1.0)),
+        ],
+        "linear and attention are two contractions",
+    ),
+    "a projection that is not alone": (
+        lambda c: [projected(c), c.b.nodes[-4].name],  # the attention's result, too
+        "%attention is read by others than a projection",
+    ),
+    "a projection of one head": (
+        lambda c: [projected(c, 1)],
+        "1 heads of a batch item, a cluster has 2 to 16",
+    ),
+    "columns that heads do not share": (
+        lambda c: [projected(c, 3, 64)],
+        "64 columns are no multiple of 16 for each of 3 heads",
+    ),
+    "statistics of a head's columns": (
+        lambda c: [y := projected(c, 4), c.add("row_stats", y)],
+        "32 columns of a head's block cut the chunks",
+    ),
+    "softmax of the projection": (
+        lambda c: [c.add("softmax", projected(c), dim=-1)],
+        "softmax needs whole rows",
     ),
     "permute inside": (
         lambda c: [c.add("relu", c.add("permute", c.linear(), dims=(1, 0)))],

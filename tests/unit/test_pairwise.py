@@ -19,6 +19,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import SKETCHES
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.codegen.sketches.attention import Attention
+from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -28,7 +29,7 @@ from gtco.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS
-from tests import attention_groups, groups, tile_groups
+from tests import attention_groups, groups, projection_groups, tile_groups
 
 F16, BF16 = torch.float16, torch.bfloat16
 MOST_PROGRAMS = 300
@@ -41,6 +42,10 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),
+    "projected": (
+        AttentionProjection,
+        lambda: projection_groups.projected(4, 197, 64, 256, residual=True, stats=True),
+    ),
     "rows": (Rowwise, lambda: tile_groups.class_token(197, 768, stats=True)),
     "columns": (Rowwise, lambda: tile_groups.softmax(3, 13, 40, dim=1)),
     "merged": (Rowwise, lambda: tile_groups.merge_stats(197, 768)),
@@ -116,7 +121,8 @@ def test_every_case_is_legal_where_its_sketch_is(legal: list[Legal]) -> None:
     assert {kind for kind, _ in CASES.values()} == set(SKETCHES)
     found = {(each.case, program.arch) for each in legal for program in each.programs}
     for case, (kind, _) in CASES.items():
-        expected = {"sm_90a"} if kind in (GemmWgmma, GemmPersistent) else set(TARGETS)
+        hopper = (GemmWgmma, GemmPersistent, AttentionProjection)
+        expected = {"sm_90a"} if kind in hopper else set(TARGETS)
         assert {arch for name, arch in found if name == case} == expected
 
 

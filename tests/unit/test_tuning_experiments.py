@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from experiments import ablation, kernel_table, live_search, measure_pools
+from experiments import ablation, attention_projection, kernel_table, live_search, measure_pools
 from experiments.ablation import DRAFT, GREEDY, MEASURED, NONE, Tuning, differences, tuned_arms
 from experiments.partitions import unfused
 from experiments.publish import provenance
@@ -160,6 +160,23 @@ def test_the_ablation_and_the_table_on_the_host(
         assert set(row["schedules"]) == {"default", "random", "tuned"}
         assert row["random_programs"] == [1, 1]
     assert "| all |  |" in capsys.readouterr().out
+
+
+@pytest.mark.compiler
+def test_attention_with_its_projection_on_the_host(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "o.json"
+    model = "tests.pools:tiny_vit"
+    run(monkeypatch, attention_projection, model, out, "--programs", 2)
+    rows = json.loads(out.read_text())["rows"]
+    assert [row["weight"] for row in rows] == [1, 1]
+    for row in rows:
+        assert row["ops"] == "attention -> linear -> add -> row_stats"
+        assert [each["sketch"] for each in row["apart"]] == ["attention", "gemm_wgmma"]
+        assert len(row["programs"]) == 2 and not any(each["error"] for each in row["programs"])
+        assert row["saved_us"] == pytest.approx(sum(row["apart_us"]) - row["joined_us"])
+    assert "| saved, us |" in capsys.readouterr().out
 
 
 def test_a_wrong_answer_ends_the_ablation() -> None:
