@@ -60,6 +60,7 @@ class BlockWork:
         consumers: warpgroups that take the tiles in turn, one multiplying during the epilogues of
             the others.
         depth: steps whose products may be unfinished when the next ones are issued.
+        peer_bytes: that it takes from other blocks of its cluster beside a split's partial sums.
     """
 
     fill_bytes: int
@@ -74,6 +75,7 @@ class BlockWork:
     tiles: int = 1
     consumers: int = 1
     depth: int = 0
+    peer_bytes: int = 0
 
 
 class Sketch(ABC):

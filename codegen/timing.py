@@ -35,6 +35,10 @@ CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
 a GPC, and GPCs differ in size."""
 LARGE_CLUSTER_SHARE = 0.82
 """The same of larger clusters: measured of 6 and 8."""
+PORTABLE_CLUSTER = 8
+"""Blocks of the largest cluster that every GPU takes."""
+LARGEST_CLUSTERS = 7
+"""Clusters of still more blocks that fit at a time, one a GPC: measured of 12 and 16."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
 MMA_EFFICIENCY: Mapping[str, float] = {
@@ -55,10 +59,12 @@ EPILOGUE_US = 0.3
 """Last step, staging and stores of a block, whatever its tile."""
 STORE_PER_US = 33_000
 """Results that a block stages and stores in a microsecond."""
-SPLIT_US = 0.5
-"""The cluster's barriers around an exchange of partial sums."""
+EXCHANGE_US = 0.5
+"""The cluster's barriers around an exchange."""
 PEER_BYTES_PER_US = 20_000
-"""What a block reads of its peers' partial sums in a microsecond."""
+"""What a block takes from its peers in a microsecond."""
+CROWDED_PEER_BYTES_PER_US = 13_000
+"""The same in a cluster of more than `PORTABLE_CLUSTER` blocks: measured of 12 and 16."""
 TANH_FLOPS = 12
 """FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
 BUSY_WARPS = 16
@@ -113,8 +119,10 @@ def chain_us(
         dram_us: the weights at the rate of device memory.
         cluster: blocks of a cluster.
     """
+    crowded = cluster > PORTABLE_CLUSTER
     share = CLUSTER_SHARE.get(cluster, LARGE_CLUSTER_SHARE)
-    usable = max(cluster, int(target.sm_count * share) // cluster * cluster)
+    fit = LARGEST_CLUSTERS if crowded else int(target.sm_count * share) // cluster
+    usable = max(1, fit) * cluster
     per_sm = -(-blocks // usable)
     waves, together = -(-per_sm // resident), min(per_sm, resident)
     busy = min(blocks, together * target.sm_count)
@@ -134,9 +142,10 @@ def chain_us(
     )
     results = block.tile_p * block.tile_q
     epilogue_us = together * (EPILOGUE_US + results / STORE_PER_US + pointwise_us)
-    if block.split > 1:
-        exchanged = results * 4 * (block.split - 1) / block.split
-        epilogue_us += SPLIT_US + exchanged / PEER_BYTES_PER_US
+    exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
+    if exchanged:
+        rate = CROWDED_PEER_BYTES_PER_US if crowded else PEER_BYTES_PER_US
+        epilogue_us += EXCHANGE_US + exchanged / rate
     start_us = (START_BOUNDARIES + ALONE_BOUNDARIES * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes
     start_us += SHARED_US * shares

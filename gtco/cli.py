@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import gc
 import logging
 import os
 import sys
@@ -326,6 +328,7 @@ def message(error: Exception) -> str:
 
 def main() -> None:
     """Run the command line and exit."""
+    atexit.register(gc.freeze)  # or the interpreter searches all of torch for cycles as it ends
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module="copyreg"

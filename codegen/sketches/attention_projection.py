@@ -155,7 +155,7 @@ class AttentionProjection(AttentionSketch):
             l2_bytes=loop.l2_bytes + weights,
             mma_flops=loop.mma_flops + 2 * block_q * columns * k,
             tile_q=columns,
-            split=self.per_item,
+            peer_bytes=(self.per_item - 1) * block_q * self.value_width * self.dtype.itemsize,
         )
 
     def emit(self, schedule: Schedule) -> KernelProgram:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections import Counter
 from collections.abc import Callable
@@ -280,3 +281,21 @@ def test_a_library_that_was_measured_faster_runs(records: Records) -> None:
     assert chosen(records, library, replace(good, run_us=None, error="it hangs"))[2] == "aten"
     assert chosen(records, good, replace(library, run_us=3.0))[0] == "record"
     assert chosen(records, good, replace(library, run_us=3.0))[2] != "aten"
+
+
+@pytest.mark.parametrize("on", (True, False))
+def test_the_garbage_collector_is_left_as_it_was(on: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[bool] = []
+
+    def capture(*_: object) -> None:
+        seen.append(gc.isenabled())
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(compiler, "capture_for", capture)
+    try:
+        (gc.enable if on else gc.disable)()
+        with pytest.raises(RuntimeError, match="planted"):
+            gtco.compile(nn.Identity(), (torch.zeros(1),), target="sm_90a")
+        assert (seen, gc.isenabled()) == ([False], on)
+    finally:
+        gc.enable()
