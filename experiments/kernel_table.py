@@ -6,7 +6,9 @@ The plan and the tuned schedules are those of the database and the shipped recor
 compile` takes them. Measured here, in one chain of copies each: the default schedule, N programs
 drawn at random; then, all anew and longer, while nothing compiles, the default, the fastest of the
 random ones, the tuned one and the library's calls, so that what stands in a row was timed within
-seconds. "draft" is the price that the fusion pass would take, which no clock saw.
+seconds. No clock saw "draft", the price that the fusion pass would take, nor "floor": the weights
+at the rate of device memory, all bytes at L2's or the products at the matmul rate, whichever is
+most.
 """
 
 from __future__ import annotations
@@ -30,6 +32,8 @@ from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
+from gtco.cost_model.work import node_flops, read_bytes, weight_bytes
+from gtco.graph import Group
 from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
@@ -40,6 +44,7 @@ from gtco.target import HOST, Target
 AGAIN = 3
 """Random programs that are timed again: one time of many is the least by luck."""
 COLUMNS = ("default", "random", "tuned", "library")
+UNTIMED = ("draft", "floor")
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,7 @@ class Row:
         weight: launches of it in one call of the model.
         times_us: by the names of `COLUMNS`; None where nothing ran, or nothing was tuned.
         draft_us: the draft price.
+        floor_us: what the bytes or the products take alone.
         schedules: of those that have one: the sketch and its knobs.
         random_programs: how many were drawn, and how many of them ran.
     """
@@ -61,8 +67,23 @@ class Row:
     weight: int
     times_us: Mapping[str, float | None]
     draft_us: float
+    floor_us: float
     schedules: Mapping[str, Mapping[str, Any]]
     random_programs: tuple[int, int]
+
+
+def floor_us(group: Group, target: Target) -> float:
+    """Microseconds that no kernel of `group` can be below: its bytes or its products alone."""
+    graph = group.graph
+    weights = weight_bytes(graph)
+    moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
+    products = [node for node in group.compute if node.op in ("linear", "matmul", "attention")]
+    flops = sum(node_flops(graph, node) for node in products)
+    return max(
+        weights / target.dram_gbps / 1e3,
+        moved / target.l2_gbps / 1e3,
+        flops / target.matmul_tflops / 1e6,
+    )
 
 
 class Contest:
@@ -130,6 +151,7 @@ class Contest:
             self._task.weight,
             {name: found[name].run_us if name in found else None for name in COLUMNS},
             roofline_us(self._task.group, self._target),
+            floor_us(self._task.group, self._target),
             {
                 name: {"sketch": record.sketch, **record.schedule}
                 for name, record in found.items()
@@ -194,11 +216,11 @@ def measured(
 
 def table(result: Mapping[str, Any]) -> str:
     """The rows as Markdown, and what all launches take together where each of them has a time."""
-    header = ("task", "operators", "launches", *(f"{name}, us" for name in COLUMNS), "draft")
+    header = ("task", "operators", "launches", *(f"{name}, us" for name in (*COLUMNS, *UNTIMED)))
     cells = []
-    totals: dict[str, float] = dict.fromkeys((*COLUMNS, "draft"), 0.0)
+    totals: dict[str, float] = dict.fromkeys((*COLUMNS, *UNTIMED), 0.0)
     for row in result["rows"]:
-        times = {**row["times_us"], "draft": row["draft_us"]}
+        times = {**row["times_us"], **{name: row[f"{name}_us"] for name in UNTIMED}}
         for name, time_us in times.items():
             totals[name] += row["weight"] * (float("nan") if time_us is None else time_us)
         shown = [microseconds(time_us) for time_us in times.values()]
@@ -235,12 +257,13 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
                 text = f"{width:.0f} "
                 axis.text(edge, place, text, ha="right", va="center", fontsize=6, color="white")
     for place, row in enumerate(rows):
-        draft = row["weight"] * row["draft_us"]
-        axis.plot([draft, draft], [place - 0.4, place + 0.4], "k", linewidth=1)
+        for name, style in zip(UNTIMED, ("k-", "k:"), strict=True):
+            at = row["weight"] * row[f"{name}_us"]
+            axis.plot([at, at], [place - 0.4, place + 0.4], style, linewidth=1)
     labels = [f"{row['name']}, {row['weight']} launches\n{row['ops'][:44]}" for row in rows]
     axis.set_yticks(range(len(rows)), labels, fontsize=7)
     axis.set_xlim(0, edge)
-    axis.set_xlabel("us in one call of the model; the line is the draft price")
+    axis.set_xlabel("us in one call of the model; drawn through the draft price, dotted the floor")
     save_bars(figure, axis, result, path)
 
 

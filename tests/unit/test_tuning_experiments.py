@@ -195,9 +195,10 @@ def test_a_wrong_answer_ends_the_ablation() -> None:
 
 def test_the_table_leaves_no_sum_where_a_time_is_missing() -> None:
     times = {"default": 3.0, "random": 2.0, "tuned": None, "library": 9.0}
-    row = {"name": "a", "ops": "linear", "weight": 12, "times_us": times, "draft_us": 1.5}
+    row = {"name": "a", "ops": "linear", "weight": 12, "times_us": times}
+    row |= {"draft_us": 1.5, "floor_us": 0.5}
     last = kernel_table.table({"rows": [row]}).splitlines()[-1]
-    assert last == "| all |  | 12 | 36.0 | 24.0 |  | 108.0 | 18.0 |"
+    assert last == "| all |  | 12 | 36.0 | 24.0 |  | 108.0 | 18.0 | 6.0 |"
 
 
 @pytest.mark.compiler
@@ -237,6 +238,7 @@ def test_plots(tmp_path: Path) -> None:
     task = {"pool_best_us": 5.5, "live": curves, "replayed": curves}
     live_search.plot({"tasks": {"t": task}}, tmp_path / "b.png")
     times = {"default": 3.0, "random": 2.0, "tuned": None, "library": 9.0}
-    row = {"name": "a", "ops": "linear", "weight": 12, "times_us": times, "draft_us": 1.5}
+    row = {"name": "a", "ops": "linear", "weight": 12, "times_us": times}
+    row |= {"draft_us": 1.5, "floor_us": 0.5}
     kernel_table.plot({"model": "m", "device": DEVICE, "rows": [row]}, tmp_path / "c.png")
     assert {path.name for path in tmp_path.iterdir()} == {"a.png", "b.png", "c.png"}
