@@ -1,4 +1,4 @@
-"""ViT-B/16, L/16 and H/14 for `gtco bench experiments.models.vit:vit_b16`.
+"""ViT-S/16, B/16, L/16 and H/14 for `gtco bench experiments.models.vit:vit_b16`.
 
 timm's models with random weights, or gtco's own ViT of the same layout where timm is missing. They
 are on the GPU if there is one. The plain names are fp16 at batch 1.
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gtco.demo import VisionTransformer, randomize
 
 SIZES = {
+    "vit_small_patch16_224": {"patch": 16, "width": 384, "depth": 12, "heads": 6},
     "vit_base_patch16_224": {"patch": 16, "width": 768, "depth": 12, "heads": 12},
     "vit_large_patch16_224": {"patch": 16, "width": 1024, "depth": 24, "heads": 16},
     "vit_huge_patch14_224": {"patch": 14, "width": 1280, "depth": 32, "heads": 16},
@@ -32,6 +33,10 @@ def build(name: str, dtype: torch.dtype = torch.float16, batch: int = 1) -> Mode
     randomize(model, seed=0)
     image = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
     return model.eval().to(device, dtype), (image.to(device, dtype),)
+
+
+def vit_s16() -> Model:
+    return build("vit_small_patch16_224")
 
 
 def vit_b16() -> Model:
