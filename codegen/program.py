@@ -96,6 +96,11 @@ class KernelProgram:
         )
         return replace(self, source=source, arguments=(*self.arguments, Pointer(weights)))
 
+    @property
+    def triggering_after_loop(self) -> KernelProgram:
+        """The same kernel, which lets the one behind it begin only when its main loop is done."""
+        return replace(self, source=f"#define GTCO_TRIGGER_AFTER_LOOP\n{self.source}")
+
     @cached_property
     def name(self) -> str:
         """The entry point: the family and a hash of the source."""

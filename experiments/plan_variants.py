@@ -4,7 +4,8 @@
 
 A chain of copies of one kernel is not a model: its neighbours differ and its weights may stay in
 L2. So the variants are judged by replaying the whole graph, in turn within one process: how far
-ahead weights are fetched to L2, a knob of every wgmma GEMM, and dependent launch.
+ahead weights are fetched to L2, when the next kernel may begin, a knob of every wgmma GEMM, and
+dependent launch.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from gtco.locate import locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Launch
+from gtco.runtime.plan import Launch, PlanKnobs
 from gtco.target import Target, target_of_capability
 
 Change = Callable[[Mapping[str, int]], dict[str, int]]
@@ -61,18 +62,25 @@ def main() -> None:
     located = locate(options.model)
     captured = capture(located.module, located.args, located.kwargs)
     known = compiler.known_on(torch.cuda.get_device_name())
-    fused = compiler.fuse_with(known, run_pipeline(captured.graph), target)[0]
+    graph = run_pipeline(captured.graph)
+    fused = compiler.fuse_known(known, graph, target)
     launches = compiler.select(fused, target, known)
+    usual = compiler.plan_knobs(known, graph, target)
     settings = Options.of(static_outputs=True)
 
     def compiled(
-        launches: tuple[Launch, ...], distance: int, dependent: bool = True
+        launches: tuple[Launch, ...], knobs: PlanKnobs, dependent: bool = True
     ) -> CompiledModule:
-        plan = compiler.plan_of(fused, launches, target, settings, distance)
+        plan = compiler.plan_of(fused, launches, target, settings, knobs)
         return CompiledModule(replace(plan, dependent_launch=dependent), captured)
 
-    usual = compiler.FETCH_DISTANCE
-    modules = {f"fetch distance {each}": compiled(launches, each) for each in DISTANCES}
+    modules = {
+        f"fetch distance {distance}, trigger {'late' if late else 'early'}": compiled(
+            launches, PlanKnobs(distance, late)
+        )
+        for distance in DISTANCES
+        for late in (0, 1)
+    }
     for name, change in VARIANTS.items():
         modules[name] = compiled(tuple(changed(x, change, target) for x in launches), usual)
     modules["no dependent launch"] = compiled(launches, usual, dependent=False)

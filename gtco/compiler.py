@@ -41,7 +41,7 @@ from gtco.passes.precision import lower_precision
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
 from gtco.passes.workload import describe
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Launch, Plan, fetch_ahead
+from gtco.runtime.plan import Launch, Plan, PlanKnobs
 from gtco.target import HOST, Target, TargetError, find_target, target_of_capability
 
 frontend_log = logging.getLogger("gtco.frontend")
@@ -49,11 +49,6 @@ fusion_log = logging.getLogger("gtco.fusion")
 log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
 
-FETCH_DISTANCE = 2
-"""Launches from the one that brings a kernel's weights to L2 to that kernel, where no whole graph
-was replayed with others."""
-DISTANCE = "fetch_distance"
-"""The knob of a plan's record that says so."""
 ELSEWHERE_US = 1e6
 """Added to the price of a group that a replayed plan does not have: more than any model takes."""
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -169,8 +164,7 @@ def plan_captured(
     fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
     for producer, consumer, reason in fused.refusals:
         fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
-    distance = fetch_distance(known, graph, target)
-    plan = plan_with(known, fused, target, options, distance)
+    plan = plan_with(known, fused, target, options, plan_knobs(known, graph, target))
     _refuse_fallbacks(plan.launches, options.fallback)
     return plan
 
@@ -259,10 +253,10 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
     return fusion.fuse(graph, price)
 
 
-def fetch_distance(known: Knowledge, graph: Graph, target: Target) -> int:
-    """How far ahead weights are fetched: as in the fastest replay of `graph`, or as usual."""
+def plan_knobs(known: Knowledge, graph: Graph, target: Target) -> PlanKnobs:
+    """Those of the fastest replay of the rewritten `graph`, or the usual ones."""
     record = _replayed(known, graph, target)
-    return FETCH_DISTANCE if record is None else record.schedule.get(DISTANCE, FETCH_DISTANCE)
+    return PlanKnobs() if record is None else PlanKnobs.of(record.schedule)
 
 
 def _replayed(known: Knowledge, graph: Graph, target: Target) -> TuningRecord | None:
@@ -295,10 +289,10 @@ def plan_with(
     fused: FusedGraph,
     target: Target,
     options: Options,
-    distance: int = FETCH_DISTANCE,
+    knobs: PlanKnobs | None = None,
 ) -> Plan:
     """`fused` with the best known way to run each group; otherwise as `plan_of`."""
-    return plan_of(fused, select(fused, target, known), target, options, distance)
+    return plan_of(fused, select(fused, target, known), target, options, knobs or PlanKnobs())
 
 
 def plan_of(
@@ -306,7 +300,7 @@ def plan_of(
     launches: Iterable[Launch],
     target: Target,
     options: Options,
-    distance: int,
+    knobs: PlanKnobs,
 ) -> Plan:
     """The plan of `fused`.
 
@@ -315,12 +309,12 @@ def plan_of(
         launches: of them all, in any order.
         target: the architecture.
         options: the user's.
-        distance: how many launches ahead weights are fetched to L2; 0 for not at all.
+        knobs: of all launches together.
     """
     order = {group.name: position for position, group in enumerate(fused.groups)}
     ordered = tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
     if target.has_dependent_launch:
-        ordered = fetch_ahead(ordered, distance)
+        ordered = knobs.apply(ordered)
     return Plan(fused, ordered, target, options)
 
 

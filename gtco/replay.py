@@ -24,7 +24,7 @@ from gtco.passes.tasks import Task, tasks
 from gtco.runtime.executable import Executable
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Launch, Plan
+from gtco.runtime.plan import Launch, Plan, PlanKnobs
 from gtco.target import Target
 
 ROUNDS = 7
@@ -34,8 +34,8 @@ TRIED = 4
 block as of those that do not."""
 WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
-DISTANCES = (0, 1, 2)
-"""How many launches ahead weights may be fetched to L2; a knob of the plan."""
+KNOBS: Mapping[str, tuple[int, ...]] = {"fetch_distance": (0, 1, 2), "late_trigger": (0, 1)}
+"""What the whole graph tries of each field of `PlanKnobs`."""
 MARGIN = 0.003
 """Part of the whole graph's time that another schedule has to save: less is noise."""
 
@@ -96,10 +96,10 @@ class Variants:
         self._options = options
         self._made: dict[tuple[str, Key | None], tuple[Launch, ...]] = {}
 
-    def __call__(self, choices: Choices, distance: int) -> Plan:
-        """The plan with these schedules, its weights fetched `distance` launches ahead."""
+    def __call__(self, choices: Choices, knobs: PlanKnobs) -> Plan:
+        """The plan with these schedules and knobs."""
         every = [each for task in self.found for each in self._launches(task, choices)]
-        return plan_of(self._fused, every, self.target, self._options, distance)
+        return plan_of(self._fused, every, self.target, self._options, knobs)
 
     def _launches(self, task: Task, choices: Choices) -> tuple[Launch, ...]:
         """Made once of each record: a plan differs from the one before in few."""
@@ -111,19 +111,19 @@ class Variants:
 
 
 def refine(
-    variants: Variants, captured: Captured, distance: int, until: float = math.inf
-) -> tuple[Choices, int]:
-    """The schedule of each task, and how far ahead weights are fetched, with which it is fastest.
+    variants: Variants, captured: Captured, knobs: PlanKnobs, until: float = math.inf
+) -> tuple[Choices, PlanKnobs]:
+    """The schedule of each task, and the plan's knobs, with which it is fastest.
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
     fastest schedules in the whole graph, with room for a neighbour and without; once more, if any
-    changed. Ahead of them, the whole graph tries how far ahead to fetch weights.
+    changed. Ahead of them, the whole graph tries the knobs, one after the other.
 
     Args:
         variants: of one partition.
         captured: the model's signature.
-        distance: to begin with.
+        knobs: to begin with.
         until: of the monotonic clock, when no other schedule is tried.
     """
     found, target = variants.found, variants.target
@@ -134,8 +134,11 @@ def refine(
         key=lambda task: -task.weight * (chosen[task.key].run_us or 0.0),
     )
 
-    def with_record(key: str, distance: int, record: TuningRecord) -> Plan:
-        return variants({**chosen, key: record}, distance)
+    def with_record(key: str, record: TuningRecord) -> Plan:
+        return variants({**chosen, key: record}, knobs)
+
+    def with_knobs(knobs: PlanKnobs) -> Plan:
+        return variants(chosen, knobs)
 
     def best_of(choices: Sequence[T], plan_with: Callable[[T], Plan]) -> T:
         """The first, unless another is clearly faster."""
@@ -146,16 +149,17 @@ def refine(
 
     changed = True
     while changed and time.monotonic() < until:
-        before = (dict(chosen), distance)
-        distances = [distance, *(each for each in DISTANCES if each != distance)]
-        distance = best_of(distances, partial(variants, chosen))
+        before = (dict(chosen), knobs)
+        for name, values in KNOBS.items():
+            others = (replace(knobs, **{name: value}) for value in values)
+            knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
         for task in dearest:
             now = chosen[task.key]
             records = [now, *(each for each in ranked[task.key] if each != now)]
             if len(records) > 1:
-                chosen[task.key] = best_of(records, partial(with_record, task.key, distance))
-        changed = before != (chosen, distance)
-    return chosen, distance
+                chosen[task.key] = best_of(records, partial(with_record, task.key))
+        changed = before != (chosen, knobs)
+    return chosen, knobs
 
 
 def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRecord]:

@@ -8,6 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,13 @@ import torch
 
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import (
-    DISTANCE,
     capture_for,
     device_name,
-    fetch_distance,
     fuse_known,
     fuse_with,
     known_on,
     plan_key,
+    plan_knobs,
     plan_with,
     plan_work,
     resolve_target,
@@ -44,7 +44,7 @@ from gtco.passes.tasks import Task, tasks, workload_key
 from gtco.replay import Variants, before_and_after, fastest, marked, refine, whole_us
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Plan
+from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import HOST, Target, TargetError
 from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
 from gtco.tune_state import Finish, Limits, TaskState
@@ -201,11 +201,11 @@ class _Tuner:
         self._runner.close()  # nothing else may run while whole plans are timed
         best, plans_us = fastest(plans, self._captured, self._finish.plans)
         if stopped != "interrupted" and not self._runner.host:  # whose times say little
-            best, distance = self._refined(best.graph)
+            best, knobs = self._refined(best.graph)
             replayed = self._compared(before, best)
-            self._remember(best.graph, distance, replayed[1] if replayed else whole_us(best))
+            self._remember(best.graph, knobs, replayed[1] if replayed else whole_us(best))
         elif plans_us:
-            self._remember(best.graph, self._distance, min(plans_us))
+            self._remember(best.graph, self._knobs, min(plans_us))
         self._adopt(best.graph)
         if self._unsaved:
             log.warning(
@@ -281,23 +281,23 @@ class _Tuner:
 
     def _plans(self, partitions: Iterable[FusedGraph]) -> list[Plan]:
         """Each with the best known way to run its groups."""
-        distance = self._distance
+        knobs = self._knobs
         return [
-            plan_with(self._known, fused, self._target, self._options, distance)
+            plan_with(self._known, fused, self._target, self._options, knobs)
             for fused in partitions
         ]
 
     @property
-    def _distance(self) -> int:
-        return fetch_distance(self._known, self._graph, self._target)
+    def _knobs(self) -> PlanKnobs:
+        return plan_knobs(self._known, self._graph, self._target)
 
-    def _refined(self, fused: FusedGraph) -> tuple[CompiledModule, int]:
-        """`fused` as it is fastest in the whole graph, and its fetch distance."""
+    def _refined(self, fused: FusedGraph) -> tuple[CompiledModule, PlanKnobs]:
+        """`fused` as it is fastest in the whole graph, and the plan's knobs."""
         self._show("trying schedules in the whole graph")
         variants = Variants(fused, self._target, self._options, self._known)
-        chosen, distance = refine(variants, self._captured, self._distance, self._finish.end)
+        chosen, knobs = refine(variants, self._captured, self._knobs, self._finish.end)
         self._keep(list(marked(self._known, chosen)))
-        return CompiledModule(variants(chosen, distance), self._captured), distance
+        return CompiledModule(variants(chosen, knobs), self._captured), knobs
 
     def _compared(self, before: Plan, best: CompiledModule) -> tuple[float, float] | None:
         """What tuning has brought in the whole graph; None if that cannot be said."""
@@ -316,11 +316,11 @@ class _Tuner:
             log.warning("the whole graph took %.1f us and takes %.1f now: search longer", *found)
         return found
 
-    def _remember(self, best: FusedGraph, distance: int, run_us: float) -> None:
+    def _remember(self, best: FusedGraph, knobs: PlanKnobs, run_us: float) -> None:
         """Let a later `gtco.compile` take the plan that was the fastest."""
         key, work = plan_key(self._graph, self._target), plan_work(best, self._target)
         how = {"timed": HOST_CLOCK if self._runner.host else REPLAYED, **CHOSEN}
-        schedule, version = {DISTANCE: distance}, VERSIONS[PLAN]
+        schedule, version = asdict(knobs), VERSIONS[PLAN]
         device = self._known.device
         plan = TuningRecord(key, device, PLAN, version, schedule, run_us, "", how, work)
         self._keep([plan])

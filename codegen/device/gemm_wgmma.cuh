@@ -9,6 +9,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "trigger.cuh"
 #include "wgmma.cuh"
 
 namespace gtco {
@@ -203,9 +204,10 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     tile.fetch();
     consume();
   }
-  ptx::griddepcontrol_launch_dependents();
+  trigger_dependents<Trigger::EARLY>();  // as early as the warps that gather the row values
 
   __syncthreads();  // the ring becomes the staging buffer
+  trigger_dependents<Trigger::AFTER_LOOP>();
   if (warp < CONSUMERS * 4) stage();
   __syncthreads();
   constexpr int V = Functor::VECTOR;

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 
 from torch import Tensor
@@ -44,6 +44,38 @@ class Launch:
     def modules(self) -> tuple[str, ...]:
         """The user's modules that its operators come from."""
         return tuple(dict.fromkeys(n.source for n in self.group.compute if n.source))
+
+
+@dataclass(frozen=True)
+class PlanKnobs:
+    """What a plan may vary as a whole: its time, and no bit of an answer.
+
+    Args:
+        fetch_distance: how many launches ahead weights are fetched to L2; 0 for not at all.
+        late_trigger: 1 lets the kernel behind a contraction begin when its main loops are done, so
+            that their loads do not share the way into shared memory; 0 before.
+    """
+
+    fetch_distance: int = 2
+    late_trigger: int = 0
+
+    @classmethod
+    def of(cls, schedule: Mapping[str, int]) -> PlanKnobs:
+        """Those that the record of a plan names; the others as usual."""
+        names = {field.name for field in fields(cls)} & schedule.keys()
+        return cls(**{name: schedule[name] for name in names})
+
+    def apply(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
+        """`launches`, in order and without knobs so far, with these."""
+        if self.late_trigger:
+            launches = [_triggering_late(launch) for launch in launches]
+        return fetch_ahead(launches, self.fetch_distance)
+
+
+def _triggering_late(launch: Launch) -> Launch:
+    if launch.program is None or launch.family not in ("gemm", "attention"):
+        return launch
+    return replace(launch, program=launch.program.triggering_after_loop)
 
 
 WEIGHTS = 1 << 16

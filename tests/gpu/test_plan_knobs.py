@@ -12,12 +12,13 @@ from gtco.demo import VisionTransformer, randomize
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import PlanKnobs
 from gtco.target import target_of_capability
 
 pytestmark = pytest.mark.gpu
 
 
-def test_dependent_launch_and_fetching_ahead_change_no_bit() -> None:
+def test_dependent_launch_and_the_knobs_change_no_bit() -> None:
     target, options = target_of_capability(*torch.cuda.get_device_capability()), Options()
     model = VisionTransformer(patch=16, width=192, depth=3, heads=3)
     randomize(model, seed=0)
@@ -27,8 +28,9 @@ def test_dependent_launch_and_fetching_ahead_change_no_bit() -> None:
     known = known_on(device_name(options, target))
     fused = fuse_known(known, run_pipeline(captured.graph), target)
     launches = select(fused, target, known)
-    plans = [plan_of(fused, launches, target, options, distance) for distance in (0, 1, 2)]
-    plans.append(replace(plans[2], dependent_launch=False))
+    settings = [PlanKnobs(distance, late) for distance in (0, 1, 2) for late in (0, 1)]
+    plans = [plan_of(fused, launches, target, options, knobs) for knobs in settings]
+    plans.append(replace(plans[-1], dependent_launch=False))
     modules = [CompiledModule(plan, captured) for plan in plans]
     for _ in range(3):
         fresh = torch.randn_like(image)

@@ -22,7 +22,7 @@ from gtco.options import Options
 from gtco.passes.legality import family
 from gtco.runtime.host import HostError
 from gtco.runtime.nvrtc import compile_uncached
-from gtco.runtime.plan import Plan, fetch_ahead
+from gtco.runtime.plan import Plan, PlanKnobs, fetch_ahead
 from gtco.target import TARGETS
 from tests import attention_groups, groups, tile_groups
 
@@ -93,7 +93,8 @@ def plan(arch: str, distance: int = 2) -> Plan:
     target = TARGETS[arch]
     fused = gtco.fuse(gtco.capture(model, (x,)), target=target)
     options = Options(target=arch)
-    return plan_with(Knowledge(DEVICES["sm_90a"]), fused, target, options, distance)
+    known = Knowledge(DEVICES["sm_90a"])
+    return plan_with(known, fused, target, options, PlanKnobs(fetch_distance=distance))
 
 
 def fetched(plan: Plan) -> list[str | None]:
@@ -150,7 +151,7 @@ def test_an_artifact_keeps_it(tmp_path: Path) -> None:
 def test_the_answer_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = three_linears()
     ahead = gtco.compile(model, (x,), target="host")
-    monkeypatch.setattr(compiler, "FETCH_DISTANCE", 0)
+    monkeypatch.setattr(compiler, "plan_knobs", lambda *_: PlanKnobs(fetch_distance=0))
     plain = gtco.compile(model, (x,), target="host")
     assert fetched(ahead._plan)[0] is not None and fetched(plain._plan)[0] is None
     assert torch.equal(ahead(x), plain(x))

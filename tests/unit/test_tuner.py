@@ -18,7 +18,7 @@ import gtco
 from gtco import replay, tuner
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import DISTANCE, FETCH_DISTANCE, fetch_distance, fuse_with, known_on
+from gtco.compiler import fuse_with, known_on, plan_knobs
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
 from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
@@ -31,7 +31,7 @@ from gtco.passes.fusion import fuse
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks
 from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Plan
+from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import TARGETS, TargetError
 from gtco.tune_result import TuneResult, TuneStatus
 from tests.plans import make_plan
@@ -122,10 +122,10 @@ REPLAYED_US = (2.0, 3.0)
 
 
 def first_of_each(
-    variants: replay.Variants, captured: object, distance: int, until: float
+    variants: replay.Variants, captured: object, knobs: PlanKnobs, until: float
 ) -> tuple[replay.Choices, int]:
     best = {task.key: variants.known.best(task.key)[:1] for task in variants.found}
-    return {key: record for key, records in best.items() for record in records}, distance
+    return {key: record for key, records in best.items() for record in records}, knobs
 
 
 @pytest.fixture
@@ -241,24 +241,27 @@ def test_before_is_replayed_only_if_all_its_kernels_were_judged(
     assert "took 2.0 us and takes 3.0 now" in caplog.text
 
 
-def test_the_fetch_distance_of_the_fastest_plan_is_kept(
+def test_the_knobs_of_the_fastest_plan_are_kept(
     runner: type[Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, graph = tmp_path / "t.sqlite", run_pipeline(gtco.capture(Mlp(), ARGS))
-    began: list[int] = []
+    began: list[PlanKnobs] = []
 
     def nearer(variants: replay.Variants, *rest: Any) -> Any:
         began.append(rest[1])
-        return first_of_each(variants, *rest)[0], rest[1] - 1
+        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance - 1, late_trigger=1)
+        return first_of_each(variants, *rest)[0], knobs
 
     monkeypatch.setattr(tuner, "refine", nearer)
     for _ in range(2):
         tune(path, trials=20)
-    assert began == [FETCH_DISTANCE, FETCH_DISTANCE - 1]
+    assert began == [PlanKnobs(), PlanKnobs(PlanKnobs().fetch_distance - 1, 1)]
     plans = [record for record in kept(path) if record.sketch == PLAN]
-    assert [dict(record.schedule) for record in plans if is_chosen(record)] == [{DISTANCE: 0}]
-    assert fetch_distance(known_on(DEVICE, path), graph, H100) == 0
-    assert fetch_distance(Knowledge(DEVICE), graph, H100) == FETCH_DISTANCE
+    assert [dict(record.schedule) for record in plans if is_chosen(record)] == [
+        {"fetch_distance": 0, "late_trigger": 1}
+    ]
+    assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(0, 1)
+    assert plan_knobs(Knowledge(DEVICE), graph, H100) == PlanKnobs()
 
 
 def test_a_faster_library_is_chosen(runner: type[Runner], tmp_path: Path) -> None:
@@ -418,8 +421,8 @@ def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.Monke
     assert alone._plan is plans[0] and none == ()
 
 
-Variant = tuple[int, int]
-"""Knob "a" of the task that was joined, and the fetch distance."""
+Variant = tuple[int, int, int]
+"""Knob "a" of the task that was joined, the fetch distance, and whether triggers are late."""
 
 
 class Variants:
@@ -439,12 +442,12 @@ class Variants:
 
         monkeypatch.setattr(replay, "fastest", fastest)
 
-    def __call__(self, choices: replay.Choices, distance: int) -> Variant:
-        return choices[self.joined.key].schedule["a"], distance
+    def __call__(self, choices: replay.Choices, knobs: PlanKnobs) -> Variant:
+        return choices[self.joined.key].schedule["a"], knobs.fetch_distance, knobs.late_trigger
 
-    def refine(self, known: Knowledge, distance: int = 0) -> tuple[replay.Choices, int]:
+    def refine(self, known: Knowledge) -> tuple[replay.Choices, PlanKnobs]:
         self.known = known
-        return replay.refine(self, None, distance)  # type: ignore[arg-type]
+        return replay.refine(self, None, PlanKnobs(0, 0))  # type: ignore[arg-type]
 
 
 def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -456,30 +459,35 @@ def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> 
         made = record(run_us, workload=variants.joined.key, schedule={"a": number})
         known.add(replace(made, work={"smem_bytes": smem * 1024}))
     variants.refine(known)
-    distances, schedules = variants.tried
-    assert [distance for _, distance in distances] == [0, 1, 2]
-    assert [schedule for schedule, _ in schedules] == [0, 1, 2, 3, 4, 6, 7, 9]
+    distances, triggers, schedules = variants.tried
+    assert [knobs for _, *knobs in distances] == [[0, 0], [1, 0], [2, 0]]
+    assert [knobs for _, *knobs in triggers] == [[0, 0], [0, 1]]
+    assert [schedule for schedule, *_ in schedules] == [0, 1, 2, 3, 4, 6, 7, 9]
 
 
 def test_the_whole_graph_decides_among_the_fastest_schedules(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # the fifth takes as much room
-    variants = Variants(monkeypatch, lambda each: whole_us[each[0]] + 5 * (each[1] != 1))
+    variants = Variants(
+        monkeypatch, lambda each: whole_us[each[0]] + 5 * (each[1] != 1) - 2 * each[2]
+    )
     joined = variants.joined
     (other,) = [task for task in variants.found if task.key != joined.key]
     known = Knowledge(DEVICE)
     for schedule, run_us in enumerate((5.0, 5.1, 5.2, 5.3, 5.4)):
         known.add(record(run_us, workload=joined.key, schedule={"a": schedule}))
     known.add(record(1.0, workload=other.key, schedule={"a": 7}))
-    chosen, distance = variants.refine(known)
+    chosen, knobs = variants.refine(known)
     assert variants.tried == [
-        [(0, 0), (0, 1), (0, 2)],
-        [(0, 1), (1, 1), (2, 1), (3, 1)],
-        [(2, 1), (2, 0), (2, 2)],
-        [(2, 1), (0, 1), (1, 1), (3, 1)],
+        [(0, 0, 0), (0, 1, 0), (0, 2, 0)],
+        [(0, 1, 0), (0, 1, 1)],
+        [(0, 1, 1), (1, 1, 1), (2, 1, 1), (3, 1, 1)],
+        [(2, 1, 1), (2, 0, 1), (2, 2, 1)],
+        [(2, 1, 1), (2, 1, 0)],
+        [(2, 1, 1), (0, 1, 1), (1, 1, 1), (3, 1, 1)],
     ], "again, from what was chosen so far"
-    assert distance == 1
+    assert knobs == PlanKnobs(1, 1)
     assert {key: each.schedule["a"] for key, each in chosen.items()} == {
         joined.key: 2,
         other.key: 7,

@@ -1,0 +1,88 @@
+"""When the kernel behind a contraction may begin: a knob of the plan that changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.rules import derive
+from gtco.compiler import capture_for, fuse, plan_with
+from gtco.cost_model.knowledge import Knowledge
+from gtco.graph import Group
+from gtco.options import Options
+from gtco.passes import run_pipeline
+from gtco.passes.legality import family
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.nvrtc import compile_uncached
+from gtco.runtime.plan import PlanKnobs
+from gtco.target import HOST, TARGETS
+from tests import attention_groups, groups, models, projection_groups
+
+H100 = TARGETS["sm_90a"]
+SETTINGS = (PlanKnobs(0, 0), PlanKnobs(0, 1))
+
+
+def modules(target: str) -> tuple[CompiledModule, ...]:
+    """A small ViT with early and with late triggers."""
+    torch.manual_seed(0)
+    model = models.vit(image=16, patch=4, width=64, depth=1, heads=2).half()
+    options = Options(target=target)
+    captured = capture_for(model, (torch.randn(1, 3, 16, 16).half(),), None, options)
+    fused = fuse(run_pipeline(captured.graph), target=H100)
+    plans = (plan_with(Knowledge("none"), fused, H100, options, each) for each in SETTINGS)
+    return tuple(CompiledModule(plan, captured) for plan in plans)
+
+
+def test_contractions_trigger_late_and_nothing_else_does() -> None:
+    early, late = (module._plan for module in modules("sm_90a"))
+    families = set()
+    for before, after in zip(early.launches, late.launches, strict=True):
+        assert before.program is not None
+        contracts = before.family in ("gemm", "attention")
+        assert after.program == (
+            before.program.triggering_after_loop if contracts else before.program
+        )
+        families.add(before.family)
+    assert families >= {"gemm", "attention", "rowwise"}
+
+
+def test_knobs_of_a_record() -> None:
+    assert PlanKnobs.of({}) == PlanKnobs()
+    assert PlanKnobs.of({"fetch_distance": 0}) == replace(PlanKnobs(), fetch_distance=0)
+    assert PlanKnobs.of({"late_trigger": 1, "of a later version": 3}) == PlanKnobs(late_trigger=1)
+
+
+@pytest.mark.compiler
+def test_the_answer_is_the_same_to_the_bit() -> None:
+    early, late = modules(HOST)
+    image = torch.randn(1, 3, 16, 16).half()
+    assert torch.equal(early(image), late(image))
+
+
+CONTRACTIONS: dict[str, Callable[[], Group]] = {
+    "gemm_wgmma": lambda: groups.plain_linear(37, 128, 72, torch.float16),
+    "gemm_mma": lambda: groups.plain_linear(37, 128, 72, torch.float16),
+    "attention": lambda: attention_groups.packed(17, 2, 32),
+    "attention_projection": projection_groups.SMALL["two_heads"],
+}
+
+
+@pytest.mark.parametrize("name", CONTRACTIONS)
+def test_a_late_trigger_is_another_kernel(name: str) -> None:
+    group = CONTRACTIONS[name]()
+    sketches = derive(group, family(group), H100).sketches
+    (sketch,) = [each for each in sketches if each.name == name]
+    program = sketch.emit(next(iter(sketch.defaults())))
+    late = program.triggering_after_loop
+    early = replace(program, source=f"#define AN_EARLY_ONE\n{program.source}")  # the same lines
+    assert cubin(early) == cubin(replace(early, source=f"#define NOT_IT\n{program.source}"))
+    assert cubin(early) != cubin(late)
+
+
+def cubin(program: KernelProgram) -> bytes:
+    code = program.source.replace("ENTRY_POINT", "kernel")
+    return compile_uncached(code, "kernel", program.arch).cubin
