@@ -107,10 +107,11 @@ def test_adapting_learns_the_task_and_leaves_the_model(
 ) -> None:
     works = [each.work for each in pool["b-fc1"].entries[:64]]
     before = ranker.scores(works)
-    times = [5.0 - 3 * work.schedule.get("swap", 0) + 0.1 * (i % 7) for i, work in enumerate(works)]
+    knobs = [work.schedule for work in works]
+    times = [5.0 - 3 * each.get("swap", 0) + 0.1 * each.get("stages", 0) for each in knobs]
     adapted = ranker.adapted(list(zip(works, times, strict=True)))
     assert ranker.scores(works) == before
-    assert agreement(adapted.scores(works), times) > agreement(before, times) + 0.1
+    assert agreement(adapted.scores(works), times) > agreement(before, times) + 0.05
 
 
 @pytest.mark.parametrize("name", ["model.ubj", "model.json"])
