@@ -112,7 +112,7 @@ def randomize(model: nn.Module, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in model.named_parameters():
         center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
-        parameter.copy_(center + 0.02 * torch.randn(parameter.shape, generator=generator))
+        parameter.normal_(center, 0.02, generator=generator)
 
 
 def vit_b16(dtype: torch.dtype = torch.float16) -> Located:
