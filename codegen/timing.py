@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gtco.codegen.sketch import BlockWork
-from gtco.target import Target
+from gtco.target import PORTABLE_CLUSTER, Target
 
 FILL = 2.57
 """What one multiprocessor draws from L2 (107 B/ns), in even shares of `Target.l2_gbps`."""
@@ -35,8 +35,6 @@ CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
 a GPC, and GPCs differ in size."""
 LARGE_CLUSTER_SHARE = 0.82
 """The same of larger clusters: measured of 6 and 8."""
-PORTABLE_CLUSTER = 8
-"""Blocks of the largest cluster that every GPU takes."""
 LARGEST_CLUSTERS = 7
 """Clusters of still more blocks that fit at a time, one a GPC: measured of 12 and 16."""
 FULL_TILE = 64

@@ -32,7 +32,7 @@ from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
-from gtco.cost_model.work import node_flops, read_bytes, weight_bytes
+from gtco.cost_model.work import group_work
 from gtco.graph import Group
 from gtco.locate import Located, locate
 from gtco.options import Options
@@ -74,15 +74,12 @@ class Row:
 
 def floor_us(group: Group, target: Target) -> float:
     """Microseconds that no kernel of `group` can be below: its bytes or its products alone."""
-    graph = group.graph
-    weights = weight_bytes(graph)
-    moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
-    products = [node for node in group.compute if node.op in ("linear", "matmul", "attention")]
-    flops = sum(node_flops(graph, node) for node in products)
+    work = group_work(group)
+    moved = work.weight_bytes + work.read_bytes + work.written_bytes
     return max(
-        weights / target.dram_gbps / 1e3,
+        work.weight_bytes / target.dram_gbps / 1e3,
         moved / target.l2_gbps / 1e3,
-        flops / target.matmul_tflops / 1e6,
+        work.matmul_flops / target.matmul_tflops / 1e6,
     )
 
 

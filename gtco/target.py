@@ -53,6 +53,8 @@ class Target:
         return self.capability >= (9, 0)
 
 
+PORTABLE_CLUSTER = 8
+"""Blocks of the largest cluster that every GPU with clusters takes."""
 TARGETS: Mapping[str, Target] = {
     target.arch: target
     for target in (

@@ -142,15 +142,19 @@ class AttentionSketch(Sketch):
         width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
         return width16 * 4 + value16 * 8 + part // 2 + part // 4 + 40
 
+    @staticmethod
+    def _warps(schedule: Schedule) -> int:
+        """Of a block."""
+        return schedule["block_q"] // 16 * schedule["warps_k"]
+
     def _threads(self, schedule: Schedule) -> int:
         """Of a block.
 
         Raises:
             Illegal: the loop over the keys has a limit that `schedule` breaks.
         """
-        block_q, block_k = schedule["block_q"], schedule["block_k"]
-        warps_k, stages = schedule["warps_k"], schedule["stages"]
-        threads = block_q // 16 * warps_k * 32
+        block_k, warps_k, stages = (schedule[name] for name in ("block_k", "warps_k", "stages"))
+        threads = self._warps(schedule) * 32
         check(threads <= 1024, f"{threads} threads, a block has at most 1024")
         check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
         check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")

@@ -100,24 +100,37 @@ class AttentionProjection(AttentionSketch):
 
     def _uses_wgmma(self, schedule: Schedule) -> bool:
         """Whether results and weights lie in rows of 128 bytes, as wgmma wants both."""
-        warps = schedule["block_q"] // 16 * schedule["warps_k"]
-        return self.value_width == 64 and self.columns % 64 == 0 and warps >= 4
+        fits = self.value_width == 64 and self.columns % 64 == 0
+        return fits and self._warps(schedule) >= 4
+
+    @staticmethod
+    def _row_tiles(schedule: Schedule) -> int:
+        """Tiles of 16 rows of a warp on mma.sync."""
+        return 2 if schedule["block_q"] % 32 == 0 else 1
 
     def _column_warps(self, schedule: Schedule) -> int:
-        """Warps that share the columns of a block."""
-        row_tiles = 2 if schedule["block_q"] % 32 == 0 else 1
-        warps, count = row_tiles * schedule["warps_k"], 1
+        """Warps that share the columns of a block on mma.sync; the others share K."""
+        warps, count = self._row_tiles(schedule) * schedule["warps_k"], 1
         while warps % (2 * count) == 0 and self.columns % (2 * count * MIN_COLUMNS) == 0:
             count *= 2
         return count
 
     def _registers(self, schedule: Schedule) -> int:
-        row_tiles = 2 if schedule["block_q"] % 32 == 0 else 1
-        accumulators = row_tiles * self.columns // self._column_warps(schedule) // 2
         if self._uses_wgmma(schedule):
-            groups = schedule["block_q"] // 16 * schedule["warps_k"] // 4
+            groups = self._warps(schedule) // 4
             accumulators = -(-self.columns // (64 * groups)) * schedule["block_q"] // 2
+        else:
+            columns = self.columns // self._column_warps(schedule)
+            accumulators = self._row_tiles(schedule) * columns // 2
         return max(super()._registers(schedule), accumulators + 56)
+
+    def _part_bytes(self, schedule: Schedule) -> int:
+        """Of the parts of a block's share of the results, each of a part of K."""
+        parts, pad = 1, 4
+        if not self._uses_wgmma(schedule):
+            shared = self._row_tiles(schedule) * schedule["warps_k"]
+            parts, pad = shared // self._column_warps(schedule), 8
+        return parts * schedule["block_q"] * (self.columns + pad) * 4
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
         block_q, warps_k = schedule["block_q"], schedule["warps_k"]
@@ -126,11 +139,7 @@ class AttentionProjection(AttentionSketch):
         result = block_q * chunk_pitch(self.value_width) * 16
         inbox = (self.per_item - 1) * result
         ring_at = inbox_at + inbox
-        row_tiles = 2 if block_q % 32 == 0 else 1
-        parts = row_tiles * warps_k // self._column_warps(schedule)
-        part_bytes = parts * block_q * (self.columns + 8) * 4
-        if self._uses_wgmma(schedule):
-            part_bytes = block_q * (self.columns + 4) * 4
+        part_bytes = self._part_bytes(schedule)
         parts_at = inbox_at if part_bytes <= inbox else ring_at + result
         shares_at = max(
             ring_at + max(self._ring_bytes(schedule), self._staged_bytes(schedule)),

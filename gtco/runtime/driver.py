@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gtco.codegen.program import Argument, KernelProgram, Pointer, TensorMapArgument
 from gtco.runtime.cubin import CompiledKernel
+from gtco.target import PORTABLE_CLUSTER
 
 _MAP_TYPES = {
     torch.float16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
@@ -30,7 +31,6 @@ _SWIZZLES = {
     64: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_64B,
     128: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
 }
-_PORTABLE_CLUSTER = 8
 _ALL_SHARED_MEMORY = 100  # per cent of the multiprocessor's L1 and shared memory
 
 
@@ -85,7 +85,7 @@ class LoadedKernel:
         if smem_bytes > self._smem_allowed:
             self._set("MAX_DYNAMIC_SHARED_SIZE_BYTES", smem_bytes)
             self._smem_allowed = smem_bytes
-        if cluster_size > _PORTABLE_CLUSTER:
+        if cluster_size > PORTABLE_CLUSTER:
             self._set("NON_PORTABLE_CLUSTER_SIZE_ALLOWED", 1)
 
     _smem_allowed = 48 * 1024

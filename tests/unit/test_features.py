@@ -120,7 +120,7 @@ def test_every_feature_is_documented_and_finite_where_it_applies() -> None:
 
 
 UNTRAINED = {"attention_projection"}
-"""Sketches of which no program was measured yet: the model knows them by their numbers alone."""
+"""Sketches that no pool trains the model on: it knows them by their numbers alone."""
 
 
 def test_every_knob_and_sketch_is_a_feature() -> None:
@@ -178,17 +178,18 @@ def test_the_draft_is_near_what_was_measured(case: str) -> None:
     assert draft_us(work_of(candidate), H100) == pytest.approx(us, rel=0.15)
 
 
+FURTHER_OFF = {"vit_b16-gemm_5": (1.3, 1.05), "vit_b16-gemm_6": (1.2, 1.1)}
+"""Pools that came after the draft's constants, of which its first or its first ten are worse."""
+
+
 @pytest.mark.parametrize("task", read_pool(POOL), ids=lambda task: task.name)
 def test_the_drafts_first_choice_is_among_the_fastest_that_were_measured(task: PoolTask) -> None:
-    """Of a thousand programs that ran on an H100: what an untuned compile takes is the first.
-
-    The constants were chosen on four of these pools; of the five others the first of two is 18 and
-    28% off, and the best of ten 8% at worst.
-    """
+    """Of a thousand programs that ran on an H100: what an untuned compile takes is the first."""
+    first, best_of_ten = FURTHER_OFF.get(task.name, (1.15, 1.05))
     ran = [each for each in task.entries if each.run_us is not None]
     ran.sort(key=lambda each: draft_us(each.work, H100))
-    assert ran[0].run_us is not None and ran[0].run_us < 1.3 * task.best_us
-    assert min(each.run_us or math.inf for each in ran[:10]) < 1.1 * task.best_us
+    assert ran[0].run_us is not None and ran[0].run_us < first * task.best_us
+    assert min(each.run_us or math.inf for each in ran[:10]) < best_of_ten * task.best_us
 
 
 def test_a_cluster_fills_fewer_multiprocessors(projection: Candidate) -> None:

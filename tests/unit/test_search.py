@@ -111,7 +111,7 @@ def test_adapting_learns_the_task_and_leaves_the_model(
     times = [5.0 - 3 * each.get("swap", 0) + 0.1 * each.get("stages", 0) for each in knobs]
     adapted = ranker.adapted(list(zip(works, times, strict=True)))
     assert ranker.scores(works) == before
-    assert agreement(adapted.scores(works), times) > agreement(before, times) + 0.05
+    assert agreement(adapted.scores(works), times) > agreement(before, times) + 0.1
 
 
 @pytest.mark.parametrize("name", ["model.ubj", "model.json"])
