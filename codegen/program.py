@@ -97,9 +97,10 @@ class KernelProgram:
         return replace(self, source=source, arguments=(*self.arguments, Pointer(weights)))
 
     @property
-    def triggering_after_loop(self) -> KernelProgram:
-        """The same kernel, which lets the one behind it begin only when its main loop is done."""
-        return replace(self, source=f"#define GTCO_TRIGGER_AFTER_LOOP\n{self.source}")
+    def triggering_late(self) -> KernelProgram:
+        """The same kernel of `gemm_wgmma`, which lets the one behind it begin only when it has
+        asked for its last tile."""
+        return replace(self, source=f"#define GTCO_LATE_TRIGGER\n{self.source}")
 
     @cached_property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,8 +50,6 @@ fusion_log = logging.getLogger("gtco.fusion")
 log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
 
-ELSEWHERE_US = 1e6
-"""Added to the price of a group that a replayed plan does not have: more than any model takes."""
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 DEVICES = {"sm_90a": "NVIDIA H100 80GB HBM3"}
 """The card whose shipped records serve an architecture when no GPU is there to ask."""
@@ -238,19 +237,20 @@ def fuse_with(
 def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
     """The partition that was the fastest when whole plans were replayed, else the cheapest."""
     record = _replayed(known, graph, target)
-    price = _price(known, graph, target)
-    if record is None:
-        return fusion.fuse(graph, price)
+    if record is not None:
 
-    def price_of(group: Group) -> float:
-        has = workload_digest(workload_key(group, target)) in record.work
-        return price(group) + (0.0 if has else ELSEWHERE_US)
+        def price_of(group: Group) -> float:
+            key = workload_key(group, target)
+            if workload_digest(key) not in record.work:
+                return math.inf
+            best = known.best(key)[:1]
+            return (best[0].run_us if best else None) or roofline_us(group, target)
 
-    fused = fusion.fuse(graph, price_of)
-    if plan_work(fused, target) == record.work:
-        return fused
-    tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
-    return fusion.fuse(graph, price)
+        fused = fusion.fuse(graph, price_of)
+        if plan_work(fused, target) == record.work:
+            return fused
+        tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
+    return fusion.fuse(graph, _price(known, graph, target))
 
 
 def plan_knobs(known: Knowledge, graph: Graph, target: Target) -> PlanKnobs:

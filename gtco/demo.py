@@ -104,12 +104,12 @@ class VisionTransformer(nn.Module):
 
 @torch.no_grad()
 def randomize(model: nn.Module, seed: int) -> None:
-    """Give every parameter a seeded random value of a trained model's size.
+    """Give every parameter a seeded random value of a trained model's size, where it lies.
 
     Biases and norms as well: at their initial zeros and ones, a kernel that left them out would
     be right.
     """
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(next(model.parameters()).device).manual_seed(seed)
     for name, parameter in model.named_parameters():
         center = 1.0 if "norm" in name and name.endswith("weight") else 0.0
         parameter.normal_(center, 0.02, generator=generator)
@@ -120,9 +120,9 @@ def vit_b16(dtype: torch.dtype = torch.float16) -> Located:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with torch.device("meta"):  # values are set once
         model = VisionTransformer().eval()
-    randomize(model.to_empty(device="cpu"), seed=0)
+    randomize(model.to_empty(device=device), seed=0)
     image = torch.randn(1, 3, 224, 224, generator=torch.Generator().manual_seed(1))
-    return Located(NAME, model.to(device, dtype), (image.to(device, dtype),), {})
+    return Located(NAME, model.to(dtype), (image.to(device, dtype),), {})
 
 
 # -- without a GPU -------------------------------------------------------------------------------

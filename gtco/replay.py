@@ -21,13 +21,16 @@ from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph, Group
 from gtco.options import Options
 from gtco.passes.tasks import Task, tasks
-from gtco.runtime.executable import Executable
+from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
 from gtco.target import Target
 
 ROUNDS = 7
+FEWEST = 2
+"""Rounds after which a challenger is given up that took `HOPELESS` times as long in each."""
+HOPELESS = 1.01
 REPLAYS = 20
 TRIED = 4
 """Schedules of a task that the whole graph tries, of those that leave a neighbour room beside a
@@ -49,8 +52,9 @@ def fastest(
 ) -> tuple[CompiledModule, tuple[float, ...]]:
     """The fastest of `plans` made ready, and the microseconds of each; () if there is one alone.
 
-    Each challenger is timed in turns with the best so far, so no more than two are in memory; a
-    time is scaled to the first plan's, whatever the clocks did between.
+    Each challenger is timed in turns with the best so far, so no more than two are in memory, and
+    for fewer turns if it is hopeless; a time is scaled to the first plan's, whatever the clocks did
+    between.
 
     Args:
         plans: of one model, the likely best first.
@@ -63,7 +67,7 @@ def fastest(
     best_us = 0.0
     while time.monotonic() < until and (plan := next(rest, None)) is not None:
         challenger = CompiledModule(plan, captured)
-        ours, theirs = _medians(best, challenger)
+        ours, theirs = _duel(clock(best), clock(challenger))
         if not times:
             best_us = ours
             times.append(ours)
@@ -100,6 +104,10 @@ class Variants:
         """The plan with these schedules and knobs."""
         every = [each for task in self.found for each in self._launches(task, choices)]
         return plan_of(self._fused, every, self.target, self._options, knobs)
+
+    def compile(self, plans: Iterable[Plan]) -> None:
+        """Put the kernels of `plans` into the cache: one plan after the other takes longer."""
+        compile_programs(*plans)
 
     def _launches(self, task: Task, choices: Choices) -> tuple[Launch, ...]:
         """Made once of each record: a plan differs from the one before in few."""
@@ -153,6 +161,7 @@ def refine(
         for name, values in KNOBS.items():
             others = (replace(knobs, **{name: value}) for value in values)
             knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
+        variants.compile(with_record(task.key, r) for task in dearest for r in ranked[task.key])
         for task in dearest:
             now = chosen[task.key]
             records = [now, *(each for each in ranked[task.key] if each != now)]
@@ -208,6 +217,19 @@ def whole_us(module: CompiledModule) -> float:
 
 def _medians(*modules: CompiledModule) -> list[float]:
     return [statistics.median(times) for times in in_turns([clock(each) for each in modules])]
+
+
+def _duel(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[float, float]:
+    """The medians of both in turns, of which there are fewer if the challenger is hopeless."""
+    best(), challenger()  # in vain
+    ours: list[float] = []
+    theirs: list[float] = []
+    while len(ours) < ROUNDS:
+        ours.append(best())
+        theirs.append(challenger())
+        if len(ours) == FEWEST and min(theirs) > HOPELESS * max(ours):
+            break
+    return statistics.median(ours), statistics.median(theirs)
 
 
 def in_turns(clocks: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[list[float]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import logging
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -23,7 +24,8 @@ from gtco.passes.workload import describe
 _log = logging.getLogger("gtco.fusion")
 
 Price = Callable[[Group], float]
-"""Predicted time of a group from its start to the next one's, in microseconds."""
+"""Predicted time of a group from its start to the next one's, in microseconds; infinite where a
+plan that was replayed is wanted again and does not have the group."""
 
 
 def fuse(graph: Graph, price: Price, *, max_group: int = 16) -> FusedGraph:
@@ -303,6 +305,8 @@ def _why_apart(
         return f"joined, they and {groups[between].name} would wait for each other"
     apart = price(partition[low]) + price(partition[high])
     together = price(joined)
+    if math.isinf(together):
+        return "legal, but apart in the plan that was fastest when it was replayed"
     if together < apart:
         return f"legal at {together:.3g} us against {apart:.3g} us, but {cut}"
     return f"legal, but predicted slower: {together:.3g} us against {apart:.3g} us"

@@ -11,7 +11,6 @@
 #pragma once
 
 #include "epilogue.cuh"
-#include "trigger.cuh"
 
 namespace gtco {
 
@@ -354,7 +353,7 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
   const Block block(smem, reinterpret_cast<float*>(smem),
                     reinterpret_cast<float*>(smem + C::SHARES_AT), head, query0);
 
-  trigger_dependents<Trigger::EARLY>();
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   block.start(queries, keys, values);
   const int thread = threadIdx.x;
@@ -367,7 +366,6 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
   tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer
-  trigger_dependents<Trigger::AFTER_LOOP>();
   block.merge(state);
   tile.run(row_values, [&](int r, int c) { return block.template merged<Functor::VECTOR>(r, c); });
 }

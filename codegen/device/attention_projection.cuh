@@ -184,7 +184,7 @@ __device__ __forceinline__ void attention_projection(const Q& queries, const K& 
   }
   __syncwarp();
   ptx::barrier_cluster_arrive_relaxed();  // peers may count on the inbox
-  trigger_dependents<Trigger::EARLY>();
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   if (!C::W_CONSTANT && thread == 0) copy_weights();
   __syncwarp();
@@ -198,7 +198,6 @@ __device__ __forceinline__ void attention_projection(const Q& queries, const K& 
   tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer
-  trigger_dependents<Trigger::AFTER_LOOP>();
   block.merge(state);
 
   // The block's own result, rounded as it would be stored, over the staged parts that it is of.

@@ -6,7 +6,6 @@
 #pragma once
 
 #include "epilogue.cuh"
-#include "trigger.cuh"
 
 namespace gtco {
 
@@ -118,7 +117,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
           b_ring + step % C::STAGES * B_TILE, b, batch, n0, step * C::BLOCK_K, C::N, thread);
   };
 
-  trigger_dependents<Trigger::EARLY>();
+  ptx::griddepcontrol_launch_dependents();
   if constexpr (B::CONSTANT) {  // weights need not wait for the kernel before
 #pragma unroll
     for (int s = 0; s < C::STAGES - 1; ++s) copy_b(s);
@@ -165,7 +164,6 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer
-  trigger_dependents<Trigger::AFTER_LOOP>();
 
 #pragma unroll
   for (int i = 0; i < MI; ++i)

@@ -9,12 +9,21 @@
 #pragma once
 
 #include "epilogue.cuh"
-#include "trigger.cuh"
 #include "wgmma.cuh"
 
 namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
+// When the kernel behind this one may begin, a knob of the plan: once the producer has asked for
+// its last tile, so that the loads of both share the way into shared memory for less long; else
+// with the warps that gather the row values, at once. The first of a block's threads counts (PTX
+// 9.7.13.13).
+#ifdef GTCO_LATE_TRIGGER
+constexpr bool LATE_TRIGGER = true;
+#else
+constexpr bool LATE_TRIGGER = false;
+#endif
+
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
 // Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued before the
 // last one's are awaited), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT, INBOX_AT and
@@ -194,6 +203,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         copy_p(step);
         copy_q(step);
       }
+      if constexpr (LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
     } else {
       ptx::griddepcontrol_wait();
     }
@@ -204,10 +214,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     tile.fetch();
     consume();
   }
-  trigger_dependents<Trigger::EARLY>();  // as early as the warps that gather the row values
+  if constexpr (!LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
 
   __syncthreads();  // the ring becomes the staging buffer
-  trigger_dependents<Trigger::AFTER_LOOP>();
   if (warp < CONSUMERS * 4) stage();
   __syncthreads();
   constexpr int V = Functor::VECTOR;

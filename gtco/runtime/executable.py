@@ -34,15 +34,16 @@ class GpuMemoryError(RuntimeError):
     """The GPU has not the memory that a compiled model needs."""
 
 
-def compile_programs(plan: Plan) -> dict[str, CompiledKernel]:
-    """The plan's distinct kernels by entry point.
+def compile_programs(*plans: Plan) -> dict[str, CompiledKernel]:
+    """The distinct kernels of `plans` by entry point.
 
     Raises:
         CompileError: the first that does not compile.
     """
     from gtco.runtime.compile_pool import CompileJob, compile_many  # a loaded plan needs no NVRTC
 
-    programs = {launch.program.name: launch.program for launch in plan.launches if launch.program}
+    launches = (launch for plan in plans for launch in plan.launches)
+    programs = {launch.program.name: launch.program for launch in launches if launch.program}
     jobs = [CompileJob(each.code, each.name, each.arch) for each in programs.values()]
     kernels: dict[str, CompiledKernel] = {}
     for job, result in zip(jobs, compile_many(jobs), strict=True):

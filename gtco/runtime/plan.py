@@ -52,11 +52,11 @@ class PlanKnobs:
 
     Args:
         fetch_distance: how many launches ahead weights are fetched to L2; 0 for not at all.
-        late_trigger: 1 lets the kernel behind a contraction begin when its main loops are done, so
-            that their loads do not share the way into shared memory; 0 before.
+        late_trigger: 1 lets the kernel behind a `gemm_wgmma` begin when that has asked for its last
+            tile, so that their loads hardly share the way into shared memory; 0 at once.
     """
 
-    fetch_distance: int = 2
+    fetch_distance: int = 0
     late_trigger: int = 0
 
     @classmethod
@@ -73,9 +73,9 @@ class PlanKnobs:
 
 
 def _triggering_late(launch: Launch) -> Launch:
-    if launch.program is None or launch.family not in ("gemm", "attention"):
+    if launch.program is None or launch.program.sketch != "gemm_wgmma":
         return launch
-    return replace(launch, program=launch.program.triggering_after_loop)
+    return replace(launch, program=launch.program.triggering_late)
 
 
 WEIGHTS = 1 << 16

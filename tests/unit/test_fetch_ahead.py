@@ -120,6 +120,11 @@ def test_older_targets_fetch_nothing(arch: str) -> None:
     assert fetched(plan(arch)) == [None, None, None]
 
 
+def fetching(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let plans fetch weights ahead, as if the whole graph had been faster so."""
+    monkeypatch.setattr(compiler, "plan_knobs", lambda *_: PlanKnobs(fetch_distance=2))
+
+
 def test_distance_0_changes_nothing() -> None:
     made = plan("sm_90a", 0)
     assert fetched(made) == [None, None, None]
@@ -137,7 +142,8 @@ def test_what_runs_in_aten_neither_fetches_nor_is_fetched_for() -> None:
     assert fetch_ahead(launches, 2)[0] is not launches[0]
 
 
-def test_an_artifact_keeps_it(tmp_path: Path) -> None:
+def test_an_artifact_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fetching(monkeypatch)
     model, x = three_linears()
     compiled = gtco.compile(model, (x,), target="sm_90a")
     compiled.save(tmp_path / "a.gtco")
@@ -150,9 +156,9 @@ def test_an_artifact_keeps_it(tmp_path: Path) -> None:
 @pytest.mark.compiler
 def test_the_answer_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     model, x = three_linears()
-    ahead = gtco.compile(model, (x,), target="host")
-    monkeypatch.setattr(compiler, "plan_knobs", lambda *_: PlanKnobs(fetch_distance=0))
     plain = gtco.compile(model, (x,), target="host")
+    fetching(monkeypatch)
+    ahead = gtco.compile(model, (x,), target="host")
     assert fetched(ahead._plan)[0] is not None and fetched(plain._plan)[0] is None
     assert torch.equal(ahead(x), plain(x))
 
@@ -161,6 +167,7 @@ def test_the_answer_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> N
 def test_more_than_there_is_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
     right = KernelProgram.fetching
     monkeypatch.setattr(KernelProgram, "fetching", lambda p, name, n: right(p, name, n + 16))
+    fetching(monkeypatch)
     model, x = three_linears()
     with pytest.raises(HostError, match=r"reads byte \d+ of %\S+, which has 65536"):
         gtco.compile(model, (x,), target="host")(x)

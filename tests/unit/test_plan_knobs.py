@@ -1,8 +1,7 @@
-"""When the kernel behind a contraction may begin: a knob of the plan that changes no answer."""
+"""When the kernel behind a GEMM may begin: a knob of the plan that changes no answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -12,7 +11,6 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.compiler import capture_for, fuse, plan_with
 from gtco.cost_model.knowledge import Knowledge
-from gtco.graph import Group
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.passes.legality import family
@@ -20,7 +18,7 @@ from gtco.runtime.module import CompiledModule
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.runtime.plan import PlanKnobs
 from gtco.target import HOST, TARGETS
-from tests import attention_groups, groups, models, projection_groups
+from tests import groups, models
 
 H100 = TARGETS["sm_90a"]
 SETTINGS = (PlanKnobs(0, 0), PlanKnobs(0, 1))
@@ -37,22 +35,21 @@ def modules(target: str) -> tuple[CompiledModule, ...]:
     return tuple(CompiledModule(plan, captured) for plan in plans)
 
 
-def test_contractions_trigger_late_and_nothing_else_does() -> None:
+def test_wgmma_gemms_trigger_late_and_nothing_else_does() -> None:
     early, late = (module._plan for module in modules("sm_90a"))
-    families = set()
+    sketches = set()
     for before, after in zip(early.launches, late.launches, strict=True):
-        assert before.program is not None
-        contracts = before.family in ("gemm", "attention")
-        assert after.program == (
-            before.program.triggering_after_loop if contracts else before.program
-        )
-        families.add(before.family)
-    assert families >= {"gemm", "attention", "rowwise"}
+        program = before.program
+        assert program is not None
+        wgmma = program.sketch == "gemm_wgmma"
+        assert after.program == (program.triggering_late if wgmma else program)
+        sketches.add(program.sketch)
+    assert sketches >= {"gemm_wgmma", "attention", "rowwise"}
 
 
 def test_knobs_of_a_record() -> None:
     assert PlanKnobs.of({}) == PlanKnobs()
-    assert PlanKnobs.of({"fetch_distance": 0}) == replace(PlanKnobs(), fetch_distance=0)
+    assert PlanKnobs.of({"fetch_distance": 1}) == replace(PlanKnobs(), fetch_distance=1)
     assert PlanKnobs.of({"late_trigger": 1, "of a later version": 3}) == PlanKnobs(late_trigger=1)
 
 
@@ -63,24 +60,14 @@ def test_the_answer_is_the_same_to_the_bit() -> None:
     assert torch.equal(early(image), late(image))
 
 
-CONTRACTIONS: dict[str, Callable[[], Group]] = {
-    "gemm_wgmma": lambda: groups.plain_linear(37, 128, 72, torch.float16),
-    "gemm_mma": lambda: groups.plain_linear(37, 128, 72, torch.float16),
-    "attention": lambda: attention_groups.packed(17, 2, 32),
-    "attention_projection": projection_groups.SMALL["two_heads"],
-}
-
-
-@pytest.mark.parametrize("name", CONTRACTIONS)
-def test_a_late_trigger_is_another_kernel(name: str) -> None:
-    group = CONTRACTIONS[name]()
-    sketches = derive(group, family(group), H100).sketches
-    (sketch,) = [each for each in sketches if each.name == name]
+def test_a_late_trigger_is_another_kernel() -> None:
+    group = groups.plain_linear(37, 128, 72, torch.float16)
+    sketch = derive(group, family(group), H100).sketches[0]
+    assert sketch.name == "gemm_wgmma"
     program = sketch.emit(next(iter(sketch.defaults())))
-    late = program.triggering_after_loop
     early = replace(program, source=f"#define AN_EARLY_ONE\n{program.source}")  # the same lines
     assert cubin(early) == cubin(replace(early, source=f"#define NOT_IT\n{program.source}"))
-    assert cubin(early) != cubin(late)
+    assert cubin(early) != cubin(program.triggering_late)
 
 
 def cubin(program: KernelProgram) -> bytes:

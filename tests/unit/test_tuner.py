@@ -249,18 +249,18 @@ def test_the_knobs_of_the_fastest_plan_are_kept(
 
     def nearer(variants: replay.Variants, *rest: Any) -> Any:
         began.append(rest[1])
-        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance - 1, late_trigger=1)
+        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance + 1, late_trigger=1)
         return first_of_each(variants, *rest)[0], knobs
 
     monkeypatch.setattr(tuner, "refine", nearer)
     for _ in range(2):
         tune(path, trials=20)
-    assert began == [PlanKnobs(), PlanKnobs(PlanKnobs().fetch_distance - 1, 1)]
+    assert began == [PlanKnobs(), PlanKnobs(1, 1)]
     plans = [record for record in kept(path) if record.sketch == PLAN]
     assert [dict(record.schedule) for record in plans if is_chosen(record)] == [
-        {"fetch_distance": 0, "late_trigger": 1}
+        {"fetch_distance": 2, "late_trigger": 1}
     ]
-    assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(0, 1)
+    assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(2, 1)
     assert plan_knobs(Knowledge(DEVICE), graph, H100) == PlanKnobs()
 
 
@@ -445,6 +445,9 @@ class Variants:
     def __call__(self, choices: replay.Choices, knobs: PlanKnobs) -> Variant:
         return choices[self.joined.key].schedule["a"], knobs.fetch_distance, knobs.late_trigger
 
+    def compile(self, plans: Iterable[Variant]) -> None:
+        self.compiled = list(plans)
+
     def refine(self, known: Knowledge) -> tuple[replay.Choices, PlanKnobs]:
         self.known = known
         return replay.refine(self, None, PlanKnobs(0, 0))  # type: ignore[arg-type]
@@ -463,6 +466,7 @@ def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> 
     assert [knobs for _, *knobs in distances] == [[0, 0], [1, 0], [2, 0]]
     assert [knobs for _, *knobs in triggers] == [[0, 0], [0, 1]]
     assert [schedule for schedule, *_ in schedules] == [0, 1, 2, 3, 4, 6, 7, 9]
+    assert variants.compiled == schedules
 
 
 def test_the_whole_graph_decides_among_the_fastest_schedules(
