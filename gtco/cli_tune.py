@@ -23,7 +23,9 @@ Db = Annotated[
     Path | None,
     typer.Option("--db", metavar="PATH", help="database of tuning records; the user's by default"),
 ]
-Seconds = Annotated[float | None, typer.Option(min=0, help="of searching; about 10 more follow")]
+Seconds = Annotated[
+    float | None, typer.Option(min=0, help="of searching; as much as 0.4 of it, or 30, follow")
+]
 TrialsFlag = Annotated[int | None, typer.Option(min=1, help="programs to measure at most")]
 Seed = Annotated[int, typer.Option(help="of the search")]
 

@@ -32,9 +32,12 @@ FEWEST = 2
 """Rounds after which a challenger is given up that took `HOPELESS` times as long in each."""
 HOPELESS = 1.01
 REPLAYS = 20
-TRIED = 4
-"""Schedules of a task that the whole graph tries, of those that leave a neighbour room beside a
-block as of those that do not."""
+ROOMS = (0.4, 0.5, 0.6, 1.0)
+"""Parts of a multiprocessor's shared memory: schedules whose blocks take as much at most, and more
+than the part before, count as one kind. What room one leaves decides which neighbour begins early
+beside it."""
+TRIED = 3
+"""Schedules of each kind that the whole graph tries of a task."""
 WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
 KNOBS: Mapping[str, tuple[int, ...]] = {"fetch_distance": (0, 1, 2), "late_trigger": (0, 1)}
@@ -125,8 +128,7 @@ def refine(
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
-    fastest schedules in the whole graph, with room for a neighbour and without; once more, if any
-    changed. Ahead of them, the whole graph tries the knobs, one after the other.
+    fastest schedules of each kind of room in the whole graph; once more, if any changed. Ahead of them, the whole graph tries the knobs, one after the other.
 
     Args:
         variants: of one partition.
@@ -175,12 +177,13 @@ def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRe
     """Of a task's records, those to try in the whole graph; the best first."""
     limit_us = WITHIN * min((record.run_us or math.inf for record in ranked), default=0.0)
     found: list[TuningRecord] = []
-    left = {True: TRIED, False: TRIED}
+    left = dict.fromkeys(ROOMS, TRIED)
     for record in ranked:
-        roomy = 2 * record.work.get("smem_bytes", 0) <= target.smem_per_sm
-        if not found or (left[roomy] and (record.run_us or math.inf) <= limit_us):
+        taken = record.work.get("smem_bytes", 0) / target.smem_per_sm
+        room = next(part for part in ROOMS if taken <= part)
+        if not found or (left[room] and (record.run_us or math.inf) <= limit_us):
             found.append(record)
-            left[roomy] -= 1
+            left[room] -= 1
     return found
 
 

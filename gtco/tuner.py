@@ -87,8 +87,8 @@ def tune(
 
     Args:
         model, args, kwargs: as for `gtco.compile`.
-        seconds: when to end the search, counted from when the model is captured; a quarter of it,
-            or 20, more go to final timing and whole graphs. None for no limit but `trials`.
+        seconds: when to end the search, counted from when the model is captured; two fifths of
+            it, or 30, more go to final timing and whole graphs. None for no limit but `trials`.
         trials: how many programs to measure at most; None for no limit but `seconds`.
         database: the file that keeps the records; the user's own by default.
         seed: of the search.
