@@ -24,7 +24,7 @@ Db = Annotated[
     typer.Option("--db", metavar="PATH", help="database of tuning records; the user's by default"),
 ]
 Seconds = Annotated[
-    float | None, typer.Option(min=0, help="of searching; as much as 0.4 of it, or 30, follow")
+    float | None, typer.Option(min=0, help="of searching; 0.4 of it, at least 30, follow")
 ]
 TrialsFlag = Annotated[int | None, typer.Option(min=1, help="programs to measure at most")]
 Seed = Annotated[int, typer.Option(help="of the search")]

@@ -128,7 +128,8 @@ def refine(
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
-    fastest schedules of each kind of room in the whole graph; once more, if any changed. Ahead of them, the whole graph tries the knobs, one after the other.
+    fastest schedules of each kind of room in the whole graph; once more, if any changed. Ahead of
+    them, the whole graph tries the knobs, one after the other.
 
     Args:
         variants: of one partition.
