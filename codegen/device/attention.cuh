@@ -4,10 +4,11 @@
 // A block owns BLOCK_Q queries of one head. WARPS_K warps share each 16 queries: every one takes
 // its part of each tile of keys, and the parts are merged at the end. K and V tiles arrive by
 // cp.async in a ring of STAGES tiles; 16-byte chunks lie so that ldmatrix meets no bank twice.
+// COPY_WARPS more warps hold no queries: they copy with the others, and store results with them.
 //
-// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, STAGES, CAUSAL, SCALE, SHARES_AT,
-// ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: PRESENT and, if so,
-// `at(head, query, key)`; bool elements choose keys, others are added to the scores.
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, COPY_WARPS, STAGES, CAUSAL, SCALE,
+// SHARES_AT, ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: PRESENT and,
+// if so, `at(head, query, key)`; bool elements choose keys, others are added to the scores.
 #pragma once
 
 #include "epilogue.cuh"
@@ -196,7 +197,7 @@ struct AttentionWarp {
 };
 
 // A block's part of one head: BLOCK_Q queries against all keys, in three calls (start, run, merge).
-template <class C, class Mask>
+template <class C, class Mask, int COPY_WARPS = 0>
 class AttentionBlock {
  public:
   using Warp = AttentionWarp<C, Mask::PRESENT>;
@@ -206,7 +207,7 @@ class AttentionBlock {
   static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
   static_assert(C::D % 8 == 0 && C::DV % 8 == 0, "copies take 16 bytes");
-  static constexpr int THREADS = C::BLOCK_Q / 16 * C::WARPS_K * 32;
+  static constexpr int THREADS = (C::BLOCK_Q / 16 * C::WARPS_K + COPY_WARPS) * 32;
 
   // `smem` holds the tiles of the loop; `staged`, which may lie over them, and `shares` are for the
   // merge.
@@ -221,6 +222,7 @@ class AttentionBlock {
         thread_(threadIdx.x),
         part_(thread_ / 32 % C::WARPS_K),
         row_(thread_ / 32 / C::WARPS_K * 16),
+        has_queries_(COPY_WARPS == 0 || row_ < C::BLOCK_Q),
         head_(head),
         query0_(query0),
         key_count_(C::CAUSAL ? min_of(C::LK, query0 + C::BLOCK_Q) : C::LK),
@@ -245,10 +247,11 @@ class AttentionBlock {
       const int key = part_ * Warp::KEYS;
       ptx::cp_async_wait<2 * AHEAD - 1>();
       __syncthreads();  // this tile's keys are there, and the tile before is used up
-      if (tile == 0) state.load_queries(q_tile_, row_);
+      if (tile == 0 && has_queries_) state.load_queries(q_tile_, row_);
       if constexpr (C::STAGES > 1) copy_tile(keys, values, tile + AHEAD);
       const int key0 = tile * C::BLOCK_K + key;
-      const bool any = key0 < key_count_;    // the last tile may hold no key for this warp
+      // The last tile may hold no key for this warp.
+      const bool any = has_queries_ && key0 < key_count_;
       float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
       if (any) {
         state.multiply_keys(scores, k_ring_ + slot * K_TILE, key);
@@ -269,7 +272,7 @@ class AttentionBlock {
   __device__ __forceinline__ void merge(const Warp& state) const {
     const int lane = state.lane;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; has_queries_ && half < 2; ++half) {
       const int r = row_ + lane / 4 + half * 8;
       float* to = staged_ + (part_ * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
 #pragma unroll
@@ -340,13 +343,15 @@ class AttentionBlock {
   Element *const q_tile_, *const k_ring_, *const v_ring_;  // (BLOCK_Q, D), (STAGES, BLOCK_K, D), DV
   float *const staged_, *const shares_,
                             *const tops_;  // (WARPS_K, BLOCK_Q, STAGE_LD), (.., BLOCK_Q)
-  const int thread_, part_, row_, head_, query0_, key_count_, tiles_;
+  const int thread_, part_, row_;
+  const bool has_queries_;
+  const int head_, query0_, key_count_, tiles_;
 };
 
 template <class C, class Q, class K, class V, class Mask, class Functor>
 __device__ __forceinline__ void attention(const Q& queries, const K& keys, const V& values,
                                           const Mask& mask, const Functor& functor) {
-  using Block = AttentionBlock<C, Mask>;
+  using Block = AttentionBlock<C, Mask, C::COPY_WARPS>;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
   const int head = blockIdx.y, query0 = blockIdx.x * C::BLOCK_Q;
