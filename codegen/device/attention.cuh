@@ -268,16 +268,21 @@ class AttentionBlock {
     }
   }
 
-  // Stages each part's output and settles its share of the whole.
+  // Stages each part's output and settles its share of the whole; a part that is the whole is
+  // divided on its way.
   __device__ __forceinline__ void merge(const Warp& state) const {
     const int lane = state.lane;
 #pragma unroll
     for (int half = 0; has_queries_ && half < 2; ++half) {
       const int r = row_ + lane / 4 + half * 8;
+      const float share = ONE_PART ? inverse(lanes_sum<4>(state.total[half])) : 1.0f;
       float* to = staged_ + (part_ * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < Warp::DV16 * 2; ++n)
-        store<2>(to + n * 8, Vec<float, 2>{{state.out[n][half * 2], state.out[n][half * 2 + 1]}});
+      for (int n = 0; n < Warp::DV16 * 2; ++n) {
+        const float* out = state.out[n] + half * 2;
+        store<2>(to + n * 8, Vec<float, 2>{{out[0] * share, out[1] * share}});
+      }
+      if constexpr (ONE_PART) continue;
       const float total = lanes_sum<4>(state.total[half]);
       if (lane % 4 == 0) {
         shares_[part_ * C::BLOCK_Q + r] = total;
@@ -285,6 +290,7 @@ class AttentionBlock {
       }
     }
     __syncthreads();
+    if constexpr (ONE_PART) return;
 #pragma unroll 1
     for (int r = thread_; r < C::BLOCK_Q; r += THREADS) {
       float best = tops_[r];
@@ -297,10 +303,9 @@ class AttentionBlock {
         weights[p] = ptx::ex2((tops_[p * C::BLOCK_Q + r] - base) * Warp::UNIT);
         total += shares_[p * C::BLOCK_Q + r] * weights[p];
       }
-      // A query that may see no key gets zeros, as in torch.
-      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const float whole = inverse(total);
 #pragma unroll
-      for (int p = 0; p < C::WARPS_K; ++p) shares_[p * C::BLOCK_Q + r] = weights[p] * inverse;
+      for (int p = 0; p < C::WARPS_K; ++p) shares_[p * C::BLOCK_Q + r] = weights[p] * whole;
     }
     __syncthreads();
   }
@@ -308,6 +313,7 @@ class AttentionBlock {
   // The result of query `query0 + r` from column c on, after `merge`.
   template <int VECTOR>
   __device__ __forceinline__ Vec<float, VECTOR> merged(int r, int c) const {
+    if constexpr (ONE_PART) return load<VECTOR>(staged_ + r * STAGE_LD + c);
     Vec<float, VECTOR> sum{};
 #pragma unroll
     for (int p = 0; p < C::WARPS_K; ++p) {
@@ -325,6 +331,12 @@ class AttentionBlock {
   static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
   static constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
   static constexpr int AHEAD = max_of(1, C::STAGES - 1);
+  static constexpr bool ONE_PART = C::WARPS_K == 1;
+
+  // A query that may see no key gets zeros, as in torch.
+  __device__ __forceinline__ static float inverse(float total) {
+    return total == 0.0f ? 0.0f : 1.0f / total;
+  }
 
   // Two groups of copies a tile, keys and then values; empty ones past the last tile.
   template <class K, class V>

@@ -51,6 +51,16 @@ FAULTS = {
         "half = 0; has_queries_ && half < 2;",
         "half = 0; half < 2;",
     ),
+    "one part that is read before it is staged": (
+        "one part",
+        "    __syncthreads();\n    if constexpr (ONE_PART) return;",
+        "    if constexpr (ONE_PART) return;\n    __syncthreads();",
+    ),
+    "one part that is not divided": (
+        "one part",
+        "ONE_PART ? inverse(lanes_sum<4>(state.total[half])) : 1.0f",
+        "1.0f",
+    ),
 }
 
 
