@@ -61,6 +61,8 @@ class BlockWork:
             the others.
         depth: steps whose products may be unfinished when the next ones are issued.
         peer_bytes: that it takes from other blocks of its cluster beside a split's partial sums.
+        copies: of 16 bytes that each thread asks for itself; 0 where that is not counted.
+        copy_threads: that only copy, and do none of the arithmetic.
     """
 
     fill_bytes: int
@@ -76,6 +78,8 @@ class BlockWork:
     consumers: int = 1
     depth: int = 0
     peer_bytes: int = 0
+    copies: int = 0
+    copy_threads: int = 0
 
 
 class Sketch(ABC):

@@ -9,7 +9,7 @@ from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
-FEATURES_VERSION = 4
+FEATURES_VERSION = 5
 """Moves whenever a feature is added, dropped or computed otherwise."""
 
 FAMILIES = ("gemm_wgmma", "gemm_mma", "gemm_persistent", "attention", "rowwise", "elementwise")
@@ -24,6 +24,7 @@ KNOBS = (
     "warps_m",
     "warps_n",
     "warps_k",
+    "copy_warps",
     "vectors",
     "lanes",
     "warps_per_row",

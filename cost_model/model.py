@@ -158,7 +158,8 @@ def draft_us(work: Work, target: Target) -> float:
     resident = resident_blocks(work, target)
     together = min(-(-work.blocks // target.sm_count), resident)
     rate = target.matmul_tflops if work.group.half else target.fp32_tflops
-    threads = work.threads - WARPGROUP * (work.block.consumers - 1)  # of an epilogue
+    beside = WARPGROUP * (work.block.consumers - 1) + work.block.copy_threads
+    threads = work.threads - beside  # of an epilogue
     fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles
     return timing.chain_us(

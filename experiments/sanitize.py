@@ -57,7 +57,11 @@ class Case:
 
 _ANY: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_mma": ({"block_k": 32}, {"block_k": 64, "stages": 2}),
-    "attention": ({"warps_k": 1, "stages": 1}, {"warps_k": 2, "stages": 2}),
+    "attention": (
+        {"warps_k": 1, "stages": 1, "copy_warps": 6},
+        {"warps_k": 2, "stages": 2, "copy_warps": 0},
+        {"block_q": 48, "warps_k": 1, "stages": 2, "copy_warps": 2},
+    ),
     "attention_projection": (
         {"block_q": 16, "warps_k": 1, "stages": 2},
         {"block_q": 32, "warps_k": 4, "stages": 1},

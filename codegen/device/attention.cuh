@@ -4,10 +4,11 @@
 // A block owns BLOCK_Q queries of one head. WARPS_K warps share each 16 queries: every one takes
 // its part of each tile of keys, and the parts are merged at the end. K and V tiles arrive by
 // cp.async in a ring of STAGES tiles; 16-byte chunks lie so that ldmatrix meets no bank twice.
+// COPY_WARPS more warps hold no queries: they copy with the others, and store results with them.
 //
-// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, STAGES, CAUSAL, SCALE, SHARES_AT,
-// ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: PRESENT and, if so,
-// `at(head, query, key)`; bool elements choose keys, others are added to the scores.
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, COPY_WARPS, STAGES, CAUSAL, SCALE,
+// SHARES_AT, ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: PRESENT and,
+// if so, `at(head, query, key)`; bool elements choose keys, others are added to the scores.
 #pragma once
 
 #include "epilogue.cuh"
@@ -195,7 +196,7 @@ struct AttentionWarp {
 };
 
 // A block's part of one head: BLOCK_Q queries against all keys, in three calls (start, run, merge).
-template <class C, class Mask>
+template <class C, class Mask, int COPY_WARPS = 0>
 class AttentionBlock {
  public:
   using Warp = AttentionWarp<C, Mask::PRESENT>;
@@ -205,7 +206,7 @@ class AttentionBlock {
   static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
   static_assert(C::D % 8 == 0 && C::DV % 8 == 0, "copies take 16 bytes");
-  static constexpr int THREADS = C::BLOCK_Q / 16 * C::WARPS_K * 32;
+  static constexpr int THREADS = (C::BLOCK_Q / 16 * C::WARPS_K + COPY_WARPS) * 32;
 
   // `smem` holds the tiles of the loop; `staged`, which may lie over them, and `shares` are for the
   // merge.
@@ -220,6 +221,7 @@ class AttentionBlock {
         thread_(threadIdx.x),
         part_(thread_ / 32 % C::WARPS_K),
         row_(thread_ / 32 / C::WARPS_K * 16),
+        has_queries_(COPY_WARPS == 0 || row_ < C::BLOCK_Q),
         head_(head),
         query0_(query0),
         key_count_(C::CAUSAL ? min_of(C::LK, query0 + C::BLOCK_Q) : C::LK),
@@ -244,10 +246,11 @@ class AttentionBlock {
       const int key = part_ * Warp::KEYS;
       ptx::cp_async_wait<2 * AHEAD - 1>();
       __syncthreads();  // this tile's keys are there, and the tile before is used up
-      if (tile == 0) state.load_queries(q_tile_, row_);
+      if (tile == 0 && has_queries_) state.load_queries(q_tile_, row_);
       if constexpr (C::STAGES > 1) copy_tile(keys, values, tile + AHEAD);
       const int key0 = tile * C::BLOCK_K + key;
-      const bool any = key0 < key_count_;    // the last tile may hold no key for this warp
+      // The last tile may hold no key for this warp.
+      const bool any = has_queries_ && key0 < key_count_;
       float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
       if (any) {
         state.multiply_keys(scores, k_ring_ + slot * K_TILE, key);
@@ -264,16 +267,21 @@ class AttentionBlock {
     }
   }
 
-  // Stages each part's output and settles its share of the whole.
+  // Stages each part's output and settles its share of the whole; a part that is the whole is
+  // divided on its way.
   __device__ __forceinline__ void merge(const Warp& state) const {
     const int lane = state.lane;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
+    for (int half = 0; has_queries_ && half < 2; ++half) {
       const int r = row_ + lane / 4 + half * 8;
+      const float share = ONE_PART ? inverse(lanes_sum<4>(state.total[half])) : 1.0f;
       float* to = staged_ + (part_ * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < Warp::DV16 * 2; ++n)
-        store<2>(to + n * 8, Vec<float, 2>{{state.out[n][half * 2], state.out[n][half * 2 + 1]}});
+      for (int n = 0; n < Warp::DV16 * 2; ++n) {
+        const float* out = state.out[n] + half * 2;
+        store<2>(to + n * 8, Vec<float, 2>{{out[0] * share, out[1] * share}});
+      }
+      if constexpr (ONE_PART) continue;
       const float total = lanes_sum<4>(state.total[half]);
       if (lane % 4 == 0) {
         shares_[part_ * C::BLOCK_Q + r] = total;
@@ -281,6 +289,7 @@ class AttentionBlock {
       }
     }
     __syncthreads();
+    if constexpr (ONE_PART) return;
 #pragma unroll 1
     for (int r = thread_; r < C::BLOCK_Q; r += THREADS) {
       float best = tops_[r];
@@ -293,10 +302,9 @@ class AttentionBlock {
         weights[p] = ptx::ex2((tops_[p * C::BLOCK_Q + r] - base) * Warp::UNIT);
         total += shares_[p * C::BLOCK_Q + r] * weights[p];
       }
-      // A query that may see no key gets zeros, as in torch.
-      const float inverse = total == 0.0f ? 0.0f : 1.0f / total;
+      const float whole = inverse(total);
 #pragma unroll
-      for (int p = 0; p < C::WARPS_K; ++p) shares_[p * C::BLOCK_Q + r] = weights[p] * inverse;
+      for (int p = 0; p < C::WARPS_K; ++p) shares_[p * C::BLOCK_Q + r] = weights[p] * whole;
     }
     __syncthreads();
   }
@@ -304,6 +312,7 @@ class AttentionBlock {
   // The result of query `query0 + r` from column c on, after `merge`.
   template <int VECTOR>
   __device__ __forceinline__ Vec<float, VECTOR> merged(int r, int c) const {
+    if constexpr (ONE_PART) return load<VECTOR>(staged_ + r * STAGE_LD + c);
     Vec<float, VECTOR> sum{};
 #pragma unroll
     for (int p = 0; p < C::WARPS_K; ++p) {
@@ -321,6 +330,12 @@ class AttentionBlock {
   static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
   static constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
   static constexpr int AHEAD = max_of(1, C::STAGES - 1);
+  static constexpr bool ONE_PART = C::WARPS_K == 1;
+
+  // A query that may see no key gets zeros, as in torch.
+  __device__ __forceinline__ static float inverse(float total) {
+    return total == 0.0f ? 0.0f : 1.0f / total;
+  }
 
   // Two groups of copies a tile, keys and then values; empty ones past the last tile.
   template <class K, class V>
@@ -339,13 +354,15 @@ class AttentionBlock {
   Element *const q_tile_, *const k_ring_, *const v_ring_;  // (BLOCK_Q, D), (STAGES, BLOCK_K, D), DV
   float *const staged_, *const shares_,
                             *const tops_;  // (WARPS_K, BLOCK_Q, STAGE_LD), (.., BLOCK_Q)
-  const int thread_, part_, row_, head_, query0_, key_count_, tiles_;
+  const int thread_, part_, row_;
+  const bool has_queries_;
+  const int head_, query0_, key_count_, tiles_;
 };
 
 template <class C, class Q, class K, class V, class Mask, class Functor>
 __device__ __forceinline__ void attention(const Q& queries, const K& keys, const V& values,
                                           const Mask& mask, const Functor& functor) {
-  using Block = AttentionBlock<C, Mask>;
+  using Block = AttentionBlock<C, Mask, C::COPY_WARPS>;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
   const int head = blockIdx.y, query0 = blockIdx.x * C::BLOCK_Q;

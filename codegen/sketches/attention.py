@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -33,6 +33,10 @@ class Heads:
 
 WARPS_K = (1, 2, 4, 7, 8)
 """Warps that share 16 queries; seven of 32 keys each suit 197 and 224 keys."""
+COPY_WARPS = (0, 2, 4, 6)
+"""Warps of a block beside those."""
+COPYING_WARPS = 8
+"""Warps of a block that ask for bytes faster than L2 gives them to a multiprocessor."""
 
 
 def _block_k(keys: int) -> tuple[int, ...]:
@@ -91,7 +95,7 @@ class AttentionSketch(Sketch):
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
-            Knob("block_q", (16, 32, 64, 128)),
+            Knob("block_q", (16, 32, 48, 64, 80, 96, 112, 128)),
             Knob("block_k", _block_k(self.keys)),
             Knob("warps_k", WARPS_K),
             Knob("stages", (1, 2, 3, 4)),
@@ -144,7 +148,7 @@ class AttentionSketch(Sketch):
 
     @staticmethod
     def _warps(schedule: Schedule) -> int:
-        """Of a block."""
+        """Of a block, which hold queries."""
         return schedule["block_q"] // 16 * schedule["warps_k"]
 
     def _threads(self, schedule: Schedule) -> int:
@@ -154,7 +158,7 @@ class AttentionSketch(Sketch):
             Illegal: the loop over the keys has a limit that `schedule` breaks.
         """
         block_k, warps_k, stages = (schedule[name] for name in ("block_k", "warps_k", "stages"))
-        threads = self._warps(schedule) * 32
+        threads = (self._warps(schedule) + schedule.get("copy_warps", 0)) * 32
         check(threads <= 1024, f"{threads} threads, a block has at most 1024")
         check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
         check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
@@ -240,10 +244,11 @@ class AttentionSketch(Sketch):
 
 
 class Attention(AttentionSketch):
-    """Block -> 16 queries a warp -> m16n8k16; keys may be split over warps; a cp.async ring."""
+    """Block -> 16 queries a warp -> m16n8k16; keys may be split over warps; a cp.async ring, which
+    warps without queries may help to fill."""
 
     name: ClassVar[str] = "attention"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -253,13 +258,32 @@ class Attention(AttentionSketch):
         )
         self._epilogue()
 
+    def knobs(self) -> tuple[Knob, ...]:
+        return (*super().knobs(), Knob("copy_warps", COPY_WARPS))
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Those of every attention, and behind each of too few warps to keep L2 busy the same with
+        more of them."""
+        for schedule in super().defaults():
+            yield schedule
+            spare = max(0, COPYING_WARPS - self._warps(schedule))
+            if copy_warps := max(number for number in COPY_WARPS if number <= spare):
+                yield {**schedule, "copy_warps": copy_warps}
+
+    @staticmethod
+    def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
+        shared = AttentionSketch._schedule(block_q, block_k, warps_k, stages)
+        return {**shared, "copy_warps": 0}
+
     def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
         region = Region(self.group, (self.heads * self.queries, self.value_width))
         given = {self.anchor.values[0]: "acc"}
         return region, PointwiseEmitter(region, given, self.group.nodes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
-        return self._loop_work(program.schedule)
+        loop = self._loop_work(program.schedule)
+        copies = -(-loop.fill_bytes // (16 * program.block))
+        return replace(loop, copies=copies, copy_threads=program.schedule["copy_warps"] * 32)
 
     def emit(self, schedule: Schedule) -> KernelProgram:
         threads = self._threads(schedule)
@@ -278,6 +302,7 @@ using namespace gtco;
 
 struct Config {{
 {self._config(schedule)}
+  static constexpr int COPY_WARPS = {schedule["copy_warps"]};
   static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
 }};
 

@@ -9,6 +9,7 @@ struct Config {
   static constexpr int WARPS_K = 4, STAGES = 2;
   static constexpr bool CAUSAL = false;
   static constexpr float SCALE = 0.125f;
+  static constexpr int COPY_WARPS = 0;
   static constexpr int SHARES_AT = 69632, ROW_VALUES_AT = 70656;
 };
 

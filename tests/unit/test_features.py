@@ -264,6 +264,22 @@ def test_the_draft_hides_the_gelu_of_many_tiles() -> None:
     assert shown == pytest.approx(8 * hidden * 256 / 384), "one warpgroup less for one of 8 tiles"
 
 
+def test_warps_that_copy_fill_sooner_and_do_no_arithmetic() -> None:
+    schedule = {"block_q": 32, "block_k": 208, "warps_k": 1, "stages": 1}
+    few, more = (
+        work_of(made(FOUR[3], "attention", **schedule, copy_warps=number)) for number in (0, 6)
+    )
+    assert (few.block.copies, more.block.copies) == (56, 14)
+    assert (few.threads, more.threads, more.block.copy_threads) == (64, 256, 192)
+
+    def us(work: Work, **changes: int) -> float:
+        return draft_us(replace(work, block=replace(work.block, registers=32, **changes)), H100)
+
+    assert us(more) < us(few)
+    assert us(more, copies=0) == us(few, copies=0), "two warps do the softmax of either"
+    assert us(more, copy_threads=0) < us(more)
+
+
 def test_a_sketchs_own_order_is_the_drafts(projection: Candidate) -> None:
     sketch = projection.sketch
     schedules = list(itertools.islice(sketch.defaults(), 40))

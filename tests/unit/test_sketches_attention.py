@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention import Attention
 from gtco.graph import Group
 from gtco.runtime.host import HostError, run_on_host
@@ -36,6 +36,77 @@ def test_is_right_on_the_cpu(case: str) -> None:
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
+def schedule(
+    block_q: int, block_k: int, warps_k: int, stages: int, copy_warps: int = 0
+) -> Schedule:
+    return {
+        "block_q": block_q,
+        "block_k": block_k,
+        "warps_k": warps_k,
+        "stages": stages,
+        "copy_warps": copy_warps,
+    }
+
+
+COPYING: dict[str, tuple[Callable[[], Group], Schedule]] = {
+    "bool mask": (
+        lambda: groups.cross((2, 2), 37, 70, 24, mask=groups.BOOL, mask_lead=(2, 1)),
+        schedule(48, 32, 1, 2, 2),
+    ),
+    "added mask, two parts": (
+        lambda: groups.cross((2,), 17, 33, 40, 72, groups.BF16, mask=groups.F32),
+        schedule(32, 32, 2, 1, 4),
+    ),
+    "causal, two parts": (
+        lambda: groups.cross((1, 2), 70, 130, 64, causal=True),
+        schedule(48, 64, 2, 3, 2),
+    ),
+    "causal, more queries than keys": (
+        lambda: groups.cross((1, 2), 130, 33, 16, causal=True),
+        schedule(80, 32, 1, 1, 6),
+    ),
+    "width 64, an epilogue": (
+        lambda: groups.packed(97, 2, 64, epilogue=True),
+        schedule(32, 112, 1, 1, 6),
+    ),
+    "width 80": (lambda: groups.packed(101, 1, 80), schedule(96, 16, 1, 4, 6)),
+    "seven parts": (lambda: groups.packed(113, 1, 32), schedule(32, 112, 7, 1, 4)),
+    "more threads than chunks": (lambda: groups.cross((3,), 5, 1, 8), schedule(16, 16, 1, 1, 6)),
+    "a warp that copies nothing": (
+        lambda: groups.cross((3,), 5, 40, 8),
+        schedule(16, 16, 1, 2, 2),
+    ),
+}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", COPYING)
+def test_warps_that_copy_change_no_bit(case: str) -> None:
+    make, copying = COPYING[case]
+    group = make()
+    values = inputs_of(group)
+    sketch = Attention(group, H100)
+    program, alone = sketch.emit(copying), sketch.emit({**copying, "copy_warps": 0})
+    assert program.block - alone.block == 32 * copying["copy_warps"]
+    assert not wrong_outputs(program, group, values, run_on_host)
+    expected = run_on_host(alone, group, values)
+    for seed in (0, 1):
+        found = run_on_host(program, group, values, seed)
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_few_warps_have_a_default_with_more_that_copy() -> None:
+    defaults = list(Attention(groups.packed(197, 12, 64), H100).defaults())
+    assert defaults[:3] == [
+        schedule(32, 128, 4, 2),
+        schedule(32, 208, 1, 1),
+        schedule(32, 208, 1, 1, 6),
+    ]
+    for each in defaults:
+        warps = each["block_q"] // 16 * each["warps_k"]
+        assert each["copy_warps"] == 0 or 6 <= warps + each["copy_warps"] <= 8
+
+
 def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
     """Query 3 sees no key, query 5 none of the first 64, query 7 has the least finite mask."""
     group = groups.cross((2,), 20, 70, 24, mask=kind)
@@ -55,9 +126,7 @@ def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
 def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
     group, values = masked(kind)
     for warps_k in (1, 4):
-        program = Attention(group, H100).emit(
-            {"block_q": 16, "block_k": 64, "warps_k": warps_k, "stages": 2}
-        )
+        program = Attention(group, H100).emit(schedule(16, 64, warps_k, 2))
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
@@ -66,7 +135,7 @@ def test_the_host_build_rejects_a_missing_wait() -> None:
     """Copies arrive as late as the waits allow: what nobody waited for is not there."""
     group = groups.cross((1,), 16, 100, 16)
     values = inputs_of(group)
-    program = Attention(group, H100).emit({"block_q": 16, "block_k": 32, "warps_k": 1, "stages": 2})
+    program = Attention(group, H100).emit(schedule(16, 32, 1, 2))
     assert not wrong_outputs(program, group, values, run_on_host)
     lax = "#define cp_async_wait cp_async_wait_never\n"
     never = "namespace gtco::ptx { template <int> void cp_async_wait_never() {} }\n"
@@ -101,6 +170,8 @@ def test_refusals() -> None:
 def test_says_which_limit_broke() -> None:
     sketch = Attention(groups.cross((1,), 512, 512, 128), TARGETS["sm_86"])
     with pytest.raises(Illegal, match="shared memory"):
-        sketch.emit({"block_q": 64, "block_k": 128, "warps_k": 2, "stages": 2})
+        sketch.emit(schedule(64, 128, 2, 2))
     with pytest.raises(Illegal, match="registers"):
-        sketch.emit({"block_q": 128, "block_k": 128, "warps_k": 4, "stages": 1})
+        sketch.emit(schedule(128, 128, 4, 1))
+    with pytest.raises(Illegal, match="1088 threads, a block has at most 1024"):
+        sketch.emit(schedule(64, 128, 8, 1, 2))

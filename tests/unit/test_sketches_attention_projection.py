@@ -38,12 +38,15 @@ MMA: dict[str, Schedule] = {
     "seven parts of K": {"block_q": 16, "block_k": 112, "warps_k": 7, "stages": 1},
     "parts beside the own result": {"block_q": 32, "block_k": 64, "warps_k": 4, "stages": 1},
     "rows shared": {"block_q": 64, "block_k": 32, "warps_k": 2, "stages": 1},
+    "three tiles of rows": {"block_q": 48, "block_k": 32, "warps_k": 2, "stages": 2},
+    "rows in threes": {"block_q": 96, "block_k": 32, "warps_k": 1, "stages": 1},
 }
 WGMMA: dict[str, Schedule] = {
     "a warpgroup for two tiles": {"block_q": 16, "block_k": 64, "warps_k": 4, "stages": 1},
     "a warpgroup a tile": {"block_q": 32, "block_k": 64, "warps_k": 4, "stages": 1},
     "half a warpgroup idle": {"block_q": 32, "block_k": 112, "warps_k": 7, "stages": 1},
     "one tile for each of two": {"block_q": 64, "block_k": 32, "warps_k": 2, "stages": 1},
+    "five tiles of queries": {"block_q": 80, "block_k": 32, "warps_k": 1, "stages": 1},
 }
 
 

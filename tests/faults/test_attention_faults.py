@@ -1,0 +1,86 @@
+"""Faults in attention with warps that only copy, each of which the host build must catch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Schedule
+from gtco.codegen.sketches.attention import Attention
+from gtco.graph import Group
+from gtco.target import TARGETS
+from tests import attention_groups
+from tests.faults.templates import SEEDS, planted, verdicts
+
+pytestmark = pytest.mark.compiler
+
+KINDS: dict[str, Schedule] = {
+    "one part": {"block_q": 48, "block_k": 32, "warps_k": 1, "stages": 2, "copy_warps": 2},
+    "two parts": {"block_q": 16, "block_k": 64, "warps_k": 2, "stages": 1, "copy_warps": 4},
+}
+
+FAULTS = {
+    "a copy warp that skips the barrier": (
+        "one part",
+        "__syncthreads();  // this tile's keys are there",
+        "if (has_queries_) __syncthreads();  // this tile's keys are there",
+    ),
+    "a copy warp that does not wait for its keys": (
+        "one part",
+        "ptx::cp_async_wait<2 * AHEAD - 1>();",
+        "if (has_queries_) ptx::cp_async_wait<2 * AHEAD - 1>();",
+    ),
+    "a copy warp that does not wait for its values": (
+        "two parts",
+        "ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();",
+        "if (has_queries_) ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();",
+    ),
+    "a copy warp that copies nothing": (
+        "two parts",
+        "if (tile < tiles_)\n      copy_rows",
+        "if (has_queries_ && tile < tiles_)\n      copy_rows",
+    ),
+    "a copy warp that copies over keys in use": (
+        "two parts",
+        "if constexpr (C::STAGES == 1) {\n        __syncthreads();",
+        "if constexpr (C::STAGES == 1) {",
+    ),
+    "a copy warp that stages results": (
+        "two parts",
+        "half = 0; has_queries_ && half < 2;",
+        "half = 0; half < 2;",
+    ),
+    "one part that is read before it is staged": (
+        "one part",
+        "    __syncthreads();\n    if constexpr (ONE_PART) return;",
+        "    if constexpr (ONE_PART) return;\n    __syncthreads();",
+    ),
+    "one part that is not divided": (
+        "one part",
+        "ONE_PART ? inverse(lanes_sum<4>(state.total[half])) : 1.0f",
+        "1.0f",
+    ),
+}
+
+
+def group() -> Group:
+    return attention_groups.cross((2,), 50, 100, 24, mask=torch.bool)
+
+
+def program(kind: str, old: str = "", new: str = "") -> KernelProgram:
+    """The kernel with `old` replaced in its template."""
+    return planted(Attention(group(), TARGETS["sm_90a"]).emit(KINDS[kind]), old, new)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_itself_is_right(kind: str) -> None:
+    assert verdicts(program(kind), group()) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str) -> None:
+    kind, old, new = FAULTS[fault]
+    found = verdicts(program(kind, old, new), group())
+    assert len(found) == len(SEEDS), found
+    assert all("kernel gtco_attention" in each or "with {" in each for each in found)
