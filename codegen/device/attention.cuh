@@ -329,7 +329,8 @@ class AttentionBlock {
   static constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * 8;
   static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
   static constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
-  static constexpr int AHEAD = max_of(1, C::STAGES - 1);
+  static constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, C::BLOCK_K) <= C::STAGES;  // no slot twice
+  static constexpr int AHEAD = ALL_IN_FLIGHT ? C::STAGES : max_of(1, C::STAGES - 1);
   static constexpr bool ONE_PART = C::WARPS_K == 1;
 
   // A query that may see no key gets zeros, as in torch.

@@ -144,7 +144,8 @@ class AttentionSketch(Sketch):
     def _registers(self, schedule: Schedule) -> int:
         part = schedule["block_k"] // schedule["warps_k"]
         width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
-        return width16 * 4 + value16 * 8 + part // 2 + part // 4 + 40
+        more = part // 4 if self.keys > schedule["block_k"] else 0  # of the next tile
+        return width16 * 4 + value16 * 8 + part // 2 + more + 40
 
     @staticmethod
     def _warps(schedule: Schedule) -> int:
@@ -163,7 +164,7 @@ class AttentionSketch(Sketch):
         check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
         check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
         registers = self._registers(schedule)
-        limit = min(255, 65536 // threads)
+        limit = min(255, 65536 // pad_to(threads, 128))
         check(registers <= limit, f"about {registers} registers a thread, of {limit}")
         return threads
 
