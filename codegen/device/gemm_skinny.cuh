@@ -1,10 +1,11 @@
 // D[rows, columns] = A[rows, K] B[columns, K]^T for 1 to 8 rows on mma.sync: as long as B takes to
 // come. The columns (output channels) are mma's M side and the rows (tokens) its N side.
 //
-// Operands go from device memory to registers, and where B is constant all of a block's part of it
-// is under way before the dependent-launch wait. Lane (g, t) of a warp reads elements 8 t to 8 t +
-// 7 of a chunk of 32 of channels g and g + 8 and of token g. That is not the order in which mma has
-// them, but it is the same for both operands, and a sum over K has no order.
+// Operands go from device memory to registers, and where B is constant a block's first AHEAD chunks
+// are under way before the dependent-launch wait: all of them, if that many registers are free.
+// Lane (g, t) of a warp reads elements 8 t to 8 t + 7 of a chunk of 32 of channels g and g + 8 and
+// of token g. That is not the order in which mma has them, but it is the same for both operands,
+// and a sum over K has no order.
 //
 // Warps take chunks in turn, those of a cluster of SPLIT blocks together. Their sums meet in the
 // shared memory of the cluster's first block, which adds them in a fixed order.
@@ -28,9 +29,9 @@ __device__ __forceinline__ Vec<float, V> add_parts(const float* from) {
 }
 
 // An operand is a struct with a constexpr CONSTANT and `at(batch, row, k)`; 8 elements along K are
-// aligned neighbours. Config: Element, ROWS, COLUMNS, K, BLOCK_COLUMNS, WARPS (that multiply),
-// SPLIT, THREADS (one warp more where there are row values), STAGE_LD, ROW_VALUES_AT and BARRIER_AT
-// (bytes).
+// aligned neighbours. Config: Element, ROWS, COLUMNS, K, BLOCK_COLUMNS, WARPS (that multiply; one
+// more opens the inbox and gathers the row values), SPLIT, AHEAD (chunks of a warp under way),
+// STAGE_LD, ROW_VALUES_AT and BARRIER_AT (bytes).
 template <class C, class A, class B, class Functor>
 __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
@@ -40,7 +41,9 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
   constexpr int TILES = C::BLOCK_COLUMNS / 16;
   constexpr int CHUNK = 32;  // elements of K that a warp takes at a time
   constexpr int TURN = C::SPLIT * C::WARPS * CHUNK;
+  constexpr int THREADS = (C::WARPS + 1) * 32;
   constexpr int STEPS = ceil_div(C::K, TURN);
+  static_assert(C::AHEAD <= STEPS, "a ring that is used");
   constexpr int CHAINS = min_of(2 * STEPS, max_of(1, 4 / TILES));  // four products in flight
   constexpr int PART = C::ROWS * C::STAGE_LD;
 
@@ -52,31 +55,37 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int rank = blockIdx.x % C::SPLIT, col0 = blockIdx.x / C::SPLIT * C::BLOCK_COLUMNS;
   const int k0 = (rank * C::WARPS + warp) * CHUNK + lane % 4 * 8;
-  const bool multiplies = C::THREADS == C::WARPS * 32 || warp < C::WARPS;
+  const bool multiplies = warp < C::WARPS;
 
-  // What lies beyond K or the last row or column is zeros.
-  u32 weights[STEPS][TILES][2][4], tokens[STEPS][4];
+  // A ring of chunks, each half of a tile on its own; zeros beyond K and the last row or column.
+  u32 weights[C::AHEAD][TILES][2][4], tokens[C::AHEAD][4];
   const auto inside = [&](int step) {
     return (step + 1) * TURN <= C::K || k0 + step * TURN < C::K;
   };
-  const auto load_weights = [&]() {
+  const auto load_weights = [&](int step) {
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step)
-#pragma unroll
-      for (int i = 0; i < TILES * 2; ++i) {
-        const int col = col0 + i * 8 + lane / 4;
-        const bool valid = inside(step) && (C::COLUMNS % C::BLOCK_COLUMNS == 0 || col < C::COLUMNS);
-        const Element* from = valid ? b.at(0, col, k0 + step * TURN) : b.base;
-        ptx::ld_global_v4<B::CONSTANT>(weights[step][i / 2][i % 2], from, valid);
-      }
+    for (int i = 0; i < TILES * 2; ++i) {
+      const int col = col0 + i * 8 + lane / 4;
+      const bool valid = inside(step) && (C::COLUMNS % C::BLOCK_COLUMNS == 0 || col < C::COLUMNS);
+      const Element* from = valid ? b.at(0, col, k0 + step * TURN) : b.base;
+      ptx::ld_global_v4(weights[step % C::AHEAD][i / 2][i % 2], from, valid);
+    }
+  };
+  const auto load_tokens = [&](int step) {
+    const bool valid = inside(step) && lane / 4 < C::ROWS;
+    const Element* from = valid ? a.at(0, lane / 4, k0 + step * TURN) : a.base;
+    ptx::ld_global_v4(tokens[step % C::AHEAD], from, valid);
   };
 
   ptx::griddepcontrol_launch_dependents();
-  if (B::CONSTANT && multiplies) load_weights();
+  if (B::CONSTANT && multiplies) {
+#pragma unroll
+    for (int step = 0; step < C::AHEAD; ++step) load_weights(step);
+  }
 #if __CUDA_ARCH__ >= 900
   const u32 inbox_full = ptx::shared_address(smem + C::BARRIER_AT);
   if constexpr (C::SPLIT > 1) {
-    if (thread == 0 && rank == 0) {
+    if (thread == C::WARPS * 32 && rank == 0) {
       ptx::mbarrier_init(inbox_full, 1);
       ptx::fence_mbarrier_init();
       ptx::mbarrier_arrive_expect_tx(inbox_full, (C::SPLIT - 1) * C::ROWS * C::BLOCK_COLUMNS * 4);
@@ -89,27 +98,37 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
 
   // Only the first block of a cluster has an epilogue.
   const int row_count = rank == 0 ? C::ROWS : 0;
-  EpilogueTile<C::ROWS, C::BLOCK_COLUMNS, C::THREADS, 64, Functor> tile(functor, thread, 0, 0, col0,
-                                                                        row_count, C::COLUMNS);
+  EpilogueTile<C::ROWS, C::BLOCK_COLUMNS, THREADS, 64, Functor> tile(functor, thread, 0, 0, col0,
+                                                                     row_count, C::COLUMNS);
   if (multiplies) {
-    if constexpr (!B::CONSTANT) load_weights();
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const bool valid = inside(step) && lane / 4 < C::ROWS;
-      const Element* from = valid ? a.at(0, lane / 4, k0 + step * TURN) : a.base;
-      ptx::ld_global_v4<A::CONSTANT>(tokens[step], from, valid);
+    for (int step = 0; step < C::AHEAD; ++step) {
+      load_tokens(step);
+      if constexpr (!B::CONSTANT) load_weights(step);
     }
-    tile.fetch();
+  }
+  tile.fetch();
+  // Left alone, the assembler asks for some of this only after the first products. They cannot pass
+  // a branch, nor loads a barrier, and nobody waits here for what has been asked for.
+  __syncthreads();
+  if (multiplies) {
     float acc[CHAINS][TILES][4] = {};
 #pragma unroll
-    for (int product = 0; product < 2 * STEPS; ++product) {
-      const int step = product / 2, first = product % 2 * 2;
+    for (int step = 0; step < STEPS; ++step) {
+      const auto& token = tokens[step % C::AHEAD];
 #pragma unroll
-      for (int i = 0; i < TILES; ++i) {
-        const auto& of = weights[step][i];
-        const u32 fragment[4] = {of[0][first], of[1][first], of[0][first + 1], of[1][first + 1]};
-        ptx::mma_m16n8k16<Element>(acc[product % CHAINS][i], fragment, tokens[step][first],
-                                   tokens[step][first + 1]);
+      for (int half = 0; half < 2; ++half)
+#pragma unroll
+        for (int i = 0; i < TILES; ++i) {
+          const auto& of = weights[step % C::AHEAD][i];
+          const u32 fragment[4] = {of[0][half * 2], of[1][half * 2], of[0][half * 2 + 1],
+                                   of[1][half * 2 + 1]};
+          ptx::mma_m16n8k16<Element>(acc[(step * 2 + half) % CHAINS][i], fragment, token[half * 2],
+                                     token[half * 2 + 1]);
+        }
+      if (step + C::AHEAD < STEPS) {
+        load_weights(step + C::AHEAD);
+        load_tokens(step + C::AHEAD);
       }
     }
     // Register j is channel lane / 4 + j / 2 * 8, token lane % 4 * 2 + j % 2.
@@ -124,7 +143,6 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
         if (row < C::ROWS) parts[warp * PART + row * C::STAGE_LD + col] = sum;
       }
   } else {
-    tile.fetch();
     fill_row_values<C::ROWS, 32>(functor, row_values, lane, 0, row_count);
   }
   __syncthreads();
@@ -136,7 +154,7 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
       const u32 to = ptx::mapa(ptx::shared_address(inbox + (rank - 1) * PART), 0);
       const u32 full = ptx::mapa(inbox_full, 0);
 #pragma unroll 1
-      for (int i = thread; i < C::ROWS * C::BLOCK_COLUMNS / 2; i += C::THREADS) {
+      for (int i = thread; i < C::ROWS * C::BLOCK_COLUMNS / 2; i += THREADS) {
         const int at = i / (C::BLOCK_COLUMNS / 2) * C::STAGE_LD + i % (C::BLOCK_COLUMNS / 2) * 2;
         const Vec<float, 2> sum = add_parts<2, C::WARPS, PART>(parts + at);
         ptx::st_async(to + at * 4, sum[0], sum[1], full);

@@ -73,40 +73,22 @@ __device__ __forceinline__ float min_nan(float x, float y) {  // 9.7.3.11 min.Na
 // -- device memory: 9.7.9.8 ld.global
 // ----------------------------------------------------------------
 
-// 16 bytes, zeros where not `valid`. Where they are CONSTANT (nothing in the launch chain writes
-// them), they come through the read-only path. The load stays where it stands: ahead of the
-// dependent-launch wait, or behind it.
-template <bool CONSTANT>
+// 16 bytes that one thread needs once, zeros where not `valid`. Not by the read-only path: the
+// assembler moves such loads of constants behind the dependent-launch wait.
 __device__ __forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool valid) {
-  if constexpr (CONSTANT) {
-    asm volatile(
-        "{\n"
-        ".reg .pred valid;\n"
-        "setp.ne.b32 valid, %5, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "mov.b32 %1, 0;\n"
-        "mov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n"
-        "@valid ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
-        : "l"(from), "r"(static_cast<int>(valid))
-        : "memory");
-  } else {
-    asm volatile(
-        "{\n"
-        ".reg .pred valid;\n"
-        "setp.ne.b32 valid, %5, 0;\n"
-        "mov.b32 %0, 0;\n"
-        "mov.b32 %1, 0;\n"
-        "mov.b32 %2, 0;\n"
-        "mov.b32 %3, 0;\n"
-        "@valid ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
-        "}"
-        : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
-        : "l"(from), "r"(static_cast<int>(valid))
-        : "memory");
-  }
+  asm volatile(
+      "{\n"
+      ".reg .pred valid;\n"
+      "setp.ne.b32 valid, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@valid ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
 }
 
 // -- shared memory ---------------------------------------------------------------------------

@@ -32,7 +32,6 @@ __forceinline__ float rcp(float x) { return 1.0f / x; }
 __forceinline__ float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 __forceinline__ float min_nan(float x, float y) { return x != x || x < y ? x : y; }
 
-template <bool CONSTANT>
 __forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool valid) {
   for (u32& each : r) each = 0;
   if (valid) host::ld_global(r, from, sizeof r);

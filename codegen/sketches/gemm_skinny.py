@@ -21,9 +21,13 @@ MOST_ROWS = 8
 CHUNK = 32
 """Elements of K that a warp takes at a time."""
 WEIGHT_REGISTERS = 128
-"""Most registers of a thread that hold weights: all of a block's are on their way at once."""
-OTHER_REGISTERS = 40
+"""Most registers of a thread that hold weights."""
+MOST_PRODUCTS = 128
+"""Of a warp, which are all written out."""
+OTHER_REGISTERS = 16
 """A thread's registers besides its operands and sums, about."""
+RING_REGISTERS = 12
+"""More of them where chunks are asked for between products."""
 VECTOR = 2
 """Most columns of one call of the epilogue: there are so few results that more threads share it."""
 PRODUCT_US = 0.01
@@ -35,7 +39,8 @@ PART_US = 0.003
 class GemmSkinny(Sketch):
     """The weights go straight to registers, ahead of the dependent-launch wait.
 
-    The warps of a block share K, and so do the `split` blocks of a cluster.
+    The warps of a block share K, and so do the `split` blocks of a cluster; `ahead` of a warp's
+    chunks are on their way at a time.
     """
 
     name: ClassVar[str] = "gemm_skinny"
@@ -60,8 +65,9 @@ class GemmSkinny(Sketch):
     def knobs(self) -> tuple[Knob, ...]:
         return (
             Knob("columns", (16, 32, 64, 128)),
-            Knob("warps", (1, 2, 3, 4, 6, 8, 12, 16)),
-            Knob("split", (1, 2, 3, 4, 6, 8)),
+            Knob("warps", (1, 2, 3, 4, 6, 7, 8, 12, 15, 16)),
+            Knob("split", (1, 2, 3, 4, 5, 6, 8)),
+            Knob("ahead", (1, 2, 3, 4, 5, 6, 8)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -82,23 +88,19 @@ class GemmSkinny(Sketch):
         """Microseconds, roughly; the epilogue's arithmetic is the same for all."""
         columns, split, target = schedule["columns"], schedule["split"], self.target
         block = self._block_work(schedule)
-        threads = self._threads(schedule)
+        threads = _threads(schedule)
         resident = timing.resident_blocks(
             self._barrier_at(schedule), threads, block.registers, target
         )
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
         blocks = -(-self.problem.columns // columns) * split
-        products = 2 * self._steps(schedule) * columns // 16
-        tail_us = PRODUCT_US * products + PART_US * schedule["warps"]
+        after_us = PRODUCT_US * _products(schedule) * schedule["ahead"]
+        tail_us = after_us + PART_US * schedule["warps"]
         return timing.chain_us(block, blocks, resident, rate, target, cluster=split) + tail_us
 
     def _steps(self, schedule: Schedule) -> int:
         """Chunks of a warp."""
         return -(-self.problem.k // (CHUNK * schedule["warps"] * schedule["split"]))
-
-    def _threads(self, schedule: Schedule) -> int:
-        """Of a block: one warp more gathers row values."""
-        return 32 * (schedule["warps"] + (self.row_fields > 0))
 
     def _row_values_at(self, schedule: Schedule) -> int:
         """Bytes of the sums of the block's warps and of the cluster's other blocks."""
@@ -118,13 +120,17 @@ class GemmSkinny(Sketch):
             warps * split <= chunks,
             f"{warps * split} warps share the {chunks} chunks of K",
         )
-        weights = _weight_registers(columns, self._steps(schedule))
+        ahead, steps = schedule["ahead"], self._steps(schedule)
+        check(ahead <= steps, f"{ahead} chunks ahead, a warp has {steps}")
+        products = _products(schedule) * steps
+        check(products <= MOST_PRODUCTS, f"{products} products of a warp, of {MOST_PRODUCTS}")
+        weights = _weight_registers(schedule)
         check(
             weights <= WEIGHT_REGISTERS,
             f"{weights} registers of weights a thread, of {WEIGHT_REGISTERS}",
         )
         registers = self._block_work(schedule).registers
-        most = min(240, 65536 // self._threads(schedule))
+        most = min(240, 65536 // _threads(schedule))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
         self.check_smem(self._barrier_at(schedule) + 8)
 
@@ -133,20 +139,21 @@ class GemmSkinny(Sketch):
 
     def _block_work(self, schedule: Schedule) -> BlockWork:
         columns, rows = schedule["columns"], self.problem.rows
-        steps = self._steps(schedule)
+        ahead, steps = schedule["ahead"], self._steps(schedule)
+        whole = ahead == steps
         k = steps * schedule["warps"] * CHUNK
         filled = (columns + rows) * k * self.problem.dtype.itemsize
-        operands = _weight_registers(columns, steps) + 4 * steps
+        operands = _weight_registers(schedule) + 4 * ahead
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
-            steps=1,
-            stages=1,
+            steps=1 if whole else steps,
+            stages=1 if whole else ahead,
             mma_flops=2 * MOST_ROWS * columns * k,
             tile_p=rows,
             tile_q=columns,
             split=schedule["split"],
-            registers=operands + max(16, columns // 4) + OTHER_REGISTERS,
+            registers=operands + columns // 4 + OTHER_REGISTERS + (not whole) * RING_REGISTERS,
         )
 
     def emit(self, schedule: Schedule) -> KernelProgram:
@@ -159,7 +166,10 @@ class GemmSkinny(Sketch):
         inputs = {label: region.parameter(each.base, "in") for label, each in operands.items()}
         texts = [operand_text(label, each, inputs[label]) for label, each in operands.items()]
         functor = emitter.functor("Epilogue", "acc")
-        threads, barrier_at = self._threads(schedule), self._barrier_at(schedule)
+        threads, barrier_at = _threads(schedule), self._barrier_at(schedule)
+        # Where two fit, the next kernel's weights come beside this one's end.
+        warps = -(-2 * threads // 128)  # of both, in one of the four parts of a multiprocessor
+        blocks_per_sm = 2 if warps * 32 * self._block_work(schedule).registers <= 16384 else 1
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_skinny.cuh"
@@ -169,7 +179,7 @@ struct Config {{
   using Element = {C_TYPES[problem.dtype]};
   static constexpr int ROWS = {problem.rows}, COLUMNS = {problem.columns}, K = {problem.k};
   static constexpr int BLOCK_COLUMNS = {columns}, WARPS = {schedule["warps"]}, SPLIT = {split};
-  static constexpr int THREADS = {threads}, STAGE_LD = {_stage_ld(schedule)};
+  static constexpr int AHEAD = {schedule["ahead"]}, STAGE_LD = {_stage_ld(schedule)};
   static constexpr int ROW_VALUES_AT = {self._row_values_at(schedule)};
   static constexpr int BARRIER_AT = {barrier_at};
 }};
@@ -177,7 +187,7 @@ struct Config {{
 {texts[0]}
 {texts[1]}
 {functor}
-extern "C" __global__ void __launch_bounds__({threads})
+extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
 ENTRY_POINT({declarations}) {{
   gemm_skinny<Config>(A{{{inputs["A"]}}}, B{{{inputs["B"]}}}, Epilogue{{{names}}});
 }}
@@ -193,11 +203,21 @@ ENTRY_POINT({declarations}) {{
         )
 
 
+def _threads(schedule: Schedule) -> int:
+    """Of a block: one warp more opens the inbox and gathers row values."""
+    return 32 * (schedule["warps"] + 1)
+
+
 def _stage_ld(schedule: Schedule) -> int:
     """Row pitch of a warp's sums in floats: what its lanes store meets no bank twice."""
     return schedule["columns"] + 4
 
 
-def _weight_registers(columns: int, steps: int) -> int:
+def _products(schedule: Schedule) -> int:
+    """Of a warp's chunk."""
+    return schedule["columns"] // 16 * 2
+
+
+def _weight_registers(schedule: Schedule) -> int:
     """Of a thread."""
-    return columns // 16 * 8 * steps
+    return schedule["columns"] // 16 * 8 * schedule["ahead"]
