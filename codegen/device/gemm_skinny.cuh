@@ -44,7 +44,7 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
   constexpr int THREADS = (C::WARPS + 1) * 32;
   constexpr int STEPS = ceil_div(C::K, TURN);
   static_assert(C::AHEAD <= STEPS, "a ring that is used");
-  constexpr int CHAINS = min_of(2 * STEPS, max_of(1, 4 / TILES));  // four products in flight
+  constexpr int CHAINS = min_of(2 * C::AHEAD, max_of(1, 4 / TILES));  // four products in flight
   constexpr int PART = C::ROWS * C::STAGE_LD;
 
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -62,25 +62,25 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
   const auto inside = [&](int step) {
     return (step + 1) * TURN <= C::K || k0 + step * TURN < C::K;
   };
-  const auto load_weights = [&](int step) {
+  const auto load_weights = [&](int slot, int step) {
 #pragma unroll
     for (int i = 0; i < TILES * 2; ++i) {
       const int col = col0 + i * 8 + lane / 4;
       const bool valid = inside(step) && (C::COLUMNS % C::BLOCK_COLUMNS == 0 || col < C::COLUMNS);
       const Element* from = valid ? b.at(0, col, k0 + step * TURN) : b.base;
-      ptx::ld_global_v4(weights[step % C::AHEAD][i / 2][i % 2], from, valid);
+      ptx::ld_global_v4(weights[slot][i / 2][i % 2], from, valid);
     }
   };
-  const auto load_tokens = [&](int step) {
+  const auto load_tokens = [&](int slot, int step) {
     const bool valid = inside(step) && lane / 4 < C::ROWS;
     const Element* from = valid ? a.at(0, lane / 4, k0 + step * TURN) : a.base;
-    ptx::ld_global_v4(tokens[step % C::AHEAD], from, valid);
+    ptx::ld_global_v4(tokens[slot], from, valid);
   };
 
   ptx::griddepcontrol_launch_dependents();
   if (B::CONSTANT && multiplies) {
 #pragma unroll
-    for (int step = 0; step < C::AHEAD; ++step) load_weights(step);
+    for (int s = 0; s < C::AHEAD; ++s) load_weights(s, s);
   }
 #if __CUDA_ARCH__ >= 900
   const u32 inbox_full = ptx::shared_address(smem + C::BARRIER_AT);
@@ -102,9 +102,9 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
                                                                      row_count, C::COLUMNS);
   if (multiplies) {
 #pragma unroll
-    for (int step = 0; step < C::AHEAD; ++step) {
-      load_tokens(step);
-      if constexpr (!B::CONSTANT) load_weights(step);
+    for (int s = 0; s < C::AHEAD; ++s) {
+      load_tokens(s, s);
+      if constexpr (!B::CONSTANT) load_weights(s, s);
     }
   }
   tile.fetch();
@@ -113,24 +113,25 @@ __device__ __forceinline__ void gemm_skinny(const A& a, const B& b, const Functo
   __syncthreads();
   if (multiplies) {
     float acc[CHAINS][TILES][4] = {};
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step += C::AHEAD)
 #pragma unroll
-    for (int step = 0; step < STEPS; ++step) {
-      const auto& token = tokens[step % C::AHEAD];
+      for (int s = 0; s < C::AHEAD; ++s) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half)
+        for (int half = 0; half < 2; ++half)
 #pragma unroll
-        for (int i = 0; i < TILES; ++i) {
-          const auto& of = weights[step % C::AHEAD][i];
-          const u32 fragment[4] = {of[0][half * 2], of[1][half * 2], of[0][half * 2 + 1],
-                                   of[1][half * 2 + 1]};
-          ptx::mma_m16n8k16<Element>(acc[(step * 2 + half) % CHAINS][i], fragment, token[half * 2],
-                                     token[half * 2 + 1]);
+          for (int i = 0; i < TILES; ++i) {
+            const auto& of = weights[s][i];
+            const u32 fragment[4] = {of[0][half * 2], of[1][half * 2], of[0][half * 2 + 1],
+                                     of[1][half * 2 + 1]};
+            ptx::mma_m16n8k16<Element>(acc[(s * 2 + half) % CHAINS][i], fragment,
+                                       tokens[s][half * 2], tokens[s][half * 2 + 1]);
+          }
+        if constexpr (C::AHEAD < STEPS) {
+          load_weights(s, step + C::AHEAD + s);
+          load_tokens(s, step + C::AHEAD + s);
         }
-      if (step + C::AHEAD < STEPS) {
-        load_weights(step + C::AHEAD);
-        load_tokens(step + C::AHEAD);
       }
-    }
     // Register j is channel lane / 4 + j / 2 * 8, token lane % 4 * 2 + j % 2.
 #pragma unroll
     for (int i = 0; i < TILES; ++i)

@@ -22,8 +22,6 @@ CHUNK = 32
 """Elements of K that a warp takes at a time."""
 WEIGHT_REGISTERS = 128
 """Most registers of a thread that hold weights."""
-MOST_PRODUCTS = 128
-"""Of a warp, which are all written out."""
 OTHER_REGISTERS = 16
 """A thread's registers besides its operands and sums, about."""
 RING_REGISTERS = 12
@@ -94,8 +92,8 @@ class GemmSkinny(Sketch):
         )
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
         blocks = -(-self.problem.columns // columns) * split
-        after_us = PRODUCT_US * _products(schedule) * schedule["ahead"]
-        tail_us = after_us + PART_US * schedule["warps"]
+        products = columns // 16 * 2 * schedule["ahead"]
+        tail_us = PRODUCT_US * products + PART_US * schedule["warps"]
         return timing.chain_us(block, blocks, resident, rate, target, cluster=split) + tail_us
 
     def _steps(self, schedule: Schedule) -> int:
@@ -122,15 +120,13 @@ class GemmSkinny(Sketch):
         )
         ahead, steps = schedule["ahead"], self._steps(schedule)
         check(ahead <= steps, f"{ahead} chunks ahead, a warp has {steps}")
-        products = _products(schedule) * steps
-        check(products <= MOST_PRODUCTS, f"{products} products of a warp, of {MOST_PRODUCTS}")
         weights = _weight_registers(schedule)
         check(
             weights <= WEIGHT_REGISTERS,
             f"{weights} registers of weights a thread, of {WEIGHT_REGISTERS}",
         )
         registers = self._block_work(schedule).registers
-        most = min(240, 65536 // _threads(schedule))
+        most = min(240, _most_registers(_threads(schedule)))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
         self.check_smem(self._barrier_at(schedule) + 8)
 
@@ -144,6 +140,7 @@ class GemmSkinny(Sketch):
         k = steps * schedule["warps"] * CHUNK
         filled = (columns + rows) * k * self.problem.dtype.itemsize
         operands = _weight_registers(schedule) + 4 * ahead
+        more = 0 if whole else operands // 4 + RING_REGISTERS
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
@@ -153,7 +150,7 @@ class GemmSkinny(Sketch):
             tile_p=rows,
             tile_q=columns,
             split=schedule["split"],
-            registers=operands + columns // 4 + OTHER_REGISTERS + (not whole) * RING_REGISTERS,
+            registers=operands + columns // 4 + OTHER_REGISTERS + more,
         )
 
     def emit(self, schedule: Schedule) -> KernelProgram:
@@ -168,8 +165,8 @@ class GemmSkinny(Sketch):
         functor = emitter.functor("Epilogue", "acc")
         threads, barrier_at = _threads(schedule), self._barrier_at(schedule)
         # Where two fit, the next kernel's weights come beside this one's end.
-        warps = -(-2 * threads // 128)  # of both, in one of the four parts of a multiprocessor
-        blocks_per_sm = 2 if warps * 32 * self._block_work(schedule).registers <= 16384 else 1
+        registers = self._block_work(schedule).registers
+        blocks_per_sm = 2 if registers <= _most_registers(2 * threads) else 1
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_skinny.cuh"
@@ -208,14 +205,15 @@ def _threads(schedule: Schedule) -> int:
     return 32 * (schedule["warps"] + 1)
 
 
+def _most_registers(threads: int) -> int:
+    """Of a thread, where so many share a multiprocessor: each warp lies in one of four parts."""
+    warps = -(-threads // 128)
+    return 16384 // (32 * warps) // 8 * 8
+
+
 def _stage_ld(schedule: Schedule) -> int:
     """Row pitch of a warp's sums in floats: what its lanes store meets no bank twice."""
     return schedule["columns"] + 4
-
-
-def _products(schedule: Schedule) -> int:
-    """Of a warp's chunk."""
-    return schedule["columns"] // 16 * 2
 
 
 def _weight_registers(schedule: Schedule) -> int:

@@ -79,6 +79,23 @@ SEND = """\
   const u32 there = ptx::mapa(full, 1 - block);
   if (thread == 0) ptx::cp_async_bulk_to_cluster(to, from, 256, there);  // here
 """
+STORE = """\
+  const u32 inbox = ptx::shared_address(smem + 8192), full = ptx::shared_address(smem + 16384);
+  if (thread == 0) {
+    ptx::mbarrier_init(full, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_tx(full, 512);
+  }
+  ptx::barrier_cluster_arrive_relaxed();
+  __syncthreads();
+  ptx::barrier_cluster_wait();
+  if (block == 1) {
+    ptx::st_async(ptx::mapa(inbox, 0) + 8 * thread, x[thread], 1.0f, ptx::mapa(full, 0));  // here
+    return;
+  }
+  ptx::mbarrier_wait(full, 0);
+  y[thread] = tile[2048 + 2 * thread + 1];  // there
+"""
 RECEIVE = """\
   ptx::mbarrier_wait(full, 0);
   y[block * 64 + thread] = tile[2048 + thread];
