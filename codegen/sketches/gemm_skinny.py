@@ -48,11 +48,11 @@ class GemmSkinny(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = problem = analyse(group)
+        dtype = problem.dtype
+        check(dtype in (torch.float16, torch.bfloat16), f"mma.sync m16n8k16 takes no {dtype}")
         rows = problem.batch * problem.rows
         check(rows <= MOST_ROWS, f"{rows} rows, of {MOST_ROWS} at most")
         check(problem.batch == 1, f"{problem.batch} products, each of other weights")
-        dtype = problem.dtype
-        check(dtype in (torch.float16, torch.bfloat16), f"mma.sync m16n8k16 takes no {dtype}")
         for label, operand in (("A", problem.a), ("B", problem.b)):
             check(
                 operand.layout.vector(8, 2) == 8,

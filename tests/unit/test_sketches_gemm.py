@@ -50,7 +50,9 @@ def sketches(case: str) -> Iterator[Sketch]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_few_rows_come_first_then_wgmma_where_a_tensor_map_describes_the_operands(case: str) -> None:
+def test_few_rows_come_first_then_wgmma_where_a_tensor_map_describes_the_operands(
+    case: str,
+) -> None:
     expected = ["gemm_mma"] if case in NO_TENSOR_MAP else ["gemm_wgmma", "gemm_mma"]
     expected += ["gemm_persistent"] if case == "fc1_huge" else []
     expected = ["gemm_skinny"] * (case in FEW_ROWS) + expected
