@@ -63,9 +63,9 @@ class GemmSkinny(Sketch):
     def knobs(self) -> tuple[Knob, ...]:
         return (
             Knob("columns", (16, 32, 64, 128)),
-            Knob("warps", (1, 2, 3, 4, 6, 7, 8, 12, 15, 16)),
-            Knob("split", (1, 2, 3, 4, 5, 6, 8)),
-            Knob("ahead", (1, 2, 3, 4, 5, 6, 8)),
+            Knob("warps", (1, 2, 3, 4, 6, 8, 12, 15)),
+            Knob("split", (1, 2, 3, 4, 6, 8)),
+            Knob("ahead", (1, 2, 3, 4, 6)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
