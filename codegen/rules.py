@@ -14,12 +14,14 @@ from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
+from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.graph import Group
 from gtco.target import Target
 
 SKETCHES: tuple[type[Sketch], ...] = (
+    GemmSkinny,
     GemmWgmma,
     GemmMma,
     GemmPersistent,

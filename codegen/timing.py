@@ -42,13 +42,15 @@ LARGEST_CLUSTERS = 7
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
 MMA_EFFICIENCY: Mapping[str, float] = {
+    "gemm_skinny": 2.0,
     "gemm_wgmma": 1.15,
     "gemm_mma": 0.55,
     "gemm_persistent": 0.85,
     "attention": 0.45,
     "attention_projection": 0.45,
 }
-"""The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand."""
+"""The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand. Of
+`gemm_skinny` half, and four times that because `FULL_TILE` is not about operands in registers."""
 START_BOUNDARIES = 1.2
 """The fixed chain of release, launch and first bytes, in units of `Target.boundary_us`."""
 ALONE_BOUNDARIES = 0.75

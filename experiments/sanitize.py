@@ -83,6 +83,13 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
         {"cooperative": 1, "block_m": 128, "block_n": 64},
     ),
 }
+_FEW_ROWS: Mapping[str, tuple[Schedule, ...]] = {
+    "gemm_skinny": (
+        {"columns": 64, "split": 4, "warps": 2},
+        {"columns": 128, "split": 1},
+        {"columns": 64, "split": 2, "warps": 3, "ahead": 1},
+    ),
+}
 _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_wgmma": ({"swap": 0}, {"swap": 1, "block_p": 128}),
     "gemm_mma": ({},),
@@ -92,6 +99,10 @@ _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
 CASES: dict[str, Case] = {
     "norm_gelu": Case(lambda: groups.norm_linear(70, 328, 232, F16, gelu=True), _CLUSTERS),
     "residual_stats": Case(lambda: groups.residual_linear(67, 264, 256, BF16), _CLUSTERS),
+    "few_rows": Case(lambda: groups.residual_linear(5, 328, 200, BF16), _FEW_ROWS),
+    "one_row": Case(
+        lambda: groups.norm_linear(1, 264, 91, F16, gelu=True), {"gemm_skinny": ({"ahead": 2},)}
+    ),
     "odd_columns": Case(lambda: groups.plain_linear(19, 72, 91, F16), _SWAPS),
     "batches": Case(lambda: groups.batched_matmul(2, 35, 64, 72, F16, transposed=True), _SWAPS),
     "patches": Case(lambda: groups.patch_embedding(42, 14, 72, F16), _ANY),
@@ -121,7 +132,11 @@ def programs(case: Case, group: Group, target: Target) -> Iterator[KernelProgram
     seen = set()
     few = replace(target, sm_count=MULTIPROCESSORS)
     for sketch in derive(group, family(group), few).sketches:
-        wishes = case.wishes.get(sketch.name, ())
+        wishes = [
+            wish
+            for wish in case.wishes.get(sketch.name, ())
+            if target.has_wgmma or wish.get("split", 1) == 1  # a cluster's blocks
+        ]
         for program in (
             sketch.emit(next(iter(sketch.defaults()))),
             *(wished(sketch, wish, seed) for seed, wish in enumerate(wishes)),

@@ -70,6 +70,27 @@ __device__ __forceinline__ float min_nan(float x, float y) {  // 9.7.3.11 min.Na
   return r;
 }
 
+// -- device memory: 9.7.9.8 ld.global
+// ----------------------------------------------------------------
+
+// 16 bytes that one thread needs once, zeros where not `valid`. Not by the read-only path: the
+// assembler moves such loads of constants behind the dependent-launch wait.
+__device__ __forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred valid;\n"
+      "setp.ne.b32 valid, %5, 0;\n"
+      "mov.b32 %0, 0;\n"
+      "mov.b32 %1, 0;\n"
+      "mov.b32 %2, 0;\n"
+      "mov.b32 %3, 0;\n"
+      "@valid ld.global.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "=&r"(r[0]), "=&r"(r[1]), "=&r"(r[2]), "=&r"(r[3])
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
 // -- shared memory ---------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* p) {
@@ -278,6 +299,16 @@ __device__ __forceinline__ void cp_async_bulk_to_cluster(u32 to, u32 from, u32 b
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
       "[%3];" ::"r"(to),
       "r"(from), "r"(bytes), "r"(barrier)
+      : "memory");
+}
+
+// 9.7.9.12 st.async: two floats into the shared memory of a block of the cluster, whose barrier
+// counts the 8 bytes. `to` and `barrier` come from mapa.
+__device__ __forceinline__ void st_async(u32 to, float x, float y, u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, [%3];" ::"r"(
+          to),
+      "f"(x), "f"(y), "r"(barrier)
       : "memory");
 }
 

@@ -121,6 +121,15 @@ void mbarrier_wait(u32 address, u32 parity) {
   self().clocks.join(barrier.complete);
 }
 
+// -- loads
+
+void ld_global(void* to, const void* from, int bytes) {
+  HERE;
+  if (reinterpret_cast<u64>(from) % bytes != 0) fail("ld.global from an address not aligned");
+  check_global(from, bytes, false, self().pc);
+  std::memcpy(to, from, bytes);
+}
+
 // -- cp.async
 
 void cp_async(u32 to, const void* from, int bytes, bool valid) {
@@ -205,6 +214,22 @@ void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
   ++progress;
 }
 
+// Unlike a copy it reads registers: the sender may end before it lands.
+void st_async(u32 to, const void* values, int bytes, u32 barrier) {
+  HERE;
+  Thread& thread = self();
+  if (to % bytes != 0) fail("st.async to an address that is not aligned");
+  if (to >> RANK_SHIFT != barrier >> RANK_SHIFT)
+    fail("st.async to one block and an mbarrier of another");
+  find(barrier);
+  const Event event = event_of(current, thread.pc);
+  check_shared(to, bytes, {Kind::ASYNC_WRITE, event, &thread.clocks, true}, current);
+  const auto* const first = static_cast<const unsigned char*>(values);
+  transfers.push_back(
+      {to, barrier, {}, 0, 0, 0, 0, 0, current, thread.pc, {first, first + bytes}, event.clock});
+  ++progress;
+}
+
 void land(const Transfer& transfer) {
   const TensorMap& map = transfer.map;
   const bool sent = transfer.bytes > 0;  // from shared memory
@@ -216,11 +241,18 @@ void land(const Transfer& transfer) {
                    "a bulk copy counts on an mbarrier that nobody initialised");
   Barrier& barrier = found->second;
   const int row_bytes = map.box[0] * map.element_bytes;
-  const int bytes = sent ? transfer.bytes : row_bytes * map.box[1];
+  const bool stored = !transfer.values.empty();
+  const int bytes = stored ? transfer.values.size()
+                    : sent ? transfer.bytes
+                           : row_bytes * map.box[1];
   const Event event{barrier.agent, ++barrier.landed, cluster_number, transfer.pc, true};
   const int owner = transfer.to >> RANK_SHIFT;
   if (sent) std::memcpy(shared(transfer.to, bytes), shared(transfer.from, bytes), bytes);
-  for (int row = 0; !sent && row < map.box[1]; ++row)
+  if (stored) {
+    std::memcpy(shared(transfer.to, bytes), transfer.values.data(), bytes);
+    barrier.arriving.learn(transfer.thread, transfer.clock);  // what has landed was sent
+  }
+  for (int row = 0; !sent && !stored && row < map.box[1]; ++row)
     for (int column = 0; column < map.box[0]; ++column) {
       const u32 at = transfer.to + row * row_bytes + column * map.element_bytes;
       unsigned char* const to =

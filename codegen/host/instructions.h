@@ -39,6 +39,7 @@ u32 shared_address(const void* p);
 void ldmatrix(u32* r, u32 address, bool trans);
 void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type);
 
+void ld_global(void* to, const void* from, int bytes);
 void cp_async(u32 to, const void* from, int bytes, bool valid);
 void cp_async_commit();
 void cp_async_wait(int pending);
@@ -53,6 +54,7 @@ void mbarrier_wait(u32 address, u32 parity);
 void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 blocks);
 void bulk_prefetch(const void* from, u32 bytes);
 void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier);
+void st_async(u32 to, const void* values, int bytes, u32 barrier);
 
 void cluster_arrive(bool release);
 void cluster_wait();

@@ -71,6 +71,8 @@ struct Transfer {
   u32 from, bytes;  // of a copy between blocks of the cluster; else 0
   int thread;
   const void* pc;
+  std::vector<unsigned char> values;  // that a thread stores; it is done with them
+  u32 clock = 0;                      // of that thread
 };
 
 struct Thread {

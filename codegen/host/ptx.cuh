@@ -32,6 +32,11 @@ __forceinline__ float rcp(float x) { return 1.0f / x; }
 __forceinline__ float max_nan(float x, float y) { return x != x || x > y ? x : y; }
 __forceinline__ float min_nan(float x, float y) { return x != x || x < y ? x : y; }
 
+__forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool valid) {
+  for (u32& each : r) each = 0;
+  if (valid) host::ld_global(r, from, sizeof r);
+}
+
 __forceinline__ u32 shared_address(const void* p) { return host::shared_address(p); }
 __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) { host::ldmatrix(r, address, false); }
 __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
@@ -94,6 +99,10 @@ __forceinline__ void barrier_cluster_wait() { host::cluster_wait(); }
 __forceinline__ u32 mapa(u32 address, u32 rank) { return host::mapa(address, rank); }
 __forceinline__ void cp_async_bulk_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
   host::bulk_copy_to_cluster(to, from, bytes, barrier);
+}
+__forceinline__ void st_async(u32 to, float x, float y, u32 barrier) {
+  const float values[2] = {x, y};
+  host::st_async(to, values, sizeof values, barrier);
 }
 
 __forceinline__ void fence_proxy_async() { host::fence_proxy_async(); }

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from gtco.codegen.emit import PointwiseEmitter, Region
+from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
 from gtco.graph import Group, Node
@@ -56,9 +56,9 @@ class GemmProblem:
     a: GemmOperand
     b: GemmOperand
 
-    def region(self) -> Region:
-        """The epilogue's iteration space."""
-        return Region(self.group, (self.batch * self.rows, self.columns))
+    def region(self, vector: int = 8) -> Region:
+        """The epilogue's iteration space, at most `vector` columns a call."""
+        return Region(self.group, (self.batch * self.rows, self.columns), vector)
 
     def epilogue(self, region: Region) -> PointwiseEmitter:
         """The epilogue's emitter; the template hands in `acc`."""
@@ -179,3 +179,22 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
     unit = 16 // dtype.itemsize
     aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
     check(aligned, f"operand {label} has rows that are not 16-byte aligned")
+
+
+def operand_text(label: str, operand: GemmOperand, parameter: str) -> str:
+    """The struct called `label` through which mma.sync templates read `operand`."""
+    layout = operand.layout
+    dim = 2 if operand.k_major else 1
+    vector = layout.vector(8, dim)
+    at = index(Layout(layout.dims, layout.offset), ("batch", "row", "k"))
+    element = "Config::Element"
+    return f"""struct {label} {{  // %{parameter}, {layout}
+  const {element}* base;
+  static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
+  static constexpr bool CONSTANT = {str(operand.constant).lower()};
+  static constexpr int VECTOR = {vector};
+  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
+    return base + {at};
+  }}
+}};
+"""

@@ -7,13 +7,12 @@ from typing import ClassVar
 
 import torch
 
-from gtco.codegen.emit import C_TYPES, index
+from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import GemmOperand, analyse, pad_to
+from gtco.codegen.sketches.gemm import analyse, operand_text, pad_to
 from gtco.graph import Group
 from gtco.target import Target
-from gtco.views import Layout
 
 
 class GemmMma(Sketch):
@@ -104,7 +103,7 @@ class GemmMma(Sketch):
             check(
                 major or extent % 64 == 0, f"{knob} {extent}: a transposed tile spans 64 elements"
             )
-            texts.append(_operand_text(label, operand, region.parameter(operand.base, "in")))
+            texts.append(operand_text(label, operand, region.parameter(operand.base, "in")))
         functor = emitter.functor("Epilogue", "acc")
         stage_ld = n + 8
         ring = stages * (m + n) * k * 2
@@ -141,21 +140,3 @@ ENTRY_POINT({declarations}) {{
             smem,
             (argument for _, argument in region.parameters.values()),
         )
-
-
-def _operand_text(label: str, operand: GemmOperand, parameter: str) -> str:
-    layout = operand.layout
-    dim = 2 if operand.k_major else 1
-    vector = layout.vector(8, dim)
-    at = index(Layout(layout.dims, layout.offset), ("batch", "row", "k"))
-    element = "Config::Element"
-    return f"""struct {label} {{  // %{parameter}, {layout}
-  const {element}* base;
-  static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
-  static constexpr bool CONSTANT = {str(operand.constant).lower()};
-  static constexpr int VECTOR = {vector};
-  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
-    return base + {at};
-  }}
-}};
-"""

@@ -79,6 +79,23 @@ SEND = """\
   const u32 there = ptx::mapa(full, 1 - block);
   if (thread == 0) ptx::cp_async_bulk_to_cluster(to, from, 256, there);  // here
 """
+STORE = """\
+  const u32 inbox = ptx::shared_address(smem + 8192), full = ptx::shared_address(smem + 16384);
+  if (thread == 0) {
+    ptx::mbarrier_init(full, 1);
+    ptx::fence_mbarrier_init();
+    ptx::mbarrier_arrive_expect_tx(full, 512);
+  }
+  ptx::barrier_cluster_arrive_relaxed();
+  __syncthreads();
+  ptx::barrier_cluster_wait();
+  if (block == 1) {
+    ptx::st_async(ptx::mapa(inbox, 0) + 8 * thread, x[thread], 1.0f, ptx::mapa(full, 0));  // here
+    return;
+  }
+  ptx::mbarrier_wait(full, 0);
+  y[thread] = tile[2048 + 2 * thread + 1];  // there
+"""
 RECEIVE = """\
   ptx::mbarrier_wait(full, 0);
   y[block * 64 + thread] = tile[2048 + thread];
@@ -246,6 +263,40 @@ PLANTED = {
     "a copy outside a peer's shared memory": Planted(
         WAIT + SEND + RECEIVE, "mapa(inbox,", "mapa(inbox + 24400,",
         "outside the 32768 bytes of a block", blocks=2, cluster=2,
+    ),
+    "no wait for a peer's stores": Planted(
+        WAIT + STORE.replace("  // here", "").replace("// there", "// here"),
+        "  ptx::mbarrier_wait(full, 0);\n", "",
+        "asynchronous copy that is under way|nobody wrote", blocks=2, cluster=2,
+    ),
+    "too many bytes expected of a peer's stores": Planted(
+        WAIT + STORE.replace("  // here", ""), "tx(full, 512)", "tx(full, 520)",
+        "waits for ever for a phase of an mbarrier.* lacks 8 bytes", blocks=2, cluster=2,
+    ),
+    "a store to a block that may not have begun": Planted(
+        WAIT + STORE,
+        "  __syncthreads();\n  ptx::barrier_cluster_wait();\n", "  __syncthreads();\n",
+        "an mbarrier that nobody initialised|no barrier orders that after its mbarrier.init",
+        blocks=2, cluster=2,
+    ),
+    "a store to a peer that is not aligned": Planted(
+        WAIT + STORE, "mapa(inbox, 0)", "mapa(inbox + 4, 0)",
+        "st.async to an address that is not aligned", blocks=2, cluster=2,
+    ),
+    "a store outside a peer's shared memory": Planted(
+        WAIT + STORE, "mapa(inbox, 0)", "mapa(inbox + 24400, 0)",
+        "outside the 32768 bytes of a block", blocks=2, cluster=2,
+    ),
+    "a store that counts on another block's mbarrier": Planted(
+        WAIT + STORE, "mapa(full, 0)", "mapa(full, 1)",
+        "st.async to one block and an mbarrier of another", blocks=2, cluster=2,
+    ),
+    "a block that ends before a peer's stores have landed": Planted(
+        WAIT + STORE.replace("  y[thread] = tile[2048 + 2 * thread + 1];  // there\n", "").replace(
+            "  // here", ""
+        ),
+        "  ptx::mbarrier_wait(full, 0);\n", "",
+        "its block ends|its block has ended|of a block that has ended", blocks=2, cluster=2,
     ),
     "a relaxed arrival that publishes nothing": Planted(
         WAIT + """\

@@ -17,6 +17,9 @@ pytestmark = pytest.mark.gpu
 
 CASES = {
     **groups.GEMM_CASES,
+    "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),
+    "fc2_one_row": lambda: groups.residual_linear(1, 3072, 768, torch.float16),
+    "fc2_few_rows": lambda: groups.residual_linear(8, 5120, 1280, torch.bfloat16),
     "fc1_many_rows": lambda: groups.norm_linear(1576, 768, 3072, torch.float16, gelu=True),
     "fc2_many_rows": lambda: groups.residual_linear(3001, 1280, 768, torch.bfloat16),
 }

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
+from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.judge import random_values
 from gtco.graph import Group
@@ -19,7 +20,7 @@ from gtco.target import TARGETS
 from tests.faults import kernels
 from tests.faults.test_planted import PLANTED
 from tests.kernel_checks import wrong_outputs
-from tests.unit import test_host_persistent, test_host_wgmma
+from tests.unit import test_host_persistent, test_host_skinny, test_host_wgmma
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,6 +54,17 @@ def test_persistent_matches_fp64(name: str, values: tuple[int, ...]) -> None:
     program = GemmPersistent(group, test_host_persistent.FEW).emit(schedule)
     given = random_values(group, torch.device("cpu"), seed=1)
     assert not wrong_outputs(program, group, given, run_on_gpu)
+
+
+@pytest.mark.parametrize(("name", "values"), test_host_skinny.CASES)
+def test_skinny_matches_fp64_with_the_same_bits_twice(name: str, values: tuple[int, ...]) -> None:
+    group = test_host_skinny.GROUPS[name]()
+    schedule = dict(zip(test_host_skinny.KNOBS, values, strict=True))
+    program = GemmSkinny(group, TARGETS["sm_90a"]).emit(schedule)
+    given = random_values(group, torch.device("cpu"), seed=1)
+    assert not wrong_outputs(program, group, given, run_on_gpu)
+    first, again = (run_on_gpu(program, group, given) for _ in range(2))
+    assert all(torch.equal(first[each], again[each]) for each in group.graph.outputs)
 
 
 @pytest.mark.compiler

@@ -30,6 +30,7 @@ from tests import models
 H100 = TARGETS["sm_90a"]
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
 NO_FP32 = (
+    "gemm_skinny: mma.sync m16n8k16 takes no torch.float32; "
     "gemm_wgmma: this sketch multiplies no torch.float32; "
     "gemm_mma: mma.sync m16n8k16 takes no torch.float32; "
     "gemm_persistent: this sketch multiplies no torch.float32"

@@ -36,8 +36,11 @@ EXPRESSED = {
     "threads",
     "cooperative",
     "depth",
+    "columns",
+    "warps",
+    "ahead",
 }
-"""Knobs that tile_p, tile_q, consumers and other features express."""
+"""Knobs that tile_p, tile_q, threads, stages, consumers and other features express."""
 
 
 def sampler(group: Group) -> Sampler:
@@ -119,15 +122,15 @@ def test_every_feature_is_documented_and_finite_where_it_applies() -> None:
     assert all(FEATURES.values())
 
 
-UNTRAINED = {"attention_projection"}
+UNTRAINED = {"attention_projection", "gemm_skinny"}
 """Sketches that no pool trains the model on: it knows them by their numbers alone."""
 
 
 def test_every_knob_and_sketch_is_a_feature() -> None:
     """A new knob must join KNOBS (and FEATURES_VERSION move), or be expressed by another."""
     assert {kind.name for kind in SKETCHES} == set(FAMILIES) | UNTRAINED
-    many_rows = groups.norm_linear(1576, 768, 3072, F16)
-    sketches = [sketch for g in (*FOUR, many_rows) for sketch in sampler(g).sketches]
+    few_rows, many_rows = (groups.norm_linear(rows, 768, 3072, F16) for rows in (1, 1576))
+    sketches = [sketch for g in (*FOUR, few_rows, many_rows) for sketch in sampler(g).sketches]
     names = {knob.name for sketch in sketches for knob in sketch.knobs()}
     assert names - EXPRESSED == set(KNOBS)
 

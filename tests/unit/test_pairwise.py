@@ -23,6 +23,7 @@ from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
+from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.graph import Group
@@ -32,13 +33,14 @@ from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, tile_groups
 
 F16, BF16 = torch.float16, torch.bfloat16
-MOST_PROGRAMS = 400
+MOST_PROGRAMS = 450
 WORKERS = 2
 
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "wgmma": (GemmWgmma, lambda: groups.norm_linear(65, 512, 256, F16, gelu=True)),
     "persistent": (GemmPersistent, lambda: groups.norm_linear(1576, 1280, 768, F16, gelu=True)),
     "persistent_stats": (GemmPersistent, lambda: groups.residual_linear(4500, 264, 256, BF16)),
+    "skinny": (GemmSkinny, lambda: groups.norm_linear(3, 1288, 1000, F16, gelu=True)),
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),

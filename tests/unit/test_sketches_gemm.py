@@ -13,6 +13,7 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
+from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.graph import GraphBuilder, Group, TensorSpec
 from gtco.runtime.compile_pool import CompileJob, compile_many
@@ -35,6 +36,8 @@ NO_TENSOR_MAP = {
     "bmm_odd": "operand A has rows that are not 16-byte aligned",
 }
 """Cases that wgmma refuses even on sm_90a, and its sentence."""
+FEW_ROWS = {"norm_odd", "one_row", "head"}
+"""Cases of at most 8 rows."""
 
 
 def sketches(case: str) -> Iterator[Sketch]:
@@ -47,9 +50,12 @@ def sketches(case: str) -> Iterator[Sketch]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_wgmma_comes_first_where_a_tensor_map_describes_the_operands(case: str) -> None:
+def test_few_rows_come_first_then_wgmma_where_a_tensor_map_describes_the_operands(
+    case: str,
+) -> None:
     expected = ["gemm_mma"] if case in NO_TENSOR_MAP else ["gemm_wgmma", "gemm_mma"]
     expected += ["gemm_persistent"] if case == "fc1_huge" else []
+    expected = ["gemm_skinny"] * (case in FEW_ROWS) + expected
     assert [each.name for each in derive(CASES[case](), "gemm", H100).sketches] == expected
 
 
@@ -65,13 +71,16 @@ def test_wgmma_needs_sm_90a(arch: str) -> None:
     derivation = derive(CASES["qkv"](), "gemm", TARGETS[arch])
     assert [each.name for each in derivation.sketches] == ["gemm_mma"]
     names = ("gemm_wgmma", "gemm_persistent")
-    assert derivation.refusals == tuple((name, f"{arch} has no wgmma") for name in names)
+    rows, *others = derivation.refusals
+    assert rows == ("gemm_skinny", "197 rows, of 8 at most")
+    assert others == [(name, f"{arch} has no wgmma") for name in names]
 
 
 def test_fp32_has_no_sketch_and_all_say_why() -> None:
     derivation = derive(groups.plain_linear(8, 64, 64, F32), "gemm", H100)
     assert not derivation.sketches
     assert derivation.reason == (
+        "gemm_skinny: mma.sync m16n8k16 takes no torch.float32; "
         "gemm_wgmma: this sketch multiplies no torch.float32; "
         "gemm_mma: mma.sync m16n8k16 takes no torch.float32; "
         "gemm_persistent: this sketch multiplies no torch.float32"
@@ -87,7 +96,7 @@ def chain(*ops: str) -> Group:
     return Group("chain", b.build([x]))
 
 
-@pytest.mark.parametrize("kind", [GemmMma, GemmWgmma, GemmPersistent])
+@pytest.mark.parametrize("kind", [GemmSkinny, GemmMma, GemmWgmma, GemmPersistent])
 @pytest.mark.parametrize(
     ("ops", "reason"),
     [
@@ -106,6 +115,31 @@ def test_equal_groups_have_equal_source() -> None:
         first, second = (kind(CASES["fc1"](), FEW) for _ in range(2))
         schedule = next(iter(first.defaults()))
         assert first.emit(schedule).name == second.emit(schedule).name
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: groups.plain_linear(9, 64, 64, F16), "9 rows, of 8 at most"),
+        (lambda: groups.batched_matmul(1, 1, 64, 72, F16, transposed=True), "2 products, each of"),
+        (lambda: groups.plain_linear(1, 64, 64, F32), "takes no torch.float32"),
+        (lambda: groups.plain_linear(1, 75, 64, F16), "operand A .* is not read by 16 bytes"),
+        (lambda: groups.plain_linear(8, 4, 64, F16), "operand A .* is not read by 16 bytes"),
+    ],
+)
+def test_skinny_says_what_it_leaves_to_others(make: Callable[[], Group], reason: str) -> None:
+    with pytest.raises(Illegal, match=reason):
+        GemmSkinny(make(), H100)
+
+
+def test_skinny_reads_what_a_view_leaves_aligned() -> None:
+    """The class token of each of four images: rows far apart."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((4, 197, 768), F16))
+    w = b.constant("w", torch.zeros(16, 768, dtype=F16))
+    token = b.add("reshape", b.add("slice", x, dim=1, start=0, end=1), shape=(4, 768))
+    sketch = GemmSkinny(Group("tokens", b.build([b.add("linear", token, w)])), H100)
+    assert "row * 151296" in sketch.emit(next(iter(sketch.defaults()))).source
 
 
 # -- schedules -------------------------------------------------------------------------------------
@@ -187,6 +221,45 @@ def test_persistent_says_which_limit_broke(case: str, changes: dict[str, int], r
     defaults = {"cooperative": 0, "block_m": 64, "block_n": 64, "atoms": 1, "piece": 64}
     with pytest.raises(Illegal, match=reason):
         sketch.emit(first_default(sketch, **{**defaults, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("case", "arch", "changes", "reason"),
+    [
+        ("head", "sm_90a", {"columns": 24}, "24 columns are no multiple of mma's 16"),
+        ("head", "sm_80", {"split": 2}, "sm_80 has no clusters"),
+        ("one_row", "sm_90a", {"columns": 32}, "32 columns a block cut the chunks"),
+        ("head", "sm_90a", {"warps": 7, "split": 4}, "28 warps share the 24 chunks of K"),
+        ("head", "sm_90a", {"warps": 8, "ahead": 4}, "4 chunks ahead, a warp has 3"),
+        ("head", "sm_90a", {"warps": 1, "columns": 64, "ahead": 5}, "160 registers of weights"),
+        ("head", "sm_90a", {"warps": 8, "columns": 128, "ahead": 2},
+         "about 230 registers a thread, of 168"),
+    ],
+)  # fmt: skip
+def test_skinny_says_which_limit_broke(
+    case: str, arch: str, changes: dict[str, int], reason: str
+) -> None:
+    sketch = GemmSkinny(CASES[case](), TARGETS[arch])
+    with pytest.raises(Illegal, match=reason):
+        sketch.emit(first_default(sketch, **{"split": 1, "ahead": 1, **changes}))
+
+
+def test_skinny_is_taken_unmeasured_and_priced_below_wgmma() -> None:
+    for make in (CASES["one_row"], CASES["head"], lambda: groups.residual_linear(1, 3072, 768, F16),
+                 lambda: groups.norm_linear(1, 768, 3072, F16, gelu=True)):  # fmt: skip
+        skinny, wgmma = (kind(make(), H100) for kind in (GemmSkinny, GemmWgmma))
+        assert derive(make(), "gemm", H100).sketches[0].name == skinny.name
+        ours, theirs = (sketch._cost(next(iter(sketch.defaults()))) for sketch in (skinny, wgmma))
+        assert ours < theirs
+
+
+def test_skinny_fetches_all_weights_of_a_vit_at_once() -> None:
+    for make in (CASES["one_row"], CASES["head"], lambda: groups.residual_linear(1, 3072, 768, F16),
+                 lambda: groups.norm_linear(1, 768, 3072, F16, gelu=True)):  # fmt: skip
+        sketch = GemmSkinny(make(), H100)
+        schedule = next(iter(sketch.defaults()))
+        parts = schedule["warps"] * schedule["split"] * 32
+        assert schedule["ahead"] == -(-sketch.problem.k // parts)
 
 
 def test_persistent_refuses_statistics_that_no_lane_holds() -> None:
@@ -303,6 +376,12 @@ def test_mma_source(golden: Callable[[str, object], None]) -> None:
         "stages": 4,
     }
     golden("gemm_mma_patch.cu", sketch.emit(schedule).source)
+
+
+def test_skinny_source(golden: Callable[[str, object], None]) -> None:
+    sketch = GemmSkinny(CASES["one_row"](), H100)
+    schedule = {"columns": 64, "warps": 3, "split": 8, "ahead": 1}
+    golden("gemm_skinny_projection.cu", sketch.emit(schedule).source)
 
 
 def test_persistent_source(golden: Callable[[str, object], None]) -> None:

@@ -173,7 +173,8 @@ def test_attention_with_its_projection_on_the_host(
     assert [row["weight"] for row in rows] == [1, 1]
     for row in rows:
         assert row["ops"] == "attention -> linear -> add -> row_stats"
-        assert [each["sketch"] for each in row["apart"]] == ["attention", "gemm_wgmma"]
+        attention, projection = (each["sketch"] for each in row["apart"])
+        assert attention == "attention" and projection.startswith("gemm_")
         assert len(row["programs"]) == 2 and not any(each["error"] for each in row["programs"])
         assert row["saved_us"] == pytest.approx(sum(row["apart_us"]) - row["joined_us"])
     assert "| saved, us |" in capsys.readouterr().out
