@@ -57,7 +57,7 @@ class PlanKnobs:
     """
 
     fetch_distance: int = 0
-    late_trigger: int = 0
+    late_trigger: int = 1
 
     @classmethod
     def of(cls, schedule: Mapping[str, int]) -> PlanKnobs:

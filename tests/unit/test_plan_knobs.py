@@ -50,7 +50,7 @@ def test_wgmma_gemms_trigger_late_and_nothing_else_does() -> None:
 def test_knobs_of_a_record() -> None:
     assert PlanKnobs.of({}) == PlanKnobs()
     assert PlanKnobs.of({"fetch_distance": 1}) == replace(PlanKnobs(), fetch_distance=1)
-    assert PlanKnobs.of({"late_trigger": 1, "of a later version": 3}) == PlanKnobs(late_trigger=1)
+    assert PlanKnobs.of({"late_trigger": 0, "of a later version": 3}) == PlanKnobs(late_trigger=0)
 
 
 @pytest.mark.compiler

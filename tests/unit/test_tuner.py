@@ -249,18 +249,18 @@ def test_the_knobs_of_the_fastest_plan_are_kept(
 
     def nearer(variants: replay.Variants, *rest: Any) -> Any:
         began.append(rest[1])
-        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance + 1, late_trigger=1)
+        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance + 1, late_trigger=0)
         return first_of_each(variants, *rest)[0], knobs
 
     monkeypatch.setattr(tuner, "refine", nearer)
     for _ in range(2):
         tune(path, trials=20)
-    assert began == [PlanKnobs(), PlanKnobs(1, 1)]
+    assert began == [PlanKnobs(), PlanKnobs(1, 0)]
     plans = [record for record in kept(path) if record.sketch == PLAN]
     assert [dict(record.schedule) for record in plans if is_chosen(record)] == [
-        {"fetch_distance": 2, "late_trigger": 1}
+        {"fetch_distance": 2, "late_trigger": 0}
     ]
-    assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(2, 1)
+    assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(2, 0)
     assert plan_knobs(Knowledge(DEVICE), graph, H100) == PlanKnobs()
 
 
