@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -28,10 +28,12 @@ log = logging.getLogger("gtco.tune")
 
 SHARPNESS = 10.0
 """Score of a factor e in the draft price: a tenth faster is worth odds of about e to one."""
-ROUNDS = 150
-"""Trees of a trained model."""
+ROUNDS = 80
+"""Rounds of trees that learn the order of all programs."""
+TOP_ROUNDS = 60
+"""Rounds after them that learn who is first, which is what a search asks."""
 ADAPT_ROUNDS = 30
-"""Trees that `Ranker.adapted` adds."""
+"""Rounds that `Ranker.adapted` adds."""
 _VERSION = "gtco_features_version"
 _PARAMETERS = {
     "objective": "rank:pairwise",
@@ -40,10 +42,13 @@ _PARAMETERS = {
     "min_child_weight": 1.0,
     "subsample": 0.8,
     "colsample_bytree": 0.8,
-    "lambdarank_pair_method": "mean",
-    "lambdarank_num_pair_per_sample": 8,
+    "num_parallel_tree": 4,  # of a round: what the seed draws decides less
     "verbosity": 0,
 }
+
+_ANY_PAIRS = {"lambdarank_pair_method": "mean", "lambdarank_num_pair_per_sample": 8}
+_TOP_PAIRS = {"lambdarank_pair_method": "topk", "lambdarank_num_pair_per_sample": 32}
+"""Pairs of any programs of a task, and of each program with those that rank best."""
 
 Measured = tuple[Work, float | None]
 """A program and its microseconds, None if it failed."""
@@ -72,7 +77,8 @@ class Ranker:
     def adapted(self, measured: Sequence[Measured]) -> Ranker:
         """This model and a few trees more, learned from measured programs of the task at hand."""
         groups = [list(measured)]
-        return Ranker(_fit(groups, self._target, ADAPT_ROUNDS, 0, self._booster), self._target)
+        booster = _fit(groups, self._target, ADAPT_ROUNDS, _ANY_PAIRS, 0, self._booster)
+        return Ranker(booster, self._target)
 
     def save(self, path: Path) -> None:
         """Write the model as UBJ (or JSON, if `path` ends so)."""
@@ -116,7 +122,8 @@ def train(groups: Iterable[Sequence[Measured]], target: Target, *, seed: int = 0
     usable = [list(group) for group in groups if len({run_us for _, run_us in group}) > 1]
     if not usable:
         raise RankerError("no workload has two measured programs to learn from: tune one first")
-    return Ranker(_fit(usable, target, ROUNDS, seed, None), target)
+    booster = _fit(usable, target, ROUNDS, _ANY_PAIRS, seed, None)
+    return Ranker(_fit(usable, target, TOP_ROUNDS, _TOP_PAIRS, seed, booster), target)
 
 
 def by_workload(records: Iterable[TuningRecord]) -> list[list[Measured]]:
@@ -166,7 +173,12 @@ def _margins(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _fit(
-    groups: Sequence[Sequence[Measured]], target: Target, rounds: int, seed: int, base: Any
+    groups: Sequence[Sequence[Measured]],
+    target: Target,
+    rounds: int,
+    pairs: Mapping[str, Any],
+    seed: int,
+    base: Any,
 ) -> Any:
     """A booster trained on `groups`, continuing `base` if there is one."""
     xgboost = _xgboost()
@@ -179,5 +191,5 @@ def _fit(
     data = xgboost.DMatrix(rows, np.array(labels, dtype=np.float32), base_margin=_margins(rows))
     data.set_group([len(group) for group in groups])
     threads = max(1, min(len(os.sched_getaffinity(0)), len(works) // 2000))
-    parameters = {**_PARAMETERS, "seed": seed, "nthread": threads}
+    parameters = {**_PARAMETERS, **pairs, "seed": seed, "nthread": threads}
     return xgboost.train(parameters, data, rounds, xgb_model=base)
