@@ -98,6 +98,11 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
     )
 
 
+def most_registers(threads: int) -> int:
+    """Of a thread, where `threads` share a multiprocessor: each warp lies in one of four parts."""
+    return 65536 // (-(-threads // 128) * 128)
+
+
 def chain_us(
     block: BlockWork,
     blocks: int,

@@ -76,8 +76,8 @@ class Ranker:
 
     def adapted(self, measured: Sequence[Measured]) -> Ranker:
         """This model and a few trees more, learned from measured programs of the task at hand."""
-        groups = [list(measured)]
-        booster = _fit(groups, self._target, ADAPT_ROUNDS, _ANY_PAIRS, 0, self._booster)
+        data = _data([measured], self._target)
+        booster = _fit(data, ADAPT_ROUNDS, _ANY_PAIRS, 0, self._booster)
         return Ranker(booster, self._target)
 
     def save(self, path: Path) -> None:
@@ -122,8 +122,9 @@ def train(groups: Iterable[Sequence[Measured]], target: Target, *, seed: int = 0
     usable = [list(group) for group in groups if len({run_us for _, run_us in group}) > 1]
     if not usable:
         raise RankerError("no workload has two measured programs to learn from: tune one first")
-    booster = _fit(usable, target, ROUNDS, _ANY_PAIRS, seed, None)
-    return Ranker(_fit(usable, target, TOP_ROUNDS, _TOP_PAIRS, seed, booster), target)
+    data = _data(usable, target)
+    booster = _fit(data, ROUNDS, _ANY_PAIRS, seed, None)
+    return Ranker(_fit(data, TOP_ROUNDS, _TOP_PAIRS, seed, booster), target)
 
 
 def by_workload(records: Iterable[TuningRecord]) -> list[list[Measured]]:
@@ -172,24 +173,20 @@ def _margins(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     return (-SHARPNESS * np.log(drafts)).astype(np.float32)
 
 
-def _fit(
-    groups: Sequence[Sequence[Measured]],
-    target: Target,
-    rounds: int,
-    pairs: Mapping[str, Any],
-    seed: int,
-    base: Any,
-) -> Any:
-    """A booster trained on `groups`, continuing `base` if there is one."""
-    xgboost = _xgboost()
+def _data(groups: Sequence[Sequence[Measured]], target: Target) -> Any:
+    """The programs of several tasks as xgboost takes them."""
     labels: list[float] = []
     for group in groups:
         fastest = min((run_us for _, run_us in group if run_us is not None), default=1.0)
         labels += [0.0 if run_us is None else fastest / run_us for _, run_us in group]
-    works = [work for group in groups for work, _ in group]
-    rows = _rows(works, target)
-    data = xgboost.DMatrix(rows, np.array(labels, dtype=np.float32), base_margin=_margins(rows))
+    rows = _rows([work for group in groups for work, _ in group], target)
+    data = _xgboost().DMatrix(rows, np.array(labels, dtype=np.float32), base_margin=_margins(rows))
     data.set_group([len(group) for group in groups])
-    threads = max(1, min(len(os.sched_getaffinity(0)), len(works) // 2000))
+    return data
+
+
+def _fit(data: Any, rounds: int, pairs: Mapping[str, Any], seed: int, base: Any) -> Any:
+    """A booster trained on `data`, continuing `base` if there is one."""
+    threads = max(1, min(len(os.sched_getaffinity(0)), data.num_row() // 2000))
     parameters = {**_PARAMETERS, **pairs, "seed": seed, "nthread": threads}
-    return xgboost.train(parameters, data, rounds, xgb_model=base)
+    return _xgboost().train(parameters, data, rounds, xgb_model=base)

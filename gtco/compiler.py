@@ -238,13 +238,11 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
     """The partition that was the fastest when whole plans were replayed, else the cheapest."""
     record = _replayed(known, graph, target)
     if record is not None:
+        price = known.price(target, ())
 
         def price_of(group: Group) -> float:
-            key = workload_key(group, target)
-            if workload_digest(key) not in record.work:
-                return math.inf
-            best = known.best(key)[:1]
-            return (best[0].run_us if best else None) or roofline_us(group, target)
+            has = workload_digest(workload_key(group, target)) in record.work
+            return price(group) if has else math.inf
 
         fused = fusion.fuse(graph, price_of)
         if plan_work(fused, target) == record.work:

@@ -158,13 +158,16 @@ def refine(
             return choices[times.index(min(times))]
         return choices[0]
 
+    compiled: PlanKnobs | None = None
     changed = True
     while changed and time.monotonic() < until:
         before = (dict(chosen), knobs)
         for name, values in KNOBS.items():
             others = (replace(knobs, **{name: value}) for value in values)
             knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
-        variants.compile(with_record(task.key, r) for task in dearest for r in ranked[task.key])
+        if knobs != compiled:
+            variants.compile(with_record(task.key, r) for task in dearest for r in ranked[task.key])
+            compiled = knobs
         for task in dearest:
             now = chosen[task.key]
             records = [now, *(each for each in ranked[task.key] if each != now)]
@@ -225,12 +228,11 @@ def _medians(*modules: CompiledModule) -> list[float]:
 
 def _duel(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[float, float]:
     """The medians of both in turns, of which there are fewer if the challenger is hopeless."""
-    best(), challenger()  # in vain
     ours: list[float] = []
     theirs: list[float] = []
-    while len(ours) < ROUNDS:
-        ours.append(best())
-        theirs.append(challenger())
+    for our_us, their_us in _rounds([best, challenger], ROUNDS):
+        ours.append(our_us)
+        theirs.append(their_us)
         if len(ours) == FEWEST and min(theirs) > HOPELESS * max(ours):
             break
     return statistics.median(ours), statistics.median(theirs)
@@ -238,8 +240,14 @@ def _duel(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[f
 
 def in_turns(clocks: Sequence[Callable[[], float]], rounds: int = ROUNDS) -> list[list[float]]:
     """What each of `clocks` says in `rounds` alternating rounds; ahead of them, once in vain."""
-    every = [[clock() for clock in clocks] for _ in range(rounds + 1)]
-    return [list(each) for each in zip(*every[1:], strict=True)]
+    return [list(each) for each in zip(*_rounds(clocks, rounds), strict=True)]
+
+
+def _rounds(clocks: Sequence[Callable[[], float]], rounds: int) -> Iterator[list[float]]:
+    for number in range(rounds + 1):
+        times = [clock() for clock in clocks]
+        if number:
+            yield times
 
 
 def clock(module: CompiledModule) -> Callable[[], float]:

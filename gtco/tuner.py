@@ -321,8 +321,7 @@ class _Tuner:
         key, work = plan_key(self._graph, self._target), plan_work(best, self._target)
         how = {"timed": HOST_CLOCK if self._runner.host else REPLAYED, **CHOSEN}
         schedule, version = asdict(knobs), VERSIONS[PLAN]
-        device = self._known.device
-        plan = TuningRecord(key, device, PLAN, version, schedule, run_us, "", how, work)
+        plan = TuningRecord(key, self._known.device, PLAN, version, schedule, run_us, "", how, work)
         self._keep([plan])
         self._keep(list(marked(self._known, {key: plan})))
 

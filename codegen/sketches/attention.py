@@ -9,6 +9,7 @@ from typing import ClassVar
 
 import torch
 
+from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
@@ -164,7 +165,7 @@ class AttentionSketch(Sketch):
         check(block_k % (16 * warps_k) == 0, f"{block_k} keys over {warps_k} warps: mma takes 16")
         check(stages <= -(-self.keys // block_k), f"{stages} stages, and fewer tiles of keys")
         registers = self._registers(schedule)
-        limit = min(255, 65536 // pad_to(threads, 128))
+        limit = min(255, timing.most_registers(threads))
         check(registers <= limit, f"about {registers} registers a thread, of {limit}")
         return threads
 

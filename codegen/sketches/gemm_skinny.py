@@ -206,9 +206,8 @@ def _threads(schedule: Schedule) -> int:
 
 
 def _most_registers(threads: int) -> int:
-    """Of a thread, where so many share a multiprocessor: each warp lies in one of four parts."""
-    warps = -(-threads // 128)
-    return 16384 // (32 * warps) // 8 * 8
+    """Of a thread, where so many share a multiprocessor; they are given out by eights."""
+    return timing.most_registers(threads) // 8 * 8
 
 
 def _stage_ld(schedule: Schedule) -> int:

@@ -146,7 +146,7 @@ class GemmWgmma(Sketch):
         rows = block_q if schedule["swap"] else block_p
         check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
         registers = _registers(schedule)
-        most = min(240, 65536 // _threads(schedule))
+        most = min(240, timing.most_registers(_threads(schedule)))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
         self.check_smem(self._smem(schedule).nbytes)
 
@@ -199,7 +199,7 @@ struct Config {{
   static constexpr int SPLIT = {split}, MULTICAST = {schedule["multicast"]};
   static constexpr bool P_CONSTANT = {str(p.constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
-  static constexpr int REGISTERS = {min(255, 65536 // (threads * blocks_per_sm))};
+  static constexpr int REGISTERS = {min(255, timing.most_registers(threads * blocks_per_sm))};
   static constexpr int ATOMS = {schedule["atoms"]}, DEPTH = {schedule["depth"]};
   static constexpr int STAGE_LD = {smem.stage_ld}, ROW_VALUES_AT = {smem.row_values_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};

@@ -45,3 +45,11 @@ def verdicts(made: KernelProgram, work: Group) -> list[str]:
         except HostError as error:
             found.append(str(error))
     return found
+
+
+def check_caught(made: KernelProgram, work: Group) -> None:
+    """Every schedule finds what is wrong, and names the kernel or the wrong output."""
+    found = verdicts(made, work)
+    assert len(found) == len(SEEDS), found
+    kernel = f"kernel gtco_{made.family}"
+    assert all(kernel in each or "with {" in each for each in found), found

@@ -10,7 +10,7 @@ from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.graph import Group
 from gtco.target import TARGETS
 from tests import projection_groups
-from tests.faults.templates import SEEDS, planted, verdicts
+from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
 
@@ -128,6 +128,4 @@ def test_the_kernel_itself_is_right(kind: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     kind, old, new = FAULTS[fault]
-    found = verdicts(program(kind, old, new), group(kind))
-    assert len(found) == len(SEEDS), found
-    assert all("kernel gtco_attention" in each or "with {" in each for each in found)
+    check_caught(program(kind, old, new), group(kind))

@@ -12,7 +12,7 @@ from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.graph import Group
 from gtco.target import TARGETS
 from tests import groups
-from tests.faults.templates import SEEDS, planted, verdicts
+from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
 
@@ -194,6 +194,4 @@ def test_the_kernel_itself_is_right(schedule: str) -> None:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     schedule, old, new = FAULTS[fault]
-    found = verdicts(program(schedule, old, new), group())
-    assert len(found) == len(SEEDS), found
-    assert all("kernel gtco_gemm" in each or "with {" in each for each in found)
+    check_caught(program(schedule, old, new), group())

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
@@ -20,39 +19,21 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import fuse_with, known_on, plan_knobs
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
-from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
+from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
-from gtco.frontend.torch_export import Captured, capture
+from gtco.frontend.torch_export import Captured
 from gtco.graph import Graph
 from gtco.options import OptionError
 from gtco.passes import run_pipeline
 from gtco.passes.fusion import fuse
 from gtco.passes.legality import family
-from gtco.passes.tasks import Task, tasks
+from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
-from gtco.target import TARGETS, TargetError
+from gtco.target import TargetError
 from gtco.tune_result import TuneResult, TuneStatus
-from tests.plans import make_plan
-
-H100 = TARGETS["sm_90a"]
-DEVICE = "NVIDIA H100 80GB HBM3"
-ARGS = (torch.linspace(-1, 1, 32 * 64).view(32, 64).half(),)
-
-
-class Mlp(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.up = nn.Linear(64, 256)
-        self.down = nn.Linear(256, 64)
-        self.half().eval()
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.down(nn.functional.gelu(self.up(x)))
-        return result
-
+from tests.perceptron import ARGS, DEVICE, H100, Mlp, mlp, record
 
 # -- a runner without kernels ----------------------------------------------------------------------
 
@@ -330,12 +311,6 @@ def test_it_says_what_it_needs(tmp_path: Path) -> None:
 
 # -- what is known ---------------------------------------------------------------------------------
 
-RECORD = TuningRecord("w", DEVICE, "gemm_mma", VERSIONS["gemm_mma"], {"a": 1}, 5.0)
-
-
-def record(run_us: float | None = 5.0, **fields: object) -> TuningRecord:
-    return TuningRecord(**{**vars(RECORD), "run_us": run_us, **fields})
-
 
 def test_own_records_replace_shipped_ones() -> None:
     first = record(5.0, schedule={"a": 1})
@@ -354,14 +329,6 @@ def test_own_records_replace_shipped_ones() -> None:
     host = Knowledge("host", [record(9.0, device="host"), record(1.0, device="host",
                      sketch=LIBRARY, version=1, schedule={})])  # fmt: skip
     assert [each.sketch for each in host.best("w")] == ["gemm_mma"]
-
-
-def mlp() -> tuple[Graph, Task]:
-    """The rewritten graph, and the task of its fused `linear -> gelu`."""
-    graph = run_pipeline(gtco.capture(Mlp(), ARGS))
-    (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
-    (joined,) = [task for task in tasks(fused, H100) if len(task.group.compute) == 2]
-    return graph, joined
 
 
 def ops(graph: Graph, known: Knowledge, explore: bool = False) -> list[str]:
@@ -396,128 +363,3 @@ def test_a_library_alone_is_a_price_only_where_nothing_else_runs() -> None:
     assert not any(known.best(task.key) for task in found)
     prices = {t.group.compute[0].op: known.price(H100, found)(t.group) for t in found}
     assert prices["aten"] == 7.0 != prices["relu"] > 0
-
-
-# -- replaying whole plans -------------------------------------------------------------------------
-
-
-def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    captured = capture(nn.Linear(4, 4).eval(), (torch.ones(2, 4),), {})
-    plans = [make_plan(captured) for _ in range(3)]
-    speed = {id(plans[0]): 10.0, id(plans[1]): 12.0, id(plans[2]): 8.0}
-    asked = itertools.count()
-
-    def clock(module: CompiledModule) -> Callable[[], float]:
-        slower = 1 + next(asked) // 2  # for each pair, the clock runs otherwise
-        return lambda: slower * speed[id(module._plan)]
-
-    monkeypatch.setattr(replay, "clock", clock)
-    best, times = replay.fastest(plans, captured)
-    assert best._plan is plans[2]
-    assert times == pytest.approx((10.0, 12.0, 8.0))
-    late, none = replay.fastest(plans, captured, until=0.0)
-    assert late._plan is plans[0] and none == ()
-    alone, none = replay.fastest(plans[:1], captured)
-    assert alone._plan is plans[0] and none == ()
-
-
-Variant = tuple[int, int, int]
-"""Knob "a" of the task that was joined, the fetch distance, and whether triggers are late."""
-
-
-class Variants:
-    """Stands in for `replay.Variants` of the perceptron's tasks; `tried` in the whole graph."""
-
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, whole_us: Callable[[Variant], float]
-    ) -> None:
-        graph, self.joined = mlp()
-        (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
-        self.found, self.target = tasks(fused, H100), H100
-        self.tried: list[list[Variant]] = []
-
-        def fastest(plans: Iterable[Variant], *_: object) -> tuple[None, tuple[float, ...]]:
-            self.tried.append(list(plans))
-            return None, tuple(map(whole_us, self.tried[-1]))
-
-        monkeypatch.setattr(replay, "fastest", fastest)
-
-    def __call__(self, choices: replay.Choices, knobs: PlanKnobs) -> Variant:
-        return choices[self.joined.key].schedule["a"], knobs.fetch_distance, knobs.late_trigger
-
-    def compile(self, plans: Iterable[Variant]) -> None:
-        self.compiled = list(plans)
-
-    def refine(self, known: Knowledge) -> tuple[replay.Choices, PlanKnobs]:
-        self.known = known
-        return replay.refine(self, None, PlanKnobs(0, 0))  # type: ignore[arg-type]
-
-
-def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    variants = Variants(monkeypatch, lambda each: 1.0)
-    known = Knowledge(DEVICE)
-    rooms = (200, 150, 60, 120, 180, 119, 10, 100, 110, 90, 80)  # KB of shared memory
-    for number, smem in enumerate(rooms):
-        run_us = 5.0 + number / 10 + (number == 8)  # that one is far slower
-        made = record(run_us, workload=variants.joined.key, schedule={"a": number})
-        known.add(replace(made, work={"smem_bytes": smem * 1024}))
-    variants.refine(known)
-    distances, triggers, schedules = variants.tried
-    assert [knobs for _, *knobs in distances] == [[0, 0], [1, 0], [2, 0]]
-    assert [knobs for _, *knobs in triggers] == [[0, 0], [0, 1]]
-    assert [schedule for schedule, *_ in schedules] == [0, 1, 2, 3, 4, 5, 6, 7, 9]
-    assert variants.compiled == schedules
-
-
-def test_the_whole_graph_decides_among_the_fastest_schedules(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # three of a kind are tried
-    variants = Variants(
-        monkeypatch, lambda each: whole_us[each[0]] + 5 * (each[1] != 1) - 2 * each[2]
-    )
-    joined = variants.joined
-    (other,) = [task for task in variants.found if task.key != joined.key]
-    known = Knowledge(DEVICE)
-    for schedule, run_us in enumerate((5.0, 5.1, 5.2, 5.3, 5.4)):
-        known.add(record(run_us, workload=joined.key, schedule={"a": schedule}))
-    known.add(record(1.0, workload=other.key, schedule={"a": 7}))
-    chosen, knobs = variants.refine(known)
-    assert variants.tried == [
-        [(0, 0, 0), (0, 1, 0), (0, 2, 0)],
-        [(0, 1, 0), (0, 1, 1)],
-        [(0, 1, 1), (1, 1, 1), (2, 1, 1)],
-        [(2, 1, 1), (2, 0, 1), (2, 2, 1)],
-        [(2, 1, 1), (2, 1, 0)],
-        [(2, 1, 1), (0, 1, 1), (1, 1, 1)],
-    ], "again, from what was chosen so far"
-    assert knobs == PlanKnobs(1, 1)
-    assert {key: each.schedule["a"] for key, each in chosen.items()} == {
-        joined.key: 2,
-        other.key: 7,
-    }
-
-    for each in replay.marked(known, chosen):
-        known.add(each)
-    assert [each.schedule["a"] for each in known.best(joined.key)] == [2, 0, 1, 3, 4]
-    assert list(replay.marked(known, {key: known.best(key)[0] for key in chosen})) == []
-    whole_us[0] = 80.0
-    for each in replay.marked(known, variants.refine(known)[0]):
-        known.add(each)
-    assert [each.schedule["a"] for each in known.best(joined.key)][:2] == [0, 1]
-    whole_us[1] = 79.9
-    again, _ = variants.refine(known)
-    assert again[joined.key].schedule == {"a": 0}, "noise"
-
-
-def test_a_hopeless_challenger_is_given_up() -> None:
-    turns: list[str] = []
-
-    def clock(name: str, us: float) -> Callable[[], float]:
-        return lambda: turns.append(name) or us  # type: ignore[func-returns-value]
-
-    assert replay._duel(clock("best", 10.0), clock("slow", 11.0)) == (10.0, 11.0)
-    assert turns == ["best", "slow"] * (1 + replay.FEWEST)
-    turns.clear()
-    assert replay._duel(clock("best", 10.0), clock("close", 10.05)) == (10.0, 10.05)
-    assert turns == ["best", "close"] * (1 + replay.ROUNDS)

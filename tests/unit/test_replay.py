@@ -1,0 +1,143 @@
+"""Which of several plans or schedules is fastest, by clocks that are made up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from gtco import replay
+from gtco.compiler import fuse_with
+from gtco.cost_model.knowledge import Knowledge
+from gtco.frontend.torch_export import capture
+from gtco.passes.tasks import tasks
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import PlanKnobs
+from tests.perceptron import DEVICE, H100, mlp, record
+from tests.plans import make_plan
+
+
+def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = capture(nn.Linear(4, 4).eval(), (torch.ones(2, 4),), {})
+    plans = [make_plan(captured) for _ in range(3)]
+    speed = {id(plans[0]): 10.0, id(plans[1]): 12.0, id(plans[2]): 8.0}
+    asked = itertools.count()
+
+    def clock(module: CompiledModule) -> Callable[[], float]:
+        slower = 1 + next(asked) // 2  # for each pair, the clock runs otherwise
+        return lambda: slower * speed[id(module._plan)]
+
+    monkeypatch.setattr(replay, "clock", clock)
+    best, times = replay.fastest(plans, captured)
+    assert best._plan is plans[2]
+    assert times == pytest.approx((10.0, 12.0, 8.0))
+    late, none = replay.fastest(plans, captured, until=0.0)
+    assert late._plan is plans[0] and none == ()
+    alone, none = replay.fastest(plans[:1], captured)
+    assert alone._plan is plans[0] and none == ()
+
+
+Variant = tuple[int, int, int]
+"""Knob "a" of the task that was joined, the fetch distance, and whether triggers are late."""
+
+
+class Variants:
+    """Stands in for `replay.Variants` of the perceptron's tasks; `tried` in the whole graph."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, whole_us: Callable[[Variant], float]
+    ) -> None:
+        graph, self.joined = mlp()
+        (fused,) = fuse_with(Knowledge(DEVICE), graph, H100)
+        self.found, self.target = tasks(fused, H100), H100
+        self.tried: list[list[Variant]] = []
+
+        def fastest(plans: Iterable[Variant], *_: object) -> tuple[None, tuple[float, ...]]:
+            self.tried.append(list(plans))
+            return None, tuple(map(whole_us, self.tried[-1]))
+
+        monkeypatch.setattr(replay, "fastest", fastest)
+
+    def __call__(self, choices: replay.Choices, knobs: PlanKnobs) -> Variant:
+        return choices[self.joined.key].schedule["a"], knobs.fetch_distance, knobs.late_trigger
+
+    def compile(self, plans: Iterable[Variant]) -> None:
+        self.compiled = list(plans)
+
+    def refine(self, known: Knowledge) -> tuple[replay.Choices, PlanKnobs]:
+        self.known = known
+        return replay.refine(self, None, PlanKnobs(0, 0))  # type: ignore[arg-type]
+
+
+def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = Variants(monkeypatch, lambda each: 1.0)
+    known = Knowledge(DEVICE)
+    rooms = (200, 150, 60, 120, 180, 119, 10, 100, 110, 90, 80)  # KB of shared memory
+    for number, smem in enumerate(rooms):
+        run_us = 5.0 + number / 10 + (number == 8)  # that one is far slower
+        made = record(run_us, workload=variants.joined.key, schedule={"a": number})
+        known.add(replace(made, work={"smem_bytes": smem * 1024}))
+    variants.refine(known)
+    distances, triggers, schedules = variants.tried
+    assert [knobs for _, *knobs in distances] == [[0, 0], [1, 0], [2, 0]]
+    assert [knobs for _, *knobs in triggers] == [[0, 0], [0, 1]]
+    assert [schedule for schedule, *_ in schedules] == [0, 1, 2, 3, 4, 5, 6, 7, 9]
+    assert variants.compiled == schedules
+
+
+def test_the_whole_graph_decides_among_the_fastest_schedules(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # three of a kind are tried
+    variants = Variants(
+        monkeypatch, lambda each: whole_us[each[0]] + 5 * (each[1] != 1) - 2 * each[2]
+    )
+    joined = variants.joined
+    (other,) = [task for task in variants.found if task.key != joined.key]
+    known = Knowledge(DEVICE)
+    for schedule, run_us in enumerate((5.0, 5.1, 5.2, 5.3, 5.4)):
+        known.add(record(run_us, workload=joined.key, schedule={"a": schedule}))
+    known.add(record(1.0, workload=other.key, schedule={"a": 7}))
+    chosen, knobs = variants.refine(known)
+    assert variants.tried == [
+        [(0, 0, 0), (0, 1, 0), (0, 2, 0)],
+        [(0, 1, 0), (0, 1, 1)],
+        [(0, 1, 1), (1, 1, 1), (2, 1, 1)],
+        [(2, 1, 1), (2, 0, 1), (2, 2, 1)],
+        [(2, 1, 1), (2, 1, 0)],
+        [(2, 1, 1), (0, 1, 1), (1, 1, 1)],
+    ], "again, from what was chosen so far"
+    assert knobs == PlanKnobs(1, 1)
+    assert {key: each.schedule["a"] for key, each in chosen.items()} == {
+        joined.key: 2,
+        other.key: 7,
+    }
+
+    for each in replay.marked(known, chosen):
+        known.add(each)
+    assert [each.schedule["a"] for each in known.best(joined.key)] == [2, 0, 1, 3, 4]
+    assert list(replay.marked(known, {key: known.best(key)[0] for key in chosen})) == []
+    whole_us[0] = 80.0
+    for each in replay.marked(known, variants.refine(known)[0]):
+        known.add(each)
+    assert [each.schedule["a"] for each in known.best(joined.key)][:2] == [0, 1]
+    whole_us[1] = 79.9
+    again, _ = variants.refine(known)
+    assert again[joined.key].schedule == {"a": 0}, "noise"
+
+
+def test_a_hopeless_challenger_is_given_up() -> None:
+    turns: list[str] = []
+
+    def clock(name: str, us: float) -> Callable[[], float]:
+        return lambda: turns.append(name) or us  # type: ignore[func-returns-value]
+
+    assert replay._duel(clock("best", 10.0), clock("slow", 11.0)) == (10.0, 11.0)
+    assert turns == ["best", "slow"] * (1 + replay.FEWEST)
+    turns.clear()
+    assert replay._duel(clock("best", 10.0), clock("close", 10.05)) == (10.0, 10.05)
+    assert turns == ["best", "close"] * (1 + replay.ROUNDS)
