@@ -267,6 +267,7 @@ class PointwiseEmitter:
         self.row_fields: list[str] = []
         self._row_types: dict[str, str] = {}
         self.tile_lines: list[str] = []
+        self.row_stats = False  # made here
         self.fetched: dict[str, tuple[str, str]] = {}
         self.fetched_by_row = False
         self._loaded: dict[tuple[str, Layout], str] = {}
@@ -401,7 +402,7 @@ class PointwiseEmitter:
         label = self._labels[node.values[0]].removesuffix("_0")
         at = index(Layout((layout.dims[0], ()), layout.offset), ("row", "0"))
         self.row_lines.append(
-            f"const RowMoments {label} = merge_row_stats<{node.attrs['columns']}>"
+            f"const RowMoments {label} = merge_row_stats<{node.attrs['columns']}, AT_ONCE>"
             f"({parameter} + {at}, {literal(float(node.attrs['eps']))});"
         )
         for value, member in zip(node.values, ("mean", "rstd"), strict=True):
@@ -452,8 +453,10 @@ class PointwiseEmitter:
             f"const auto stored_{parameter} = map<V>([&](int i) "
             f"{{ return round_to<{element}>({self.names[source]}[i]); }});"
         )
+        self.row_stats = True
         self.tile_lines.append(
-            f"store_row_stats<{region.columns}>({parameter}, row, col, stored_{parameter}, active);"
+            f"stats.template store<{region.columns}>"
+            f"({parameter}, row, col, stored_{parameter}, active);"
         )
 
     # -- text -----------------------------------------------------------------------------------
@@ -473,7 +476,9 @@ class PointwiseEmitter:
 {fields}
   static constexpr int VECTOR = {self.region.vector};
   static constexpr int ROW_VALUES = {len(self.row_fields)};
+  static constexpr bool ROW_STATS = {str(self.row_stats).lower()};
   struct Row {{ {row_struct} }};
+  template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {{
 {row_body}    return Row{{{row_result}}};
   }}
@@ -484,10 +489,11 @@ class PointwiseEmitter:
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {{
     return {{{loads}}};
   }}
-  template <int V>
+  template <int V, class Stats = StatsOfLanes>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
-                                             const Vec<float, V>& {given}) const {{
+                                             const Vec<float, V>& {given},
+                                             Stats stats = {{}}) const {{
 {tile_body}  }}
 }};
 """

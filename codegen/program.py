@@ -20,14 +20,14 @@ class Pointer:
 
 @dataclass(frozen=True)
 class TensorMapArgument:
-    """A kernel argument: a three-dimensional tiled tensor map over a stored value.
+    """A kernel argument: a tiled tensor map of three or five dimensions over a stored value.
 
     Args:
         value: the stored value.
         offset: of the first element, in elements.
         dtype: of the elements.
         sizes: innermost dimension first, in elements.
-        strides: of dimensions 1 and 2, in elements.
+        strides: of all dimensions but the innermost, in elements.
         box: the tile that one copy brings, innermost dimension first.
         swizzle_bytes: 0, 32, 64 or 128.
     """
@@ -35,9 +35,9 @@ class TensorMapArgument:
     value: str
     offset: int
     dtype: torch.dtype
-    sizes: tuple[int, int, int]
-    strides: tuple[int, int]
-    box: tuple[int, int, int]
+    sizes: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
     swizzle_bytes: int = 128
 
 

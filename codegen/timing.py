@@ -45,7 +45,7 @@ MMA_EFFICIENCY: Mapping[str, float] = {
     "gemm_skinny": 2.0,
     "gemm_wgmma": 1.15,
     "gemm_mma": 0.55,
-    "gemm_persistent": 0.85,
+    "gemm_persistent": 1.05,
     "attention": 0.45,
     "attention_projection": 0.45,
 }
@@ -57,6 +57,8 @@ ALONE_BOUNDARIES = 0.75
 """The same again where the next kernel cannot be resident beside a block."""
 SHARED_US = 0.1
 """More where a cluster shares tiles: its blocks wait for each other."""
+HANDOVER_US = 0.5
+"""More for each tile but the last where consumers take tiles in turn: they share issue slots."""
 EPILOGUE_US = 0.3
 """Last step, staging and stores of a block, whatever its tile."""
 STORE_PER_US = 33_000
@@ -163,4 +165,5 @@ def chain_us(
     tile_us = (loop_us + turns_us) / block.tiles
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
+    before_us += HANDOVER_US * (block.tiles - 1) * (block.consumers > 1)
     return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us))

@@ -9,7 +9,7 @@ from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
-FEATURES_VERSION = 5
+FEATURES_VERSION = 6
 """Moves whenever a feature is added, dropped or computed otherwise."""
 
 FAMILIES = ("gemm_wgmma", "gemm_mma", "gemm_persistent", "attention", "rowwise", "elementwise")
@@ -18,7 +18,6 @@ KNOBS = (
     "swap",
     "multicast",
     "atoms",
-    "piece",
     "raster",
     "block_k",
     "warps_m",

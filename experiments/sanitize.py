@@ -81,6 +81,7 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_persistent": (
         {"cooperative": 0, "block_m": 64, "block_n": 64},
         {"cooperative": 1, "block_m": 128, "block_n": 64},
+        {"cooperative": 1, "block_m": 192, "block_n": 64},
     ),
 }
 _FEW_ROWS: Mapping[str, tuple[Schedule, ...]] = {

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gtco import dump, logs
 from gtco.codegen.rules import Derivation, derive
+from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
 from gtco.cost_model.database import (
     LIBRARY,
@@ -30,7 +31,8 @@ from gtco.cost_model.database import (
     shipped_records,
 )
 from gtco.cost_model.knowledge import Knowledge
-from gtco.cost_model.model import roofline_us
+from gtco.cost_model.model import draft_us, roofline_us
+from gtco.cost_model.work import work_of
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
 from gtco.frontend.torch_export import capture as capture_torch
@@ -328,7 +330,8 @@ class _Choice:
 
 
 def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch, ...]:
-    """How each group runs: the fastest schedule that is known, else a sketch's first default.
+    """How each group runs: the fastest schedule that is known, else the sketches' first default
+    for which the draft model predicts the least.
 
     Equal workloads are decided once. A group that no sketch takes, or for which the library was
     measured faster, becomes a call of its operators in ATen.
@@ -385,17 +388,21 @@ def _choose(
         else:
             return _Choice(type(sketch), record.schedule, source, run_us=record.run_us)
     reasons = [derivation.reason] if derivation.refusals else []
+    defaults: list[Candidate] = []
     for sketch in derivation.sketches:
         refusal = "it has no schedule for these shapes"
         for schedule in sketch.defaults():
             try:
-                sketch.emit(schedule)
+                defaults.append(Candidate(sketch, sketch.emit(schedule)))
+                break
             except Illegal as error:
                 refusal = str(error)
-            else:
-                return _Choice(type(sketch), schedule, "default")
-        reasons.append(f"{sketch.name}: {refusal}")
-    return _Choice(None, {}, "fallback", "; ".join(reasons), known.library_us(task.key))
+        else:
+            reasons.append(f"{sketch.name}: {refusal}")
+    if not defaults:
+        return _Choice(None, {}, "fallback", "; ".join(reasons), known.library_us(task.key))
+    best = min(defaults, key=lambda each: draft_us(work_of(each), each.sketch.target))
+    return _Choice(type(best.sketch), best.program.schedule, "default")
 
 
 def _check_knobs(sketch: Sketch, schedule: Schedule) -> None:

@@ -1,11 +1,15 @@
 // D[rows, columns] = A[rows, K] B[columns, K]^T on wgmma by blocks that stay: as many as there are
 // multiprocessors, each of which walks over tiles of D. One warp fills a ring of mbarriers by TMA
-// and runs on across tiles, so that the next tile's loads begin during an epilogue.
+// and runs on across tiles, so that the next tile's loads begin during an epilogue; the others of
+// its warpgroup gather the row values, a tile ahead.
 //
 // Two consumer warpgroups take tiles in turn: while one multiplies, the other runs its epilogue.
-// COOPERATIVE gives each half the rows of every tile instead: larger tiles draw less from L2, but
-// nothing multiplies during an epilogue. A warp stages only rows of its own, so that an epilogue
-// needs no barrier beyond the warp.
+// COOPERATIVE gives each of two or three a part of the rows of every tile instead: larger tiles
+// draw less from L2, but nothing multiplies during an epilogue.
+//
+// The epilogue works on the accumulators where wgmma leaves them, so that it waits for no shared
+// memory and no barrier. With WIDTH 8, the copy engine brings B's rows in an order in which eight
+// columns side by side are one thread's: of 32 rows, 8 t + 2 j + e comes as 8 j + 2 t + e.
 #pragma once
 
 #include "epilogue.cuh"
@@ -31,9 +35,26 @@ __device__ __forceinline__ TilePlace tile_place(int tile) {
           batch};
 }
 
-// Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, COOPERATIVE, STAGES, A_CONSTANT,
-// B_CONSTANT, ATOMS (of 128 bytes of K a stage), PIECE (columns that are staged at a time),
-// STAGE_LD, GROUP, BLOCKS, STAGED_AT, ROW_VALUES_AT and BARRIERS_AT (bytes). 384 threads.
+// Where the ring's next stage is, and the parity of its phase.
+template <int STAGES>
+struct RingPlace {
+  int slot;
+  u32 phase;
+
+  __device__ __forceinline__ void advance() {
+    if (++slot == STAGES) slot = 0, phase ^= 1;
+  }
+  template <int STEPS>
+  __device__ __forceinline__ void skip() {
+    slot += STEPS % STAGES;
+    phase ^= STEPS / STAGES & 1;
+    if (slot >= STAGES) slot -= STAGES, phase ^= 1;
+  }
+};
+
+// Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, CONSUMERS (warpgroups), COOPERATIVE,
+// STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2 or 8), GROUP, BLOCKS,
+// ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                                                 const ptx::TensorMap& b_map,
@@ -45,37 +66,65 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr int STAGE_BYTES = C::ATOMS * (A_BYTES + B_BYTES);
   constexpr int STEPS = ceil_div(C::K, C::ATOMS * ATOM_K);  // of a tile
   constexpr int TILES = C::BATCH * ceil_div(C::ROWS, C::BLOCK_M) * ceil_div(C::COLUMNS, C::BLOCK_N);
-  constexpr int GROUP_M = C::COOPERATIVE ? C::BLOCK_M / 2 : C::BLOCK_M;  // a warpgroup's rows
+  // A warpgroup's rows.
+  constexpr int GROUP_M = C::COOPERATIVE ? C::BLOCK_M / C::CONSUMERS : C::BLOCK_M;
   constexpr int PRODUCTS = GROUP_M / 64;
-  constexpr int WARP_ROWS = PRODUCTS * 16;
   static_assert(GROUP_M == 64 || GROUP_M == 128, "a warpgroup multiplies 64 or 128 rows");
-  static_assert(C::BLOCK_N % C::PIECE == 0, "pieces are whole");
+  constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;  // columns of the epilogue at a time
+  static_assert(C::BLOCK_N % PART == 0, "parts are whole");
+  static_assert(C::WIDTH == 2 || C::WIDTH == 8, "as wgmma has columns, or in eights");
+  static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % 32 == 0), "32 rows of B are whole");
   static_assert(C::BLOCKS <= TILES, "every block has a tile");
-  // Of 65536 a multiprocessor, that 384 threads begin with in even parts of 168.
-  constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
-  static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 3 * 168, "what is given was taken");
+  static_assert(C::COOPERATIVE || C::CONSUMERS == 2, "two take tiles in turn");
+  // Of 65536 a multiprocessor, that all threads begin with in even parts.
+  constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = C::CONSUMERS == 2 ? 240 : 160;
+  static_assert(PRODUCER_REGISTERS + C::CONSUMERS * CONSUMER_REGISTERS <=
+                    (C::CONSUMERS + 1) * (512 / (C::CONSUMERS + 1) / 8 * 8),
+                "what is given was taken");
+  constexpr int PRODUCER = C::CONSUMERS * 4;  // the warp
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x A_BYTES and ATOMS x B_BYTES)
   const u32 full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 empty = full + 8 * C::STAGES;
-  const u32 turn = empty + 8 * C::STAGES;  // of each warpgroup
+  const u32 turn = empty + 8 * C::STAGES;                        // of each warpgroup
+  const u32 rows_full = turn + 16, rows_empty = rows_full + 16;  // of every second tile
+  auto* row_values =                                             // (2, BLOCK_M)
+      reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::STAGES; ++s) {
       ptx::mbarrier_init(full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, C::COOPERATIVE ? 8 : 4);
+      ptx::mbarrier_init(empty + 8 * s, C::COOPERATIVE ? C::CONSUMERS * 4 : 4);
     }
-    for (int group = 0; group < 2; ++group) ptx::mbarrier_init(turn + 8 * group, 4);
+    for (int i = 0; i < 2; ++i) {
+      ptx::mbarrier_init(turn + 8 * i, 4);
+      ptx::mbarrier_init(rows_full + 8 * i, 3);
+      ptx::mbarrier_init(rows_empty + 8 * i, C::COOPERATIVE ? C::CONSUMERS * 4 : 4);
+    }
     ptx::fence_mbarrier_init();
   }
   __syncthreads();
 
-  if (warp >= 8) {
+  if (warp >= PRODUCER) {
     ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
-    if (warp > 8) {
+    if (warp > PRODUCER) {
       ptx::griddepcontrol_wait();
+      if constexpr (Functor::ROW_VALUES > 0) {
+#pragma unroll 1
+        for (int round = 0; blockIdx.x + round * C::BLOCKS < TILES; ++round) {
+          const TilePlace at = tile_place<C>(blockIdx.x + round * C::BLOCKS);
+          ptx::mbarrier_wait(rows_empty + 8 * (round % 2), round / 2 % 2 ^ 1);
+#pragma unroll 1
+          for (int r = threadIdx.x - PRODUCER * 32 - 32; r < C::BLOCK_M; r += 96)
+            if (at.row0 + r < C::ROWS)
+              row_values[round % 2 * C::BLOCK_M + r] =
+                  functor.template row_values<4>(at.batch * C::ROWS + at.row0 + r, true);
+          __syncwarp();
+          if (lane == 0) ptx::mbarrier_arrive(rows_full + 8 * (round % 2));
+        }
+      }
       return;
     }
     const auto copy_a = [&](int s, const TilePlace& at, int step) {
@@ -87,10 +136,15 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     };
     const auto copy_b = [&](int s, const TilePlace& at, int step) {
 #pragma unroll
-      for (int atom = 0; atom < C::ATOMS; ++atom)
-        ptx::cp_async_bulk_tensor(ring + s * STAGE_BYTES + C::ATOMS * A_BYTES + atom * B_BYTES,
-                                  b_map, (step * C::ATOMS + atom) * ATOM_K, at.col0, at.batch,
-                                  full + 8 * s);
+      for (int atom = 0; atom < C::ATOMS; ++atom) {
+        const u32 to = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES + atom * B_BYTES;
+        const int k = (step * C::ATOMS + atom) * ATOM_K;
+        if constexpr (C::WIDTH == 8) {
+          ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / 32, full + 8 * s);
+        } else {
+          ptx::cp_async_bulk_tensor(to, b_map, k, at.col0, at.batch, full + 8 * s);
+        }
+      }
     };
     // The first tile's weights need not wait for the kernel before.
     constexpr int AHEAD = min_of(C::STAGES, STEPS);
@@ -113,19 +167,18 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       if constexpr (!C::A_CONSTANT) copy_a(step, first, step);
       if constexpr (!C::B_CONSTANT) copy_b(step, first, step);
     }
-    int filled = AHEAD;  // over all tiles
+    RingPlace<C::STAGES> to{AHEAD % C::STAGES, AHEAD == C::STAGES};
     int begin = AHEAD;
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < TILES; tile += C::BLOCKS) {
       const TilePlace at = tile_place<C>(tile);
 #pragma unroll 1
-      for (int step = begin; step < STEPS; ++step, ++filled) {
-        const int s = filled % C::STAGES;
+      for (int step = begin; step < STEPS; ++step, to.advance()) {
         // The slots' first round waits for a phase before the first, which is over.
-        ptx::mbarrier_wait(empty + 8 * s, (filled / C::STAGES & 1) ^ 1);
-        ptx::mbarrier_arrive_expect_tx(full + 8 * s, STAGE_BYTES);
-        copy_a(s, at, step);
-        copy_b(s, at, step);
+        ptx::mbarrier_wait(empty + 8 * to.slot, to.phase ^ 1);
+        ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, STAGE_BYTES);
+        copy_a(to.slot, at, step);
+        copy_b(to.slot, at, step);
       }
       begin = 0;
     }
@@ -138,43 +191,45 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   ptx::setmaxnreg_inc<CONSUMER_REGISTERS>();
   ptx::griddepcontrol_wait();
   const int group = warp / 4;
-  float* staged =  // (16, STAGE_LD)
-      reinterpret_cast<float*>(smem + C::STAGED_AT) + warp * 16 * C::STAGE_LD;
-  auto* row_values =  // (PRODUCTS, 16)
-      reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT) + warp * WARP_ROWS;
   const auto release = [&](int s) {
     if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
   };
 
   // `round` counts this block's tiles; a warpgroup takes every second one, or a part of each.
+  RingPlace<C::STAGES> from{0, 0};
+  if (!C::COOPERATIVE && group == 1) from.template skip<STEPS>();
 #pragma unroll 1
   for (int round = C::COOPERATIVE ? 0 : group;; round += C::COOPERATIVE ? 1 : 2) {
     const int tile = blockIdx.x + round * C::BLOCKS;
     if (tile >= TILES) break;
     const TilePlace at = tile_place<C>(tile);
     // Of the warp's first product; the others' are 64 further each.
-    const int in_batch = at.row0 + (C::COOPERATIVE ? group * GROUP_M : 0) + warp % 4 * 16;
-    const int row0 = at.batch * C::ROWS + in_batch, row_end = (at.batch + 1) * C::ROWS;
-    __syncwarp();  // the last tile's row values have been read
-    if constexpr (Functor::ROW_VALUES > 0) {
-      const int row = row0 + lane / 16 * 64 + lane % 16;
-      if (lane < WARP_ROWS && row < row_end) row_values[lane] = functor.row_values(row, true);
-      __syncwarp();
-    }
+    const int in_tile = (C::COOPERATIVE ? group * GROUP_M : 0) + warp % 4 * 16;
+    const int row0 = at.batch * C::ROWS + at.row0 + in_tile, row_end = (at.batch + 1) * C::ROWS;
     float acc[PRODUCTS][C::BLOCK_N / 2];
 #pragma unroll
     for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
       for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] = 0.0f;
+    const auto part_at = [&](int part) {
+      return FragmentEpilogue<C::WIDTH, PART, C::COLUMNS % C::BLOCK_N == 0, Functor>(
+          functor, row0 + part % PRODUCTS * 64, at.col0 + part / PRODUCTS * PART, row_end,
+          C::COLUMNS);
+    };
+    // What a part reads comes during the one before, or the products, if registers are left.
+    typename decltype(part_at(0))::Fetched next;
+    constexpr int FREE = CONSUMER_REGISTERS - PRODUCTS * C::BLOCK_N / 2 - 44;
+    constexpr bool FETCH_AHEAD = FREE * 4 >= static_cast<int>(sizeof(next));
+    if constexpr (FETCH_AHEAD) next = part_at(0).fetch();
     // Its turn also says that every copy ahead of its own has come: the parity of a slot's barrier
     // could not tell the phase that it waits for from the one before the last.
     if (!C::COOPERATIVE && round > 0) ptx::mbarrier_wait(turn + 8 * group, (round - 1) / 2 & 1);
 
-    int used = round * STEPS;  // slots, over all tiles
+    int last = 0;  // slot
 #pragma unroll 1
-    for (int step = 0; step < STEPS; ++step, ++used) {
-      const int s = used % C::STAGES;
-      ptx::mbarrier_wait(full + 8 * s, used / C::STAGES & 1);
+    for (int step = 0; step < STEPS; ++step, from.advance()) {
+      const int s = from.slot;
+      ptx::mbarrier_wait(full + 8 * s, from.phase);
       const u32 a_tile =  // (ATOMS, GROUP_M, ATOM_K)
           ring + s * STAGE_BYTES + (C::COOPERATIVE ? group * GROUP_M * 128 : 0);
       const u32 b_tile = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES;  // (ATOMS, BLOCK_N, ATOM_K)
@@ -190,37 +245,31 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                 ptx::wgmma_descriptor(b_tile + atom * B_BYTES + k), 1);
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();
-      if (step > 0) release((used - 1) % C::STAGES);  // its products are done, this step's not
+      if (step > 0) release(last);  // its products are done, this step's not
+      last = s;
     }
+    if constexpr (!C::COOPERATIVE) from.template skip<STEPS>();  // the other's
     // The other's products follow these without a gap.
     if (!C::COOPERATIVE && tile + C::BLOCKS < TILES && lane == 0)
       ptx::mbarrier_arrive(turn + 8 * (1 - group));
 #pragma unroll
     for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(acc[m]);
-    release((used - 1) % C::STAGES);
+    release(last);
 
-    constexpr int FREE = max_of(0, CONSUMER_REGISTERS - PRODUCTS * C::BLOCK_N / 2 - 56);
-    constexpr int UNROLLED = FREE >= 48 ? 2 : 1;
+    constexpr int PARTS = PRODUCTS * C::BLOCK_N / PART;
+    if constexpr (Functor::ROW_VALUES > 0)
+      ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);
 #pragma unroll
-    for (int m = 0; m < PRODUCTS; ++m)
-#pragma unroll
-      for (int piece = 0; piece < C::BLOCK_N / C::PIECE; ++piece) {
-        EpilogueTile<16, C::PIECE, 32, min_of(48, FREE) * 4, Functor, UNROLLED> part(
-            functor, lane, 0, row0 + m * 64, at.col0 + piece * C::PIECE, row_end, C::COLUMNS);
-        part.fetch();
-        __syncwarp();  // the piece before has been read
-#pragma unroll
-        for (int j = 0; j < C::PIECE / 8; ++j) {
-          const float* from = acc[m] + (piece * C::PIECE / 8 + j) * 4;
-          float* to = staged + lane / 4 * C::STAGE_LD + j * 8 + lane % 4 * 2;
-          *reinterpret_cast<float2*>(to) = make_float2(from[0], from[1]);
-          *reinterpret_cast<float2*>(to + 8 * C::STAGE_LD) = make_float2(from[2], from[3]);
-        }
-        __syncwarp();
-        constexpr int V = Functor::VECTOR;
-        part.run(row_values + m * 16,
-                 [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
-      }
+    for (int part = 0; part < PARTS; ++part) {
+      const auto now = FETCH_AHEAD ? next : part_at(part).fetch();
+      if (FETCH_AHEAD && part + 1 < PARTS) next = part_at(part + 1).fetch();
+      part_at(part).run(row_values + round % 2 * C::BLOCK_M + in_tile + part % PRODUCTS * 64, now,
+                        acc[part % PRODUCTS] + part / PRODUCTS * PART / 2);
+    }
+    if constexpr (Functor::ROW_VALUES > 0) {
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));
+    }
   }
 }
 #endif

@@ -253,6 +253,15 @@ __device__ __forceinline__ void cp_async_bulk_tensor(u32 to_shared, const Tensor
       : "memory");
 }
 
+__device__ __forceinline__ void cp_async_bulk_tensor(u32 to_shared, const TensorMap& map, int x,
+                                                     int y, int z, int u, int v, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7];" ::"r"(to_shared),
+      "l"(&map), "r"(x), "r"(y), "r"(z), "r"(u), "r"(v), "r"(barrier)
+      : "memory");
+}
+
 // 9.7.9.25.5.2 cp.async.bulk.prefetch: brings `bytes` (a multiple of 16) from device memory to L2.
 __device__ __forceinline__ void cp_async_bulk_prefetch(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

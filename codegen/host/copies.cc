@@ -168,26 +168,55 @@ void cp_async_wait(int pending) {
 
 // -- the copy engine
 
-void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 targets) {
+namespace {
+
+int rows_of_box(const TensorMap& map) { return map.box[1] * map.box[2] * map.box[3] * map.box[4]; }
+
+// Elements of row `row` of a box that lie in the tensor, and where they do in memory.
+struct RowOfBox {
+  gtco::i64 count;
+  u64 from;
+};
+
+RowOfBox row_of_box(const TensorMap& map, const Place& place, int row) {
+  const gtco::i64 x = place.at[0];
+  bool inside = x >= 0 && x < map.sizes[0];
+  u64 from = map.base + x * map.element_bytes;
+  for (int dimension = 1; dimension < 5; ++dimension) {
+    const int at = place.at[dimension] + row % map.box[dimension];
+    row /= map.box[dimension];
+    inside = inside && at >= 0 && at < map.sizes[dimension];
+    from += at * map.strides[dimension - 1];
+  }
+  const gtco::i64 left = map.sizes[0] - x;
+  return {inside ? (left < map.box[0] ? left : map.box[0]) : 0, from};
+}
+
+}  // namespace
+
+void bulk_copy(u32 to, const TensorMap& map, int dimensions, const Place& place, u32 barrier,
+               u32 targets) {
   HERE;
   Thread& thread = self();
+  if (dimensions != map.dimensions)
+    fail("a copy of " + number(dimensions) + " dimensions by a tensor map of " +
+         number(map.dimensions));
   const int row_bytes = map.box[0] * map.element_bytes;
   if (map.swizzle_bytes == 128 && (to % 1024 != 0 || row_bytes != 128))
     fail("a swizzled tile is not made of rows of 128 bytes at a multiple of 1024");
   find(barrier);
-  for (int row = y; row < y + map.box[1]; ++row) {
-    if (row < 0 || row >= map.sizes[1] || z < 0 || z >= map.sizes[2] || x >= map.sizes[0]) continue;
-    const gtco::i64 count = x + map.box[0] < map.sizes[0] ? map.box[0] : map.sizes[0] - x;
-    const u64 from =
-        map.base + x * gtco::i64(map.element_bytes) + row * map.strides[0] + z * map.strides[1];
-    check_global(reinterpret_cast<const void*>(from), count * map.element_bytes, false, thread.pc);
+  for (int row = 0; row < rows_of_box(map); ++row) {
+    const RowOfBox read = row_of_box(map, place, row);
+    if (read.count > 0)
+      check_global(reinterpret_cast<const void*>(read.from), read.count * map.element_bytes, false,
+                   thread.pc);
   }
   for (u32 block = 0; block < blocks.size(); ++block) {
     if ((targets >> block & 1) == 0) continue;
     const u32 there = mapa(to, block);
-    check_shared(there, row_bytes * map.box[1],
+    check_shared(there, row_bytes * rows_of_box(map),
                  {Kind::ASYNC_WRITE, event_of(current, thread.pc), &thread.clocks, true}, current);
-    transfers.push_back({there, mapa(barrier, block), map, x, y, z, 0, 0, current, thread.pc});
+    transfers.push_back({there, mapa(barrier, block), map, place, 0, 0, current, thread.pc});
   }
   ++progress;
 }
@@ -210,7 +239,7 @@ void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier) {
   // What nobody wrote may travel along: the padding of a tile.
   check_shared(from, bytes, {Kind::ASYNC_READ, event, &thread.clocks, false, true}, current);
   check_shared(to, bytes, {Kind::ASYNC_WRITE, event, &thread.clocks, true}, current);
-  transfers.push_back({to, barrier, {}, 0, 0, 0, from, bytes, current, thread.pc});
+  transfers.push_back({to, barrier, {}, {}, from, bytes, current, thread.pc});
   ++progress;
 }
 
@@ -226,7 +255,7 @@ void st_async(u32 to, const void* values, int bytes, u32 barrier) {
   check_shared(to, bytes, {Kind::ASYNC_WRITE, event, &thread.clocks, true}, current);
   const auto* const first = static_cast<const unsigned char*>(values);
   transfers.push_back(
-      {to, barrier, {}, 0, 0, 0, 0, 0, current, thread.pc, {first, first + bytes}, event.clock});
+      {to, barrier, {}, {}, 0, 0, current, thread.pc, {first, first + bytes}, event.clock});
   ++progress;
 }
 
@@ -244,7 +273,7 @@ void land(const Transfer& transfer) {
   const bool stored = !transfer.values.empty();
   const int bytes = stored ? transfer.values.size()
                     : sent ? transfer.bytes
-                           : row_bytes * map.box[1];
+                           : row_bytes * rows_of_box(map);
   const Event event{barrier.agent, ++barrier.landed, cluster_number, transfer.pc, true};
   const int owner = transfer.to >> RANK_SHIFT;
   if (sent) std::memcpy(shared(transfer.to, bytes), shared(transfer.from, bytes), bytes);
@@ -252,22 +281,20 @@ void land(const Transfer& transfer) {
     std::memcpy(shared(transfer.to, bytes), transfer.values.data(), bytes);
     barrier.arriving.learn(transfer.thread, transfer.clock);  // what has landed was sent
   }
-  for (int row = 0; !sent && !stored && row < map.box[1]; ++row)
+  for (int row = 0; !sent && !stored && row < rows_of_box(map); ++row) {
+    const RowOfBox read = row_of_box(map, transfer.place, row);
     for (int column = 0; column < map.box[0]; ++column) {
       const u32 at = transfer.to + row * row_bytes + column * map.element_bytes;
       unsigned char* const to =
           shared(map.swizzle_bytes == 128 ? swizzled(at) : at, map.element_bytes);
-      const int x = transfer.x + column, y = transfer.y + row, z = transfer.z;
-      const bool inside =
-          x >= 0 && y >= 0 && z >= 0 && x < map.sizes[0] && y < map.sizes[1] && z < map.sizes[2];
-      const u64 from =
-          map.base + x * gtco::i64(map.element_bytes) + y * map.strides[0] + z * map.strides[1];
-      if (inside) {
+      if (column < read.count) {
+        const u64 from = read.from + column * gtco::i64(map.element_bytes);
         std::memcpy(to, reinterpret_cast<const void*>(from), map.element_bytes);
       } else {
         std::memset(to, 0, map.element_bytes);
       }
     }
+  }
   blocks[owner].shadow.land(transfer.to & OFFSET, bytes, event);
   if (owner != transfer.thread / block_threads) blocks[owner].visits[event.agent] = event;
   barrier.bytes -= bytes;

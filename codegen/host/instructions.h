@@ -10,12 +10,18 @@ namespace gtco {
 extern unsigned char smem[];
 
 namespace ptx {
-// What the driver encodes for the GPU, as the runner writes it for us.
+// What the driver encodes for the GPU, as the runner writes it for us: dimensions beyond its own
+// are of one element.
 struct alignas(64) TensorMap {
   u64 base;
-  i64 sizes[3], strides[2];  // elements; bytes
-  i32 box[3], element_bytes, swizzle_bytes;
-  u8 rest[48];
+  i64 sizes[5], strides[4];  // elements; bytes, of all dimensions but the innermost
+  i32 box[5], element_bytes, swizzle_bytes, dimensions;
+  u8 rest[16];
+};
+
+// Where a box begins: an element of each dimension.
+struct Place {
+  i32 at[5];
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the GPU's");
 }  // namespace ptx
@@ -25,6 +31,7 @@ namespace host {
 
 using gtco::u32;
 using gtco::u64;
+using gtco::ptx::Place;
 using gtco::ptx::TensorMap;
 
 enum class Type { F16, BF16, TF32 };
@@ -51,7 +58,8 @@ void mbarrier_init(u32 address, u32 arrivals);
 void mbarrier_arrive(u32 address, bool release);
 void mbarrier_arrive_expect_tx(u32 address, u32 bytes);
 void mbarrier_wait(u32 address, u32 parity);
-void bulk_copy(u32 to, const TensorMap& map, int x, int y, int z, u32 barrier, u32 blocks);
+void bulk_copy(u32 to, const TensorMap& map, int dimensions, const Place& place, u32 barrier,
+               u32 blocks);
 void bulk_prefetch(const void* from, u32 bytes);
 void bulk_copy_to_cluster(u32 to, u32 from, u32 bytes, u32 barrier);
 void st_async(u32 to, const void* values, int bytes, u32 barrier);

@@ -67,7 +67,7 @@ struct Product {
 struct Transfer {
   u32 to, barrier;
   TensorMap map;
-  int x, y, z;
+  Place place;
   u32 from, bytes;  // of a copy between blocks of the cluster; else 0
   int thread;
   const void* pc;

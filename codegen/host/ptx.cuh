@@ -86,11 +86,15 @@ __forceinline__ void cp_async_bulk_prefetch(const void* from, u32 bytes) {
 }
 __forceinline__ void cp_async_bulk_tensor_multicast(u32 to, const TensorMap& map, int x, int y,
                                                     int z, u32 barrier, u16 blocks) {
-  host::bulk_copy(to, map, x, y, z, barrier, blocks);
+  host::bulk_copy(to, map, 3, {x, y, z}, barrier, blocks);
 }
 __forceinline__ void cp_async_bulk_tensor(u32 to, const TensorMap& map, int x, int y, int z,
                                           u32 barrier) {
-  host::bulk_copy(to, map, x, y, z, barrier, 1u << host::block_rank());
+  host::bulk_copy(to, map, 3, {x, y, z}, barrier, 1u << host::block_rank());
+}
+__forceinline__ void cp_async_bulk_tensor(u32 to, const TensorMap& map, int x, int y, int z, int u,
+                                          int v, u32 barrier) {
+  host::bulk_copy(to, map, 5, {x, y, z, u, v}, barrier, 1u << host::block_rank());
 }
 
 __forceinline__ void barrier_cluster_arrive() { host::cluster_arrive(true); }

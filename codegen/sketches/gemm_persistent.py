@@ -4,34 +4,27 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
-from gtco.codegen.program import KernelProgram
+from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 
-THREADS = 384
-"""Two consumer warpgroups, and one of which a single thread produces."""
-REGISTERS = 168
-"""Of a thread as its block begins: an even part of a multiprocessor's."""
-ACCUMULATORS = 192
-"""Most that a consumer's thread holds: the epilogue needs the rest of its 240 registers."""
-CHUNKS = 24
-"""Most chunks of row statistics that a lane merges, in registers, before its products."""
+ACCUMULATORS = {2: 192, 3: 96}
+"""Most that a thread of two or three consumers holds: the epilogue needs the rest of its 240 or 160
+registers."""
 
 
 @dataclass(frozen=True)
 class _SharedMemory:
-    """Where what lies, in bytes; `stage_ld` is the row pitch of a staged piece in elements."""
+    """How many stages there are, and where what lies, in bytes."""
 
     stages: int
-    stage_ld: int
-    staged_at: int
     row_values_at: int
     barriers_at: int
     nbytes: int
@@ -40,12 +33,12 @@ class _SharedMemory:
 class GemmPersistent(Sketch):
     """A block a multiprocessor; one warpgroup multiplies while the other runs its epilogue.
 
-    With `cooperative`, both share every tile instead. The ring has as many stages as fit.
+    With `cooperative`, two or three share every tile instead. The ring has as many stages as fit.
     """
 
     name: ClassVar[str] = "gemm_persistent"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -56,26 +49,20 @@ class GemmPersistent(Sketch):
             smallest >= 2 * target.sm_count,
             f"{smallest} tiles of 64 x 64 are not two for each of {target.sm_count} blocks",
         )
-        for node in group.nodes:
-            if node.op == "merge_stats":
-                columns = node.attrs["columns"]
-                check(
-                    -(-columns // 64) <= CHUNKS,
-                    f"row statistics of {columns} columns do not fit a lane's registers",
-                )
         region = problem.region()
         emitter = problem.epilogue(region)
-        self.row_fields, self.vector = len(emitter.row_fields), region.vector
+        self.row_fields = len(emitter.row_fields)
+        eights = problem.batch == 1 and problem.columns % 32 == 0 and region.vector == 8
+        self.width = 8 if eights else 2
 
     def knobs(self) -> tuple[Knob, ...]:
         widest = max(64, pad_to(self.problem.columns, 64))
         columns = (64, 96, 128, 160, 192, 224, 256)
         return (
             Knob("cooperative", (0, 1)),
-            Knob("block_m", (64, 128, 256)),
+            Knob("block_m", (64, 128, 192, 256)),
             Knob("block_n", tuple(size for size in columns if size <= widest)),
             Knob("atoms", (1, 2)),
-            Knob("piece", (32, 64)),
             Knob("raster", (1, 4, 16)),
         )
 
@@ -118,34 +105,27 @@ class GemmPersistent(Sketch):
         return -(-self.problem.k // (schedule["atoms"] * self.block_k))
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
-        block_m, block_n, piece = schedule["block_m"], schedule["block_n"], schedule["piece"]
-        stage_ld = piece + 8
-        warp_rows = block_m // (4 + 4 * schedule["cooperative"])
-        staged = 8 * 16 * stage_ld * 4
-        row_values = pad_to(8 * warp_rows * 4 * self.row_fields, 16)
+        block_m, block_n = schedule["block_m"], schedule["block_n"]
+        row_values = pad_to(2 * block_m * 4 * self.row_fields, 16)  # a tile's and the next one's
         stage = schedule["atoms"] * (block_m + block_n) * 128
-        fits = (self.target.smem_per_block - staged - row_values - 16) // (stage + 16)
+        fits = (self.target.smem_per_block - row_values - 48) // (stage + 16)
         stages = max(2, min(fits, self._rounds(schedule) * self._steps(schedule)))
-        staged_at = stages * stage
-        row_values_at = staged_at + staged
+        row_values_at = stages * stage
         barriers_at = row_values_at + row_values
-        nbytes = barriers_at + 16 * (stages + 1)
-        return _SharedMemory(stages, stage_ld, staged_at, row_values_at, barriers_at, nbytes)
+        nbytes = barriers_at + 16 * (stages + 3)
+        return _SharedMemory(stages, row_values_at, barriers_at, nbytes)
 
     def _check(self, schedule: Schedule) -> None:
-        block_m, block_n, piece = schedule["block_m"], schedule["block_n"], schedule["piece"]
-        rows = block_m // (1 + schedule["cooperative"])
+        block_m, block_n = schedule["block_m"], schedule["block_n"]
+        consumers = _consumers(schedule)
+        rows = block_m // consumers if schedule["cooperative"] else block_m
         check(rows in (64, 128), f"a warpgroup multiplies 64 or 128 rows, not {rows}")
-        check(block_n % 8 == 0 and block_n <= 256, f"wgmma takes no N of {block_n}")
+        check(block_n % 32 == 0, f"{block_n} columns a tile are no multiple of a part's 32")
+        check(block_n <= 256, f"wgmma takes no N of {block_n}")
         accumulators = rows // 64 * block_n // 2
-        check(
-            accumulators <= ACCUMULATORS,
-            f"{accumulators} accumulators a thread, of {ACCUMULATORS}",
-        )
-        check(block_n % piece == 0, f"{block_n} columns are no whole pieces of {piece}")
-        vector = self.vector
-        check(piece % vector == 0, f"{piece} columns are no multiple of the vector of {vector}")
-        self.problem.check_stats(piece, "piece")
+        most = ACCUMULATORS[consumers]
+        check(accumulators <= most, f"{accumulators} accumulators a thread, of {most}")
+        self.problem.check_stats(block_n, "tile")
         self.check_smem(self._smem(schedule).nbytes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
@@ -166,7 +146,7 @@ class GemmPersistent(Sketch):
             tile_p=block_m,
             tile_q=block_n,
             split=1,
-            registers=REGISTERS,
+            registers=timing.most_registers(_threads(schedule)),
             tiles=self._rounds(schedule),
             consumers=1 if schedule["cooperative"] else 2,
             depth=1,
@@ -178,7 +158,7 @@ class GemmPersistent(Sketch):
         region = problem.region()
         functor = problem.epilogue(region).functor("Epilogue", "acc")
         block_m, block_n, atoms = schedule["block_m"], schedule["block_n"], schedule["atoms"]
-        smem, blocks = self._smem(schedule), self._blocks(schedule)
+        smem, blocks, threads = self._smem(schedule), self._blocks(schedule), _threads(schedule)
         down = -(-problem.rows // block_m)
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
@@ -189,19 +169,19 @@ struct Config {{
   using Element = {C_TYPES[problem.dtype]};
   static constexpr int BATCH = {problem.batch}, ROWS = {problem.rows};
   static constexpr int COLUMNS = {problem.columns}, K = {problem.k};
+  static constexpr int CONSUMERS = {_consumers(schedule)};
   static constexpr bool COOPERATIVE = {str(bool(schedule["cooperative"])).lower()};
   static constexpr int BLOCK_M = {block_m}, BLOCK_N = {block_n};
   static constexpr int STAGES = {smem.stages}, ATOMS = {atoms};
   static constexpr bool A_CONSTANT = {str(problem.a.constant).lower()};
   static constexpr bool B_CONSTANT = {str(problem.b.constant).lower()};
-  static constexpr int PIECE = {schedule["piece"]}, STAGE_LD = {smem.stage_ld};
-  static constexpr int GROUP = {min(schedule["raster"], down)}, BLOCKS = {blocks};
-  static constexpr int STAGED_AT = {smem.staged_at}, ROW_VALUES_AT = {smem.row_values_at};
-  static constexpr int BARRIERS_AT = {smem.barriers_at};
+  static constexpr int WIDTH = {self.width}, GROUP = {min(schedule["raster"], down)};
+  static constexpr int BLOCKS = {blocks};
+  static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
 }};
 
 {functor}
-extern "C" __global__ void __launch_bounds__({THREADS}, 1)
+extern "C" __global__ void __launch_bounds__({threads}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             const __grid_constant__ ptx::TensorMap b_map{declarations}) {{
   gemm_persistent<Config>(a_map, b_map, Epilogue{{{names}}});
@@ -209,13 +189,37 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
 """
         maps = (
             problem.tensor_map(problem.a, problem.rows, block_m),
-            problem.tensor_map(problem.b, problem.columns, block_n),
+            self._b_map(block_n),
         )
         return self.program(
             schedule,
             source,
             (blocks, 1, 1),
-            THREADS,
+            threads,
             smem.nbytes,
             (*maps, *(argument for _, argument in region.parameters.values())),
         )
+
+    def _b_map(self, block_n: int) -> TensorMapArgument:
+        """Of tiles of `block_n` rows of B, in the order in which a thread has `width` columns."""
+        problem = self.problem
+        plain = problem.tensor_map(problem.b, problem.columns, block_n)
+        if self.width == 2:
+            return plain
+        k, row = problem.k, plain.strides[0]
+        return replace(
+            plain,
+            sizes=(k, 2, 4, 4, problem.columns // 32),
+            strides=(row, 8 * row, 2 * row, 32 * row),
+            box=(plain.box[0], 2, 4, 4, block_n // 32),
+        )
+
+
+def _consumers(schedule: Schedule) -> int:
+    """Warpgroups that multiply."""
+    return 3 if schedule["cooperative"] and schedule["block_m"] == 192 else 2
+
+
+def _threads(schedule: Schedule) -> int:
+    """Of a block: the consumers', and a warpgroup of which a single thread produces."""
+    return 128 * (_consumers(schedule) + 1)

@@ -436,14 +436,18 @@ def _encode_argument(argument: Argument) -> Json:
 def _decode_argument(data: Json) -> Argument:
     if "pointer" in data:
         return Pointer(data["pointer"])
-    outer, outermost = data["strides"]
+    sizes, strides, box = (
+        tuple(int(each) for each in data[name]) for name in ("sizes", "strides", "box")
+    )
+    if len(sizes) not in (3, 5) or len(strides) != len(sizes) - 1 or len(box) != len(sizes):
+        raise EncodingError(f"a tensor map of {len(sizes)} sizes, {len(strides)} strides")
     return TensorMapArgument(
         data["tensor_map"],
         int(data["offset"]),
         _lookup(_DTYPES, data["dtype"], "dtype"),
-        _three(data["sizes"]),
-        (int(outer), int(outermost)),
-        _three(data["box"]),
+        sizes,
+        strides,
+        box,
         int(data["swizzle_bytes"]),
     )
 

@@ -430,15 +430,16 @@ class _Argument(ctypes.Structure):
 
 def _tensor_map(argument: TensorMapArgument) -> Tensor:
     """The host library's TensorMap, in memory that is aligned as it asks; its base is an offset."""
-    size = argument.dtype.itemsize
+    size, missing = argument.dtype.itemsize, 5 - len(argument.sizes)
     packed = struct.pack(
-        "<Q3q2q5i",
+        "<Q5q4q5i3i",
         argument.offset * size,
-        *argument.sizes,
-        *(stride * size for stride in argument.strides),
-        *argument.box,
+        *(*argument.sizes, *[1] * missing),
+        *(*(stride * size for stride in argument.strides), *[0] * missing),
+        *(*argument.box, *[1] * missing),
         size,
         argument.swizzle_bytes,
+        len(argument.sizes),
     )
     whole = torch.zeros(128, dtype=torch.uint8)
     whole[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)

@@ -21,7 +21,10 @@ FEW = replace(TARGETS["sm_90a"], sm_count=2, smem_per_block=100 * 1024)
 SCHEDULES = {
     "in turn": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "together": {"cooperative": 1, "block_m": 128, "block_n": 64},
+    "in eights": {"cooperative": 0, "block_m": 64, "block_n": 64},
 }
+COLUMNS = {"in turn": 184, "together": 184, "in eights": 192}
+"""Of which 32 are a whole part, or not: a thread has eight side by side, or two."""
 
 FAULTS = {
     "accumulators read before the last wait": (
@@ -31,61 +34,61 @@ FAULTS = {
     ),
     "a slot handed back while a product still reads it": (
         "in turn",
-        "if (step > 0) release((used - 1) % C::STAGES);",
+        "if (step > 0) release(last);",
         "release(s);",
     ),
     "the last slot of a tile handed back before its products are done": (
         "in turn",
         """    for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(acc[m]);
-    release((used - 1) % C::STAGES);
+    release(last);
 """,
-        """    release((used - 1) % C::STAGES);
+        """    release(last);
     for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(acc[m]);
 """,
     ),
     "the last slot of a tile never handed back": (
         "in turn",
-        "    release((used - 1) % C::STAGES);\n",
-        "",
+        "    release(last);\n\n",
+        "\n",
     ),
     "a warpgroup that begins a tile at the other's slot": (
         "in turn",
-        "int used = round * STEPS;",
-        "int used = round / 2 * STEPS;",
+        "if constexpr (!C::COOPERATIVE) from.template skip<STEPS>();",
+        "",
     ),
     "a warpgroup that begins a shared tile one slot late": (
         "together",
-        "int used = round * STEPS;",
-        "int used = round * STEPS + (round > 0 && group > 0);",
+        "RingPlace<C::STAGES> from{0, 0};",
+        "RingPlace<C::STAGES> from{group, 0};",
     ),
     "a parity that forgets the tiles before": (
         "in turn",
-        "ptx::mbarrier_wait(full + 8 * s, used / C::STAGES & 1);",
+        "ptx::mbarrier_wait(full + 8 * s, from.phase);",
         "ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);",
     ),
     "no wait for an empty slot": (
         "in turn",
-        "        ptx::mbarrier_wait(empty + 8 * s, (filled / C::STAGES & 1) ^ 1);\n",
+        "        ptx::mbarrier_wait(empty + 8 * to.slot, to.phase ^ 1);\n",
         "",
     ),
     "a wait for an empty slot's other phase": (
         "in turn",
-        "(filled / C::STAGES & 1) ^ 1);",
-        "filled / C::STAGES & 1);",
+        "to.phase ^ 1);",
+        "to.phase);",
     ),
     "a ring that begins anew with each tile": (
         "in turn",
-        "        const int s = filled % C::STAGES;\n",
-        "        const int s = step % C::STAGES;\n",
+        "      begin = 0;\n",
+        "      begin = 0;\n      to = {0, 0};\n",
     ),
     "a wrong expected byte count": (
         "in turn",
-        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, STAGE_BYTES);",
-        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, A_BYTES);",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, STAGE_BYTES);",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, A_BYTES);",
     ),
     "a slot that half of its readers hand back": (
         "together",
-        "ptx::mbarrier_init(empty + 8 * s, C::COOPERATIVE ? 8 : 4);",
+        "ptx::mbarrier_init(empty + 8 * s, C::COOPERATIVE ? C::CONSUMERS * 4 : 4);",
         "ptx::mbarrier_init(empty + 8 * s, 4);",
     ),
     "a turn that is never handed over": (
@@ -118,30 +121,41 @@ FAULTS = {
         "if constexpr (C::B_CONSTANT) copy_b(step, first, step);",
         "if constexpr (C::B_CONSTANT) copy_a(step, first, step);",
     ),
-    "a piece staged over one that is being read": (
-        "in turn",
-        "        __syncwarp();  // the piece before has been read\n",
-        "",
+    "columns of another tile of weights": (
+        "in eights",
+        "at.col0 / 32, full + 8 * s);",
+        "at.col0 / 64, full + 8 * s);",
     ),
-    "a piece read before it is staged": (
-        "in turn",
-        "        __syncwarp();\n        constexpr int V",
-        "        constexpr int V",
+    "weights copied as if their rows came in order": (
+        "in eights",
+        "if constexpr (C::WIDTH == 8) {",
+        "if constexpr (C::WIDTH == 4) {",
     ),
     "row values replaced while they are read": (
         "in turn",
-        "    __syncwarp();  // the last tile's row values have been read\n",
+        "          ptx::mbarrier_wait(rows_empty + 8 * (round % 2), round / 2 % 2 ^ 1);\n",
         "",
     ),
-    "two warps that stage in one place": (
+    "row values read before they are there": (
         "in turn",
-        "+ warp * 16 * C::STAGE_LD;",
-        "+ warp / 2 * 16 * C::STAGE_LD;",
+        "      ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);\n",
+        "      (void)rows_full;\n",
     ),
-    "two warpgroups with one place for row values": (
+    "row values that are never handed back": (
         "in turn",
-        "+ warp * WARP_ROWS;",
-        "+ warp % 4 * WARP_ROWS;",
+        "      if (lane == 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));\n",
+        "",
+    ),
+    "row values handed back before they are read": (
+        "in turn",
+        "      ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);\n",
+        "      ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);\n"
+        "    if (lane == 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));\n",
+    ),
+    "two tiles with one place for row values": (
+        "in turn",
+        "row_values[round % 2 * C::BLOCK_M + r] =",
+        "row_values[r] =",
     ),
     "sums that begin with the tile before": (
         "in turn",
@@ -160,8 +174,8 @@ FAULTS = {
     ),
     "an idle warp without the dependent-launch wait": (
         "in turn",
-        "      ptx::griddepcontrol_wait();\n      return;\n",
-        "      return;\n",
+        "      ptx::griddepcontrol_wait();\n      if constexpr (Functor::ROW",
+        "      if constexpr (Functor::ROW",
     ),
     "a producer without the dependent-launch wait": (
         "in turn",
@@ -170,28 +184,28 @@ FAULTS = {
     ),
     "an mbarrier that is never initialised": (
         "in turn",
-        "    for (int group = 0; group < 2; ++group) ptx::mbarrier_init(turn + 8 * group, 4);\n",
+        "      ptx::mbarrier_init(turn + 8 * i, 4);\n",
         "",
     ),
 }
 
 
-def group() -> Group:
-    return groups.norm_linear(310, 328, 184, torch.float16)
+def group(schedule: str) -> Group:
+    return groups.norm_linear(310, 328, COLUMNS[schedule], torch.float16)
 
 
 def program(schedule: str, old: str = "", new: str = "") -> KernelProgram:
     """The GEMM with `old` replaced in its template."""
-    knobs = {**SCHEDULES[schedule], "atoms": 1, "piece": 32, "raster": 2}
-    return planted(GemmPersistent(group(), FEW).emit(knobs), old, new)
+    knobs = {**SCHEDULES[schedule], "atoms": 1, "raster": 2}
+    return planted(GemmPersistent(group(schedule), FEW).emit(knobs), old, new)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_kernel_itself_is_right(schedule: str) -> None:
-    assert verdicts(program(schedule), group()) == []
+    assert verdicts(program(schedule), group(schedule)) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     schedule, old, new = FAULTS[fault]
-    check_caught(program(schedule, old, new), group())
+    check_caught(program(schedule, old, new), group(schedule))

@@ -37,7 +37,9 @@ struct Epilogue {
   const half_t* in0;
   static constexpr int VECTOR = 8;
   static constexpr int ROW_VALUES = 0;
+  static constexpr bool ROW_STATS = false;
   struct Row {  };
+  template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {
     return Row{};
   }
@@ -48,10 +50,11 @@ struct Epilogue {
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
     return {};
   }
-  template <int V>
+  template <int V, class Stats = StatsOfLanes>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
-                                             const Vec<float, V>& acc) const {
+                                             const Vec<float, V>& acc,
+                                             Stats stats = {}) const {
     store<V>(out0 + (row / 197) * 64 + (row % 197) * 768 + col, acc, active);
   }
 };

@@ -36,7 +36,9 @@ struct Epilogue {
   const half_t* __restrict__ in2;
   static constexpr int VECTOR = 8;
   static constexpr int ROW_VALUES = 0;
+  static constexpr bool ROW_STATS = false;
   struct Row {  };
+  template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {
     return Row{};
   }
@@ -47,10 +49,11 @@ struct Epilogue {
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
     return {load_packed<V>(in0 + col, active)};
   }
-  template <int V>
+  template <int V, class Stats = StatsOfLanes>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
-                                             const Vec<float, V>& acc) const {
+                                             const Vec<float, V>& acc,
+                                             Stats stats = {}) const {
     const auto x0 = unpack(in.x0);
     const auto v_linear = map<V>([&](int i) { return acc[i] + x0[i]; });
     store<V>(out0 + row * 768 + col, v_linear, active);

@@ -5,15 +5,15 @@ struct Config {
   using Element = half_t;
   static constexpr int BATCH = 1, ROWS = 1576;
   static constexpr int COLUMNS = 3072, K = 768;
+  static constexpr int CONSUMERS = 2;
   static constexpr bool COOPERATIVE = false;
   static constexpr int BLOCK_M = 128, BLOCK_N = 128;
-  static constexpr int STAGES = 5, ATOMS = 1;
+  static constexpr int STAGES = 7, ATOMS = 1;
   static constexpr bool A_CONSTANT = false;
   static constexpr bool B_CONSTANT = true;
-  static constexpr int PIECE = 64, STAGE_LD = 72;
-  static constexpr int GROUP = 4, BLOCKS = 132;
-  static constexpr int STAGED_AT = 163840, ROW_VALUES_AT = 200704;
-  static constexpr int BARRIERS_AT = 202752;
+  static constexpr int WIDTH = 8, GROUP = 4;
+  static constexpr int BLOCKS = 132;
+  static constexpr int ROW_VALUES_AT = 229376, BARRIERS_AT = 231424;
 };
 
 struct Epilogue {
@@ -23,9 +23,11 @@ struct Epilogue {
   half_t* __restrict__ out0;
   static constexpr int VECTOR = 8;
   static constexpr int ROW_VALUES = 2;
+  static constexpr bool ROW_STATS = false;
   struct Row { float v_merge_stats_0; float v_merge_stats_1; };
+  template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {
-    const RowMoments v_merge_stats = merge_row_stats<768>(in0 + row * 24, 1e-06f);
+    const RowMoments v_merge_stats = merge_row_stats<768, AT_ONCE>(in0 + row * 24, 1e-06f);
     const float v_merge_stats_0 = v_merge_stats.mean;
     const float v_merge_stats_1 = v_merge_stats.rstd;
     return Row{v_merge_stats_0, v_merge_stats_1};
@@ -37,10 +39,11 @@ struct Epilogue {
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
     return {load_packed<V>(in1 + col, active), load_packed<V>(in2 + col, active)};
   }
-  template <int V>
+  template <int V, class Stats = StatsOfLanes>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
-                                             const Vec<float, V>& acc) const {
+                                             const Vec<float, V>& acc,
+                                             Stats stats = {}) const {
     const auto x0 = unpack(in.x0);
     const auto v_mul = map<V>([&](int i) { return (r.v_merge_stats_0) * (x0[i]); });
     const auto v_sub = map<V>([&](int i) { return (acc[i]) - (v_mul[i]); });

@@ -22,7 +22,9 @@ struct Epilogue {
   float* __restrict__ out1;
   static constexpr int VECTOR = 8;
   static constexpr int ROW_VALUES = 0;
+  static constexpr bool ROW_STATS = true;
   struct Row {  };
+  template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {
     return Row{};
   }
@@ -33,17 +35,18 @@ struct Epilogue {
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
     return {load_packed<V>(in0 + col, active), load_packed<V>(in1 + row * 768 + col, active)};
   }
-  template <int V>
+  template <int V, class Stats = StatsOfLanes>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
-                                             const Vec<float, V>& acc) const {
+                                             const Vec<float, V>& acc,
+                                             Stats stats = {}) const {
     const auto x0 = unpack(in.x0);
     const auto v_linear = map<V>([&](int i) { return acc[i] + x0[i]; });
     const auto x1 = unpack(in.x1);
     const auto v_add = map<V>([&](int i) { return (v_linear[i]) + (x1[i]); });
     store<V>(out0 + row * 768 + col, v_add, active);
     const auto stored_out1 = map<V>([&](int i) { return round_to<half_t>(v_add[i]); });
-    store_row_stats<768>(out1, row, col, stored_out1, active);
+    stats.template store<768>(out1, row, col, stored_out1, active);
   }
 };
 

@@ -22,10 +22,10 @@ from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.graph import Group
 from gtco.options import OptionError
-from gtco.passes.tasks import workload_key
+from gtco.passes.tasks import Task, workload_key
 from gtco.runtime.module import CompiledModule
 from gtco.target import TARGETS, TargetError
-from tests import models
+from tests import groups, models
 
 H100 = TARGETS["sm_90a"]
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
@@ -126,6 +126,15 @@ def test_a_fallback_is_named_otherwise(caplog: pytest.LogCaptureFixture) -> None
     assert without.reason == "library: no sketch takes conv2d"
     assert without.reason in caplog.text
     assert len(compiled.launches) > 1
+
+
+@pytest.mark.parametrize(("rows", "sketch"), [(1, "gemm_skinny"), (6304, "gemm_persistent")])
+def test_an_untuned_group_takes_the_sketch_that_the_draft_prefers(rows: int, sketch: str) -> None:
+    group = groups.norm_linear(rows, 768, 3072, torch.float16)
+    task = Task(workload_key(group, H100), group, (group,))
+    (launch,) = compiler.launches_of(task, H100, Knowledge("none"))
+    assert launch.program is not None
+    assert (launch.program.sketch, launch.source) == (sketch, "default")
 
 
 def test_an_unknown_option_suggests_the_known_one() -> None:

@@ -213,7 +213,6 @@ def many_rows(**changes: int) -> Work:
         "block_m": 128,
         "block_n": 160,
         "atoms": 1,
-        "piece": 32,
         "raster": 4,
     }
     group = groups.norm_linear(6304, 768, 3072, F16, gelu=True)
