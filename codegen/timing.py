@@ -1,6 +1,7 @@
 """How long a kernel takes in a chain, from what one block of it does: a formula, nothing measured.
 
-    start + max(weights from device memory, waves * (tiles before + loop + epilogue))
+    start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
+    begun    = waves but the first * latency, where one block fits a multiprocessor at a time
     loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
@@ -166,4 +167,5 @@ def chain_us(
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
     before_us += HANDOVER_US * (block.tiles - 1) * (block.consumers > 1)
-    return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us))
+    begun_us = (waves - 1) * LATENCY_US * (resident == 1)  # nothing else is under way
+    return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us) + begun_us)

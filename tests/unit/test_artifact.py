@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import gtco
+from gtco.codegen.program import TensorMapArgument
 from gtco.ops import Slot
 from gtco.runtime import artifact
 from gtco.runtime.artifact import ArtifactError
@@ -97,6 +98,19 @@ def test_a_module_comes_back_as_it_was(compiled: CompiledModule, written: Path) 
         strict=True,
     ):
         assert torch.equal(ours, theirs)
+
+
+def test_a_tensor_map_of_five_dimensions_comes_back(tmp_path: Path) -> None:
+    model, x = nn.Linear(768, 768).half(), torch.randn(6304, 768).half()
+    compiled = gtco.compile(model, (x,), target="sm_90a")
+    compiled.save(tmp_path / "rows.gtco")
+    (before,), (after,) = (
+        [launch.program for launch in each._plan.launches]
+        for each in (compiled, gtco.load(tmp_path / "rows.gtco"))
+    )
+    assert before is not None and before.sketch == "gemm_persistent"
+    assert any(isinstance(a, TensorMapArgument) and len(a.sizes) == 5 for a in before.arguments)
+    assert after == before
 
 
 def test_weights_lie_once_in_a_file_that_any_tool_opens(
@@ -312,6 +326,16 @@ def first_program(content: dict[str, Any]) -> dict[str, Any]:
     return program
 
 
+def first_map(content: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = next(
+        argument
+        for launch in content["plan"]["launches"]
+        for argument in (launch["program"] or {"arguments": []})["arguments"]
+        if "tensor_map" in argument
+    )
+    return found
+
+
 def import_by_enum(content: dict[str, Any]) -> None:
     hook = {"__enum__": True, "fqn": "antigravity:x", "name": "y"}
     tree = {"type": "builtins.dict", "context": json.dumps([hook]), "children_spec": [None]}
@@ -350,6 +374,10 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
     "an argument from nowhere": (
         lambda c: first_program(c).update(arguments=[{"pointer": "nowhere"}]),
         "no stored value %nowhere",
+    ),
+    "a tensor map of four dimensions": (
+        lambda c: first_map(c)["sizes"].append(1),
+        "a tensor map of 4 sizes, 2 strides",
     ),
     "a launch too few": (lambda c: c["plan"]["launches"].pop(), "no launch computes"),
     "launches out of order": (lambda c: c["plan"]["launches"].reverse(), "before a launch"),
