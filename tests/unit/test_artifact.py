@@ -22,11 +22,8 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import gtco
-from gtco.codegen.program import TensorMapArgument
-from gtco.ops import Slot
 from gtco.runtime import artifact
 from gtco.runtime.artifact import ArtifactError
-from gtco.runtime.encoding import EncodingError, decode_value, encode_value
 from gtco.runtime.module import CompiledModule
 from gtco.target import TargetError
 from tests.models import vit
@@ -100,19 +97,6 @@ def test_a_module_comes_back_as_it_was(compiled: CompiledModule, written: Path) 
         assert torch.equal(ours, theirs)
 
 
-def test_a_tensor_map_of_five_dimensions_comes_back(tmp_path: Path) -> None:
-    model, x = nn.Linear(768, 768).half(), torch.randn(6304, 768).half()
-    compiled = gtco.compile(model, (x,), target="sm_90a")
-    compiled.save(tmp_path / "rows.gtco")
-    (before,), (after,) = (
-        [launch.program for launch in each._plan.launches]
-        for each in (compiled, gtco.load(tmp_path / "rows.gtco"))
-    )
-    assert before is not None and before.sketch == "gemm_persistent"
-    assert any(isinstance(a, TensorMapArgument) and len(a.sizes) == 5 for a in before.arguments)
-    assert after == before
-
-
 def test_weights_lie_once_in_a_file_that_any_tool_opens(
     compiled: CompiledModule, written: Path
 ) -> None:
@@ -182,26 +166,6 @@ assert loaded.kernels
 assert not {{"gtco.compiler", "gtco.runtime.compile_pool"}} & set(sys.modules)
 """
     subprocess.run([sys.executable, "-c", code], check=True, env=environment(), timeout=120)
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None, True, 3, 0.1, float("-inf"), "text", torch.float16, torch.device("cuda:1"),
-        torch.strided, torch.channels_last, (1, (2, Slot(0))), ("args", ((), None)),
-    ],
-)  # fmt: skip
-def test_attribute_values_come_back(value: Any) -> None:
-    back = decode_value(json.loads(json.dumps(encode_value(value), allow_nan=False)))
-    assert back == value and type(back) is type(value)
-
-
-def test_a_value_that_no_artifact_can_hold_is_refused() -> None:
-    with pytest.raises(EncodingError, match="a Generator"):
-        encode_value(torch.Generator())
-    for data in ({"dtype": "f8"}, {"float": "__import__"}, {"slot": "0"}, {"other": 1}):
-        with pytest.raises(EncodingError):
-            decode_value(data)
 
 
 def test_a_module_for_the_host_is_not_saved(compiled: CompiledModule, tmp_path: Path) -> None:
