@@ -1,10 +1,11 @@
 """Train the learned cost model that ships with the package, on pools and on tuning records.
 
-    python -m experiments.train_ranker POOL... OUT.ubj [--records FILE.jsonl]
+    python -m experiments.train_ranker POOL... OUT.ubj [--records FILE.jsonl...]
 
 OUT is `cost_model/records/<arch>.ubj`. POOL are folders of `experiments.measure_pools`, all of one
 architecture; FILE is what `gtco db export` wrote of a tuner's database, for the families whose
-tasks are too small for a pool. `experiments.replay_searches` says how well such a model ranks what
+tasks are too small for a pool; programs of two files are not compared, since kernels may have
+changed between them. `experiments.replay_searches` says how well such a model ranks what
 it did not see.
 """
 
@@ -23,13 +24,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("pools", type=Path, nargs="+")
     parser.add_argument("out", type=Path)
-    parser.add_argument("--records", type=Path)
+    parser.add_argument("--records", type=Path, nargs="+", default=[])
     options = parser.parse_args()
     pool = [task for folder in options.pools for task in read_pool(folder)]
     (arch,) = {task.arch for task in pool}
     groups = [task.measured() for task in pool]
-    if options.records is not None:
-        groups += by_workload(read_jsonl(options.records))
+    for file in options.records:
+        groups += by_workload(read_jsonl(file))
     train(groups, find_target(arch)).save(options.out)
     programs = sum(map(len, groups))
     print(f"{options.out}: from {programs} programs of {len(groups)} tasks, {arch}")

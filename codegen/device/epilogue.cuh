@@ -171,4 +171,71 @@ class FragmentEpilogue {
   const int row_, col_, row_end_, column_end_;
 };
 
+// The same where wgmma's rows are the tile's columns: 8 rows x 16 columns, of which lane (g, t) has
+// rows 2 t and 2 t + 1 and columns 2 g and 2 g + 1, or with WIDTH 1 g and g + 8, as wgmma numbers
+// them.
+template <int WIDTH, bool INSIDE, class Functor>
+class TransposedEpilogue {
+  static constexpr int V = min_of(WIDTH, Functor::VECTOR), CALLS = 2 / V;
+  static constexpr int ROWS = Functor::INPUTS_BY_ROW ? 2 : 1;  // that have inputs of their own
+  using Inputs = typename Functor::template Inputs<V>;
+
+ public:
+  struct Fetched {  // what the functor reads from device memory
+    Inputs at[ROWS][CALLS];
+  };
+
+  __device__ __forceinline__ TransposedEpilogue(const Functor& functor, int row0, int col0,
+                                                int row_end, int column_end)
+      : functor_(functor),
+        row_(row0 + threadIdx.x % 4 * 2),
+        col_(col0 + threadIdx.x % 32 / 4 * WIDTH),
+        row_end_(row_end),
+        column_end_(column_end) {}
+
+  __device__ __forceinline__ Fetched fetch() const {
+    Fetched result;
+#pragma unroll
+    for (int i = 0; i < ROWS; ++i)
+#pragma unroll
+      for (int call = 0; call < CALLS; ++call)
+        // For a row beyond the last, those of the last: a load that waits for no condition.
+        result.at[i][call] = functor_.template inputs<V>(min_of(row_ + i, row_end_ - 1),
+                                                         column(call), active_column(call));
+    return result;
+  }
+
+  // `rows` are the values of the 8 rows, `acc` four accumulators. `moments` of the thread's two
+  // rows and `stats` are written where the functor has statistics.
+  __device__ __forceinline__ void run(const typename Functor::Row* rows, const Fetched& fetched,
+                                      const float* acc, Moments* moments, float*& stats) const {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const bool active = row_ + i < row_end_;
+      typename Functor::Row values{};
+      if constexpr (Functor::ROW_VALUES > 0) {
+        if (active) values = rows[threadIdx.x % 4 * 2 + i];
+      }
+      float held[2];
+#pragma unroll
+      for (int call = 0; call < CALLS; ++call)
+        functor_.template operator()<V>(
+            row_ + i, column(call), values, active && active_column(call),
+            fetched.at[i % ROWS][call], map<V>([&](int j) { return acc[(call * V + j) * 2 + i]; }),
+            StatsOfTransposed<WIDTH>{held, call * V, moments[i], stats});
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int column(int call) const {
+    return col_ + call * (WIDTH == 1 ? 8 : V);
+  }
+  __device__ __forceinline__ bool active_column(int call) const {
+    return INSIDE || column(call) < column_end_;
+  }
+
+  const Functor& functor_;
+  const int row_, col_, row_end_, column_end_;
+};
+
 }  // namespace gtco

@@ -81,7 +81,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   static_assert(PRODUCER_REGISTERS + C::CONSUMERS * CONSUMER_REGISTERS <=
                     (C::CONSUMERS + 1) * (512 / (C::CONSUMERS + 1) / 8 * 8),
                 "what is given was taken");
-  constexpr int PRODUCER = C::CONSUMERS * 4;  // the warp
+  constexpr int PRODUCER = C::CONSUMERS * 4;                      // the warp
+  constexpr int READERS = C::COOPERATIVE ? C::CONSUMERS * 4 : 4;  // warps that work on a tile
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x A_BYTES and ATOMS x B_BYTES)
@@ -96,12 +97,13 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::STAGES; ++s) {
       ptx::mbarrier_init(full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, C::COOPERATIVE ? C::CONSUMERS * 4 : 4);
+      ptx::mbarrier_init(empty + 8 * s, READERS);
     }
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(turn + 8 * i, 4);
-      ptx::mbarrier_init(rows_full + 8 * i, 3);
-      ptx::mbarrier_init(rows_empty + 8 * i, C::COOPERATIVE ? C::CONSUMERS * 4 : 4);
+      // All lanes, whose own stores and loads racecheck would not find in a warp's one arrival.
+      ptx::mbarrier_init(rows_full + 8 * i, 3 * 32);
+      ptx::mbarrier_init(rows_empty + 8 * i, READERS * 32);
     }
     ptx::fence_mbarrier_init();
   }
@@ -121,8 +123,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
             if (at.row0 + r < C::ROWS)
               row_values[round % 2 * C::BLOCK_M + r] =
                   functor.template row_values<4>(at.batch * C::ROWS + at.row0 + r, true);
-          __syncwarp();
-          if (lane == 0) ptx::mbarrier_arrive(rows_full + 8 * (round % 2));
+          ptx::mbarrier_arrive(rows_full + 8 * (round % 2));
         }
       }
       return;
@@ -266,10 +267,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       part_at(part).run(row_values + round % 2 * C::BLOCK_M + in_tile + part % PRODUCTS * 64, now,
                         acc[part % PRODUCTS] + part / PRODUCTS * PART / 2);
     }
-    if constexpr (Functor::ROW_VALUES > 0) {
-      __syncwarp();
-      if (lane == 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));
-    }
+    if constexpr (Functor::ROW_VALUES > 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));
   }
 }
 #endif

@@ -1,11 +1,15 @@
 // D[rows, columns] = A[rows, K] B[columns, K]^T on wgmma, fed by TMA through a ring of mbarriers
 // (one consumer warpgroup per 64 rows of P; one more whose first warp produces, while its others
-// gather the row values, and which shares the epilogue).
+// gather the row values).
 //
 // wgmma's M side is called P and its N side Q. With SWAP, P are the columns (output channels) and Q
 // the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things:
-// SPLIT blocks that share a tile's K range and add their partial tiles through distributed shared
-// memory, or MULTICAST blocks that are neighbours along P and bring each other's Q tiles.
+// SPLIT blocks that share a tile's K range and send each other their partial sums of the parts that
+// each finishes, or MULTICAST blocks that are neighbours along P and bring each other's Q tiles.
+//
+// The epilogue works on the accumulators where wgmma leaves them, so that only partial sums and
+// statistics go through shared memory. Where columns are P, the copy engine brings their rows of
+// weights in an order in which a thread has two columns side by side (WIDTH 2).
 #pragma once
 
 #include "epilogue.cuh"
@@ -26,8 +30,8 @@ constexpr bool LATE_TRIGGER = false;
 
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
 // Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued before the
-// last one's are awaited), REGISTERS (a thread's), STAGE_LD, ROW_VALUES_AT, INBOX_AT and
-// BARRIERS_AT (bytes).
+// last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or 8), REGISTERS (a
+// thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -38,7 +42,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int P_BYTES = C::BLOCK_P * 128, Q_BYTES = C::BLOCK_Q * 128;  // of an atom
   constexpr int STAGE_BYTES = C::ATOMS * (P_BYTES + Q_BYTES);
   constexpr int CONSUMERS = C::BLOCK_P / 64;
-  constexpr int THREADS = CONSUMERS * 128, ALL_THREADS = THREADS + 128;
+  constexpr int THREADS = CONSUMERS * 128;
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
   static_assert(C::SPLIT == 1 || C::MULTICAST == 1, "a cluster splits K or shares Q, not both");
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
@@ -47,16 +51,25 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
   constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
   constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
-  constexpr int SLICE = ceil_div(TILE_ROWS, C::SPLIT);  // rows that a block finishes
-  constexpr int SLICE_BYTES = SLICE * C::STAGE_LD * 4;
+  // The epilogue is done in parts of Q, of which a block finishes MOST or one less.
+  constexpr int PART = C::SWAP ? 8 : Functor::ROW_STATS ? STATS_CHUNK : 4 * C::WIDTH;
+  constexpr int PARTS = C::BLOCK_Q / PART, MOST = ceil_div(PARTS, C::SPLIT);
+  constexpr int PART_BYTES = PART / 2 * THREADS * 4;  // of accumulators
+  // No column that a block works on lies beyond the last.
+  constexpr bool INSIDE = C::COLUMNS % TILE_COLUMNS == 0 && (C::SWAP || PARTS % C::SPLIT == 0);
+  static_assert(C::BLOCK_Q % PART == 0, "parts are whole");
+  static_assert(!C::SWAP || C::WIDTH == 1 || (C::WIDTH == 2 && C::COLUMNS % 16 == 0), "pairs");
+  static_assert(C::SWAP || C::WIDTH == 2 || C::MULTICAST == 1, "a copy that reorders goes to one");
+  constexpr int PITCH = C::BLOCK_P / 8;  // moments of a row: two for every 16 columns
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x P_BYTES and ATOMS x Q_BYTES)
   const u32 full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 empty = full + 8 * C::STAGES;
-  float* staged = reinterpret_cast<float*>(smem);  // (TILE_ROWS, STAGE_LD), after the loop
-  float* inbox = reinterpret_cast<float*>(smem + C::INBOX_AT);  // (SPLIT - 1, SLICE, STAGE_LD)
+  // (SPLIT - 1, MOST, PART / 8, THREADS, 4)
+  float* inbox = reinterpret_cast<float*>(smem + C::INBOX_AT);
   const u32 inbox_at = ptx::shared_address(inbox), inbox_full = empty + 8 * C::STAGES;
+  float* moments = reinterpret_cast<float*>(smem + C::STATS_AT);  // (MOST x 8, PITCH)
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
@@ -69,11 +82,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
                         ? SPLIT_STEPS
                         : max_of(0, min_of(SPLIT_STEPS, ALL_STEPS - first));
   const int row0 = C::SWAP ? q0 : p0, col0 = C::SWAP ? p0 : q0;
-
-  constexpr int FREE = C::REGISTERS - C::BLOCK_Q / 2 - 48;  // beside the loop's
-  EpilogueTile<SLICE, TILE_COLUMNS, ALL_THREADS, min_of(64, FREE) * 4, Functor> tile(
-      functor, thread, C::SPLIT > 1 ? rank * SLICE : 0, batch * C::ROWS + row0, col0,
-      min_of((batch + 1) * C::ROWS, batch * C::ROWS + row0 + TILE_ROWS), C::COLUMNS);
+  const auto first_part = [](int of) { return of * PARTS / C::SPLIT; };
+  const int part0 = C::SPLIT > 1 ? first_part(rank) : 0;  // the first that this block finishes
+  const int parts = C::SPLIT > 1 ? first_part(rank + 1) - part0 : PARTS;
 
   if (thread == 0) {
     for (int s = 0; s < C::STAGES; ++s) {
@@ -83,9 +94,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     if constexpr (C::SPLIT > 1) ptx::mbarrier_init(inbox_full, 1);
     ptx::fence_mbarrier_init();
     if constexpr (C::SPLIT > 1)
-      ptx::mbarrier_arrive_expect_tx(inbox_full, (C::SPLIT - 1) * SLICE_BYTES);
+      ptx::mbarrier_arrive_expect_tx(inbox_full, (C::SPLIT - 1) * parts * PART_BYTES);
   }
-  // A peer's copies count on this block's barriers: multicast at once, partial tiles at the end.
+  // A peer's copies count on this block's barriers: multicast at once, partial sums at the end.
   if constexpr (CLUSTER) ptx::barrier_cluster_arrive_relaxed();
   if constexpr (C::MULTICAST > 1) {
     ptx::barrier_cluster_wait();
@@ -132,40 +143,45 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     }
     if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);
   };
-  const auto stage = [&]() {
-    const int p = group * 64 + warp % 4 * 16 + lane / 4;
-#pragma unroll
-    for (int j = 0; j < C::BLOCK_Q / 8; ++j) {
-      const int q = j * 8 + lane % 4 * 2;
-      if constexpr (C::SWAP) {
-        staged[q * C::STAGE_LD + p] = acc[j * 4];
-        staged[(q + 1) * C::STAGE_LD + p] = acc[j * 4 + 1];
-        staged[q * C::STAGE_LD + p + 8] = acc[j * 4 + 2];
-        staged[(q + 1) * C::STAGE_LD + p + 8] = acc[j * 4 + 3];
-      } else {
-        *reinterpret_cast<float2*>(staged + p * C::STAGE_LD + q) =
-            make_float2(acc[j * 4], acc[j * 4 + 1]);
-        *reinterpret_cast<float2*>(staged + (p + 8) * C::STAGE_LD + q) =
-            make_float2(acc[j * 4 + 2], acc[j * 4 + 3]);
-      }
+  // What this warp does of the part at slot `i` of those that this block finishes.
+  const auto epilogue = [&](int i) {
+    const int p = group * 64 + warp % 4 * 16, q = (part0 + i) * PART;
+    const int row_end = (batch + 1) * C::ROWS;
+    if constexpr (C::SWAP) {
+      return TransposedEpilogue<C::WIDTH, INSIDE, Functor>(functor, batch * C::ROWS + row0 + q,
+                                                           col0 + p, row_end, C::COLUMNS);
+    } else {
+      return FragmentEpilogue<C::WIDTH, PART, INSIDE, Functor>(functor, batch * C::ROWS + row0 + p,
+                                                               col0 + q, row_end, C::COLUMNS);
     }
-    if constexpr (C::SPLIT > 1) ptx::fence_proxy_async();  // the copy engine reads them
   };
+  // Where columns are P, the inputs of all parts are the same unless they differ by rows.
+  constexpr int FETCHES = C::SWAP && !Functor::INPUTS_BY_ROW ? 1 : MOST;
+  using Fetched = typename decltype(epilogue(0))::Fetched;
+  constexpr int FREE = C::REGISTERS - C::BLOCK_Q / 2 - 48;  // beside the loop's
+  constexpr bool FETCH_AHEAD = min_of(64, FREE) * 4 >= FETCHES * static_cast<int>(sizeof(Fetched));
+  Fetched fetched[FETCHES];
 
   if (warp >= CONSUMERS * 4) {
     if (warp > CONSUMERS * 4) {
       ptx::griddepcontrol_wait();
-      tile.fetch();
-      fill_row_values<TILE_ROWS, 96>(functor, row_values, thread - THREADS - 32,
-                                     batch * C::ROWS + row0, (batch + 1) * C::ROWS);
+      constexpr int ROWS = C::SWAP ? MOST * PART : TILE_ROWS;  // that this block finishes
+      const int row = C::SWAP ? part0 * PART : 0;
+      fill_row_values<ROWS, 96>(functor, row_values + row, thread - THREADS - 32,
+                                batch * C::ROWS + row0 + row, (batch + 1) * C::ROWS);
     } else if (lane == 0) {  // the producer
       const auto copy_p = [&](int step) {
         const int s = step % C::STAGES;
 #pragma unroll
-        for (int atom = 0; atom < C::ATOMS; ++atom)
-          ptx::cp_async_bulk_tensor(ring + s * STAGE_BYTES + atom * P_BYTES, p_map,
-                                    (first + step) * BLOCK_K + atom * ATOM_K, p0, batch,
-                                    full + 8 * s);
+        for (int atom = 0; atom < C::ATOMS; ++atom) {
+          const u32 to = ring + s * STAGE_BYTES + atom * P_BYTES;
+          const int k = (first + step) * BLOCK_K + atom * ATOM_K;
+          if constexpr (C::SWAP && C::WIDTH == 2) {
+            ptx::cp_async_bulk_tensor(to, p_map, k, 0, 0, p0 / 16, batch, full + 8 * s);
+          } else {
+            ptx::cp_async_bulk_tensor(to, p_map, k, p0, batch, full + 8 * s);
+          }
+        }
       };
       const auto copy_q = [&](int step) {
         const int s = step % C::STAGES;
@@ -177,6 +193,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           if constexpr (C::MULTICAST > 1) {
             ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,
                                                 (1 << C::MULTICAST) - 1);
+          } else if constexpr (!C::SWAP && C::WIDTH == 8) {
+            ptx::cp_async_bulk_tensor(to, q_map, k, 0, 0, 0, q0 / 32, full + 8 * s);
           } else {
             ptx::cp_async_bulk_tensor(to, q_map, k, q0, batch, full + 8 * s);
           }
@@ -208,48 +226,94 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::griddepcontrol_wait();
     }
     __syncwarp();
-    if (warp == CONSUMERS * 4) tile.fetch();
   } else {
     ptx::griddepcontrol_wait();
-    tile.fetch();
+    if constexpr (FETCH_AHEAD) {
+#pragma unroll
+      for (int i = 0; i < FETCHES; ++i) fetched[i] = epilogue(i).fetch();
+    }
     consume();
   }
   if constexpr (!LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
 
-  __syncthreads();  // the ring becomes the staging buffer
-  if (warp < CONSUMERS * 4) stage();
-  __syncthreads();
-  constexpr int V = Functor::VECTOR;
-  if constexpr (C::SPLIT > 1) {
-    ptx::barrier_cluster_wait();  // every block's inbox can take copies
-    if (thread < C::SPLIT && thread != rank) {
-      const int slot = rank < thread ? rank : rank - 1;  // in the inbox of block `thread`
-      ptx::cp_async_bulk_to_cluster(ptx::mapa(inbox_at + slot * SLICE_BYTES, thread),
-                                    ring + thread * SLICE_BYTES, SLICE_BYTES,
-                                    ptx::mapa(inbox_full, thread));
-    }
-    __syncwarp();
-    ptx::mbarrier_wait(inbox_full, 0);
-    ptx::barrier_cluster_arrive_relaxed();  // what the peers sent has left them
-    tile.run(row_values, [&](int r, int c) {
-      Vec<float, V> sum = map<V>([](int) { return 0.0f; });
-#pragma unroll
-      for (int peer = 0; peer < C::SPLIT; ++peer) {  // always in this order: the same bits
-        const int slot = peer < rank ? peer : peer - 1;
-        const float* from = peer == rank ? staged + r * C::STAGE_LD
-                                         : inbox + (slot * SLICE + r - rank * SLICE) * C::STAGE_LD;
-        const Vec<float, V> part = load<V>(from + c);
-#pragma unroll
-        for (int i = 0; i < V; ++i) sum[i] += part[i];
+  if constexpr (Functor::ROW_VALUES > 0) __syncthreads();   // they are there
+  if constexpr (C::SPLIT > 1) ptx::barrier_cluster_wait();  // every block's inbox takes sums
+  constexpr bool MOMENTS = Functor::ROW_STATS && C::SWAP;
+  Moments pairs[MOMENTS ? MOST : 1][2] = {};  // of the thread's two columns, for each of its rows
+  float* stats = nullptr;
+  if (warp < CONSUMERS * 4) {
+    const auto finish = [&](int i, const float* sums) {
+      const auto inputs = FETCH_AHEAD ? fetched[FETCHES == 1 ? 0 : i] : epilogue(i).fetch();
+      if constexpr (C::SWAP) {
+        epilogue(i).run(row_values + (part0 + i) * PART, inputs, sums, pairs[MOMENTS ? i : 0],
+                        stats);
+      } else {
+        epilogue(i).run(row_values + group * 64 + warp % 4 * 16, inputs, sums);
       }
-      return sum;
-    });
-  } else {
-    tile.run(row_values, [&](int r, int c) { return load<V>(staged + r * C::STAGE_LD + c); });
-    if constexpr (C::MULTICAST > 1) ptx::barrier_cluster_arrive_relaxed();
+    };
+    if constexpr (C::SPLIT > 1) {
+      constexpr int FOURS = PART / 8;  // of a thread's accumulators of a part
+      float mine[MOST * PART / 2] = {};
+#pragma unroll
+      for (int owner = 0; owner < C::SPLIT; ++owner) {
+        const int slot = rank < owner ? rank : rank - 1;  // in the inbox of block `owner`
+        const u32 to = ptx::mapa(inbox_at + (slot * MOST * FOURS * THREADS + thread) * 16, owner);
+        const u32 counts = ptx::mapa(inbox_full, owner);
+#pragma unroll
+        for (int i = 0; i < (first_part(owner + 1) - first_part(owner)) * FOURS; ++i) {
+          const float* from = acc + first_part(owner) * PART / 2 + i * 4;
+          if (owner == rank) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) mine[i * 4 + j] = from[j];
+          } else {
+            ptx::st_async(to + i * THREADS * 16, {from[0], from[1], from[2], from[3]}, counts);
+          }
+        }
+      }
+      ptx::mbarrier_wait(inbox_full, 0);
+#pragma unroll
+      for (int i = 0; i < MOST; ++i) {
+        if (PARTS % C::SPLIT != 0 && i + 1 == MOST && i >= parts) break;  // a block with one less
+        float* const sums = mine + i * PART / 2;
+#pragma unroll
+        for (int slot = 0; slot < C::SPLIT - 1; ++slot)  // always in this order: the same bits
+#pragma unroll
+          for (int j = 0; j < FOURS; ++j) {
+            const int at = (slot * MOST + i) * FOURS + j;
+            const Vec<float, 4> part = load<4>(inbox + (at * THREADS + thread) * 4);
+#pragma unroll
+            for (int k = 0; k < 4; ++k) sums[j * 4 + k] += part[k];
+          }
+        finish(i, sums);
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < PARTS; ++i) finish(i, acc + i * PART / 2);
+    }
   }
-  // Nobody leaves while a peer takes its tile or counts on its barriers.
-  if constexpr (CLUSTER) ptx::barrier_cluster_wait();
+  if constexpr (MOMENTS) {  // over the lanes of a warp, then over the warps that share a chunk
+    const int col = col0 + group * 64;
+    if (warp < CONSUMERS * 4)
+      merge_lanes<C::COLUMNS>(reinterpret_cast<const Moments(&)[MOST * 2]>(pairs),
+                              col + warp % 4 * 16, [&](int i, const Moments& of) {
+                                const int row = i / 2 * 8 + lane % 4 * 2 + i % 2;
+                                store<2>(moments + row * PITCH + warp * 2,
+                                         Vec<float, 2>{{of.mean, of.m2}});
+                              });
+    __syncthreads();  // of all warps
+    if (warp < CONSUMERS * 4) {
+#pragma unroll 1
+      for (int i = thread % 128; i < parts * 8; i += 128)
+        if (row0 + part0 * 8 + i < C::ROWS && col < C::COLUMNS)
+          merge_chunk<C::COLUMNS>(moments + i * PITCH + group * 8, stats,
+                                  batch * C::ROWS + row0 + part0 * 8 + i, col);
+    }
+  }
+  // Nobody leaves while a peer counts on its barriers.
+  if constexpr (C::MULTICAST > 1) {
+    ptx::barrier_cluster_arrive_relaxed();
+    ptx::barrier_cluster_wait();
+  }
 }
 #endif
 

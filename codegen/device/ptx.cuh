@@ -321,6 +321,15 @@ __device__ __forceinline__ void st_async(u32 to, float x, float y, u32 barrier) 
       : "memory");
 }
 
+// The same of four floats, 16 bytes.
+__device__ __forceinline__ void st_async(u32 to, const float (&x)[4], u32 barrier) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]), "r"(barrier)
+      : "memory");
+}
+
 // 9.7.13.6 fence.proxy.async: shared memory written by stores becomes visible to the copy engine
 // and to wgmma, and a buffer they have read may be written by stores.
 __device__ __forceinline__ void fence_proxy_async() {

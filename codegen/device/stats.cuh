@@ -121,4 +121,95 @@ struct StatsOfFragment {
   }
 };
 
+// Mean and sum of squared deviations of some columns of a row.
+struct Moments {
+  float mean, m2;
+};
+
+// Of the columns of both, of which there are `here` and `there`.
+__device__ __forceinline__ Moments merged(const Moments& a, float here, const Moments& b,
+                                          float there) {
+  const float apart = b.mean - a.mean;
+  const float share = here + there > 0.0f ? there / (here + there) : 0.0f;
+  return {a.mean + apart * share, a.m2 + b.m2 + apart * apart * here * share};
+}
+
+// The same where eight lanes, four apart, hold 16 columns of a row, two each: 2 g and 2 g + 1, or
+// with WIDTH 1 g and g + 8. Those of the two go to `moments`, for `merge_lanes`; `to` becomes where
+// those of whole chunks belong.
+template <int WIDTH>
+struct StatsOfTransposed {
+  float (&held)[2];
+  const int first;  // of the two
+  Moments& moments;
+  float*& to;
+
+  template <int COLUMNS, int V>
+  __device__ __forceinline__ void store(float* stats, int, int col, const Vec<float, V>& values,
+                                        bool) const {
+    static_assert(WIDTH == 1 || COLUMNS % 16 == 0, "both of a pair lie inside");
+#pragma unroll
+    for (int i = 0; i < V; ++i) held[first + i] = values[i];
+    to = stats;
+    if (first + V < 2) return;
+    const float apart = held[1] - held[0];
+    moments = {0.5f * (held[0] + held[1]), 0.5f * apart * apart};
+    if (COLUMNS % 16 != 0 && col >= COLUMNS) moments = {held[0], 0.0f};
+  }
+};
+
+// Statistics of a warp's 16 columns from `col` on of ROWS rows, from those of eight lanes' pairs:
+// `store(i, moments)` is called by the lane that comes to hold row i. A step brings two lanes
+// together and leaves each half of the rows.
+template <int COLUMNS, int ROWS, class Store>
+__device__ __forceinline__ void merge_lanes(const Moments (&rows)[ROWS], int col, Store store) {
+  const int lane = threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int first = 0; first < ROWS; first += 8) {
+    Moments held[8];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) held[i] = first + i < ROWS ? rows[first + i] : Moments{0.0f, 0.0f};
+    float count = 2.0f;
+    if constexpr (COLUMNS % 16 != 0)
+      count = (col + lane < COLUMNS ? 1.0f : 0.0f) + (col + lane + 8 < COLUMNS ? 1.0f : 0.0f);
+#pragma unroll
+    for (int apart = 4; apart > 0; apart /= 2) {
+      const bool upper = (lane & apart) != 0;
+      float there = count;
+      if constexpr (COLUMNS % 16 != 0) there = __shfl_xor_sync(~0u, count, apart * 4);
+#pragma unroll
+      for (int i = 0; i < apart; ++i) {
+        const Moments given = upper ? held[i] : held[i + apart];
+        const Moments kept = upper ? held[i + apart] : held[i];
+        const Moments taken = {__shfl_xor_sync(~0u, given.mean, apart * 4),
+                               __shfl_xor_sync(~0u, given.m2, apart * 4)};
+        held[i] = merged(kept, count, taken, there);
+      }
+      count += there;
+    }
+    if (first + lane < ROWS) store(first + lane, held[0]);
+  }
+}
+
+// Statistics of one row's chunk at `col` from those of its four parts of 16 columns, stored where
+// `stats` has those of this row.
+template <int COLUMNS>
+__device__ __forceinline__ void merge_chunk(const float* moments, float* stats, int row, int col) {
+  constexpr int CHUNKS = ceil_div(COLUMNS, STATS_CHUNK);
+  const auto count = [&](int i) {  // of part i's columns
+    if constexpr (COLUMNS % STATS_CHUNK == 0) return 16.0f;
+    return static_cast<float>(max_of(0, min_of(16, COLUMNS - col - 16 * i)));
+  };
+  Moments parts[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const Vec<float, 2> part = load<2>(moments + 2 * i);
+    parts[i] = {part[0], part[1]};
+  }
+  const Moments left = merged(parts[0], count(0), parts[1], count(1));
+  const Moments right = merged(parts[2], count(2), parts[3], count(3));
+  const Moments all = merged(left, count(0) + count(1), right, count(2) + count(3));
+  gtco::store<2>(stats + (row * CHUNKS + col / STATS_CHUNK) * 2, Vec<float, 2>{{all.mean, all.m2}});
+}
+
 }  // namespace gtco

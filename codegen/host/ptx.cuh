@@ -108,6 +108,9 @@ __forceinline__ void st_async(u32 to, float x, float y, u32 barrier) {
   const float values[2] = {x, y};
   host::st_async(to, values, sizeof values, barrier);
 }
+__forceinline__ void st_async(u32 to, const float (&x)[4], u32 barrier) {
+  host::st_async(to, x, sizeof x, barrier);
+}
 
 __forceinline__ void fence_proxy_async() { host::fence_proxy_async(); }
 

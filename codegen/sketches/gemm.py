@@ -7,7 +7,7 @@ channels. The epilogue sees (row, col) with `row` counted over all batches.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -159,10 +159,38 @@ def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
     """
     check(target.has_wgmma, f"{target.arch} has no wgmma")
     problem = analyse(group)
+    stats = sum(node.op == "row_stats" for node in group.nodes)
+    check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check(problem.dtype in WGMMA_DTYPES, f"this sketch multiplies no {problem.dtype}")
     for label, operand in (("A", problem.a), ("B", problem.b)):
         check_tensor_map(label, operand, problem.dtype)
     return problem
+
+
+def eights(plain: TensorMapArgument) -> TensorMapArgument:
+    """The map of the same tiles of one product, whose rows come in an order in which a thread has
+    eight side by side of wgmma's N side: of 32, row 8 t + 2 j + e comes as 8 j + 2 t + e."""
+    k, size, _ = plain.sizes
+    row = plain.strides[0]
+    return replace(
+        plain,
+        sizes=(k, 2, 4, 4, size // 32),
+        strides=(row, 8 * row, 2 * row, 32 * row),
+        box=(plain.box[0], 2, 4, 4, plain.box[1] // 32),
+    )
+
+
+def pairs(plain: TensorMapArgument) -> TensorMapArgument:
+    """The map of the same tiles, whose rows come in an order in which a thread has two side by side
+    of wgmma's M side: of 16, row 2 i + e comes as 8 e + i."""
+    k, size, batch = plain.sizes
+    row, product = plain.strides
+    return replace(
+        plain,
+        sizes=(k, 8, 2, size // 16, batch),
+        strides=(2 * row, row, 16 * row, product),
+        box=(plain.box[0], 8, 2, plain.box[1] // 16, 1),
+    )
 
 
 def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:

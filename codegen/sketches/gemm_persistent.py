@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
-from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
+from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -38,7 +38,7 @@ class GemmPersistent(Sketch):
 
     name: ClassVar[str] = "gemm_persistent"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -187,31 +187,19 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
   gemm_persistent<Config>(a_map, b_map, Epilogue{{{names}}});
 }}
 """
-        maps = (
-            problem.tensor_map(problem.a, problem.rows, block_m),
-            self._b_map(block_n),
-        )
+        a_map = problem.tensor_map(problem.a, problem.rows, block_m)
+        b_map = problem.tensor_map(problem.b, problem.columns, block_n)
         return self.program(
             schedule,
             source,
             (blocks, 1, 1),
             threads,
             smem.nbytes,
-            (*maps, *(argument for _, argument in region.parameters.values())),
-        )
-
-    def _b_map(self, block_n: int) -> TensorMapArgument:
-        """Of tiles of `block_n` rows of B, in the order in which a thread has `width` columns."""
-        problem = self.problem
-        plain = problem.tensor_map(problem.b, problem.columns, block_n)
-        if self.width == 2:
-            return plain
-        k, row = problem.k, plain.strides[0]
-        return replace(
-            plain,
-            sizes=(k, 2, 4, 4, problem.columns // 32),
-            strides=(row, 8 * row, 2 * row, 32 * row),
-            box=(plain.box[0], 2, 4, 4, block_n // 32),
+            (
+                a_map,
+                eights(b_map) if self.width == 8 else b_map,
+                *(argument for _, argument in region.parameters.values()),
+            ),
         )
 
 

@@ -11,7 +11,7 @@ from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse_wgmma, pad_to
+from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to, pairs
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -21,10 +21,10 @@ LOOP_REGISTERS = 36
 
 @dataclass(frozen=True)
 class _SharedMemory:
-    """Where what lies, in bytes; `stage_ld` is the row pitch of the staged tile in elements."""
+    """Where what lies, in bytes."""
 
-    stage_ld: int
     row_values_at: int
+    stats_at: int
     inbox_at: int
     barriers_at: int
     nbytes: int
@@ -38,7 +38,7 @@ class GemmWgmma(Sketch):
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -48,6 +48,7 @@ class GemmWgmma(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
+        self.row_stats = emitter.row_stats
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -115,36 +116,45 @@ class GemmWgmma(Sketch):
         sides = (self.problem.rows, self.problem.columns)
         return (sides[1], sides[0]) if schedule["swap"] else sides
 
-    def _smem(self, schedule: Schedule) -> _SharedMemory:
-        block_p, block_q = schedule["block_p"], schedule["block_q"]
+    def _width(self, schedule: Schedule) -> int:
+        """Columns side by side that a thread has: as wgmma numbers P's rows or Q's, or as the
+        copies reorder them."""
+        columns = self.problem.columns
         if schedule["swap"]:
-            ld, tile_rows = block_p + 4, block_q
-        else:
-            ld, tile_rows = block_q + (8 - block_q) % 32, block_p
-        ring = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
-        slice_bytes = -(-tile_rows // schedule["split"]) * ld * 4  # of the staged tile
-        row_values_at = pad_to(max(ring, schedule["split"] * slice_bytes), 16)
-        inbox_at = row_values_at + pad_to(tile_rows * 4 * self.row_fields, 16)
-        barriers_at = inbox_at + (schedule["split"] - 1) * slice_bytes
+            return 2 if columns % 16 == 0 else 1
+        eights = self.problem.batch == 1 and columns % 32 == 0 and self.vector == 8
+        return 8 if eights and schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1 else 2
+
+    def _part(self, schedule: Schedule) -> int:
+        """Of Q, that one block of a cluster finishes."""
+        if schedule["swap"]:
+            return 8
+        return 64 if self.row_stats else 4 * self._width(schedule)
+
+    def _smem(self, schedule: Schedule) -> _SharedMemory:
+        block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
+        tile_rows = block_q if schedule["swap"] else block_p
+        part = self._part(schedule)
+        most = -(-block_q // (part * split)) * part  # of Q, that a block finishes
+        row_values_at = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
+        stats_at = row_values_at + pad_to(tile_rows * 4 * self.row_fields, 16)
+        moments = most * block_p // 8 * 4 if schedule["swap"] and self.row_stats else 0
+        inbox_at = stats_at + moments
+        barriers_at = inbox_at + (split - 1) * most * block_p * 4
         barriers = 16 * (schedule["stages"] + 1)
-        return _SharedMemory(ld, row_values_at, inbox_at, barriers_at, barriers_at + barriers)
+        return _SharedMemory(row_values_at, stats_at, inbox_at, barriers_at, barriers_at + barriers)
 
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         check(block_p % 64 == 0, f"block_p {block_p} is no multiple of a warpgroup's 64 rows")
         check(block_q % 8 == 0 and block_q <= 256, f"wgmma takes no N of {block_q}")
-        columns = block_p if schedule["swap"] else block_q
-        vector = self.vector
-        check(columns % vector == 0, f"{columns} columns are no multiple of the vector of {vector}")
-        self.problem.check_stats(columns, "tile")
+        self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
         steps = -(-self.steps // schedule["atoms"])
         multicast = schedule["multicast"]
         check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
         p_tiles = -(-self._sides(schedule)[0] // block_p)
         check(p_tiles % multicast == 0, f"{p_tiles} tiles along P are not shared by {multicast}")
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
-        rows = block_q if schedule["swap"] else block_p
-        check(rows >= split, f"{rows} rows cannot be shared by {split} blocks")
         registers = _registers(schedule)
         most = min(240, timing.most_registers(_threads(schedule)))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
@@ -201,7 +211,8 @@ struct Config {{
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
   static constexpr int REGISTERS = {min(255, timing.most_registers(threads * blocks_per_sm))};
   static constexpr int ATOMS = {schedule["atoms"]}, DEPTH = {schedule["depth"]};
-  static constexpr int STAGE_LD = {smem.stage_ld}, ROW_VALUES_AT = {smem.row_values_at};
+  static constexpr int WIDTH = {self._width(schedule)};
+  static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
 }};
 
@@ -212,17 +223,19 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
   gemm_wgmma<Config>(p_map, q_map, Epilogue{{{names}}});
 }}
 """
-        maps = (
-            problem.tensor_map(p, p_size, block_p),
-            problem.tensor_map(q, q_size, block_q),
-        )
+        p_map = problem.tensor_map(p, p_size, block_p)
+        q_map = problem.tensor_map(q, q_size, block_q)
+        if swap:
+            p_map = pairs(p_map) if self._width(schedule) == 2 else p_map
+        elif self._width(schedule) == 8:
+            q_map = eights(q_map)
         return self.program(
             schedule,
             source,
             (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
             threads,
             smem.nbytes,
-            (*maps, *(argument for _, argument in region.parameters.values())),
+            (p_map, q_map, *(argument for _, argument in region.parameters.values())),
             (split * schedule["multicast"], 1, 1),
         )
 

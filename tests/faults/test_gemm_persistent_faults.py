@@ -88,7 +88,7 @@ FAULTS = {
     ),
     "a slot that half of its readers hand back": (
         "together",
-        "ptx::mbarrier_init(empty + 8 * s, C::COOPERATIVE ? C::CONSUMERS * 4 : 4);",
+        "ptx::mbarrier_init(empty + 8 * s, READERS);",
         "ptx::mbarrier_init(empty + 8 * s, 4);",
     ),
     "a turn that is never handed over": (
@@ -143,14 +143,14 @@ FAULTS = {
     ),
     "row values that are never handed back": (
         "in turn",
-        "      if (lane == 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));\n",
-        "",
+        "if constexpr (Functor::ROW_VALUES > 0) ptx::mbarrier_arrive(rows_empty",
+        "if (false) ptx::mbarrier_arrive(rows_empty",
     ),
     "row values handed back before they are read": (
         "in turn",
         "      ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);\n",
         "      ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);\n"
-        "    if (lane == 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));\n",
+        "    ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));\n",
     ),
     "two tiles with one place for row values": (
         "in turn",

@@ -20,6 +20,7 @@ CLUSTERS = {
     "deep": {**PLAIN, "depth": 1},
     "split": {**PLAIN, "split": 2},
     "multicast": {**PLAIN, "multicast": 2},
+    "statistics": {**PLAIN, "split": 2},
 }
 
 FAULTS = {
@@ -50,8 +51,8 @@ FAULTS = {
     ),
     "a wrong expected byte count at the inbox": (
         "split",
-        "(C::SPLIT - 1) * SLICE_BYTES);",
-        "C::SPLIT * SLICE_BYTES);",
+        "(C::SPLIT - 1) * parts * PART_BYTES);",
+        "C::SPLIT * parts * PART_BYTES);",
     ),
     "a reused parity": (
         "plain",
@@ -63,35 +64,30 @@ FAULTS = {
         "        ptx::mbarrier_wait(empty + 8 * s, (step / C::STAGES - 1) & 1);\n",
         "",
     ),
-    "no barrier between the staged tile and the epilogue": (
+    "row values read before they are there": (
         "plain",
-        "  if (warp < CONSUMERS * 4) stage();\n  __syncthreads();\n",
-        "  if (warp < CONSUMERS * 4) stage();\n",
-    ),
-    "a partial tile sent with no fence.proxy.async": (
-        "split",
-        "    if constexpr (C::SPLIT > 1) ptx::fence_proxy_async();",
+        "  if constexpr (Functor::ROW_VALUES > 0) __syncthreads();",
         "",
     ),
-    "a partial tile sent to a block that may not have begun": (
-        "split",
-        "    ptx::barrier_cluster_wait();  // every block's inbox can take copies\n",
+    "statistics merged before all warps have brought theirs": (
+        "statistics",
+        "    __syncthreads();  // of all warps\n",
         "",
     ),
-    "a partial tile added before it has come": (
+    "partial sums sent to a block that may not have begun": (
         "split",
-        "    ptx::mbarrier_wait(inbox_full, 0);\n",
+        "  if constexpr (C::SPLIT > 1) ptx::barrier_cluster_wait();",
         "",
     ),
-    "a block that ends while what it sent is under way": (
+    "partial sums added before they have come": (
         "split",
-        "  if constexpr (CLUSTER) ptx::barrier_cluster_wait();\n",
+        "      ptx::mbarrier_wait(inbox_full, 0);\n",
         "",
     ),
     "a block that ends while a peer counts on its barriers": (
         "multicast",
-        "  if constexpr (CLUSTER) ptx::barrier_cluster_wait();\n",
-        "",
+        "    ptx::barrier_cluster_arrive_relaxed();\n    ptx::barrier_cluster_wait();\n  }\n}",
+        "  }\n}",
     ),
     "a slot handed back to its own block only": (
         "multicast",
@@ -111,25 +107,27 @@ FAULTS = {
 }
 
 
-def group() -> Group:
+def group(cluster: str) -> Group:
+    if cluster == "statistics":
+        return groups.residual_linear(37, 128, 336, torch.float16)
     return groups.norm_linear(37, 328, 128, torch.float16)
 
 
 def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:
     """The GEMM with `old` replaced in its template."""
     schedule = {"swap": 1, "block_p": 64, "block_q": 40, "stages": 2, "atoms": 1, "depth": 0}
-    made = GemmWgmma(group(), TARGETS["sm_90a"]).emit({**schedule, **CLUSTERS[cluster]})
+    made = GemmWgmma(group(cluster), TARGETS["sm_90a"]).emit({**schedule, **CLUSTERS[cluster]})
     return planted(made, old, new)
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_the_kernel_itself_is_right(cluster: str) -> None:
-    assert verdicts(program(cluster), group()) == []
+    assert verdicts(program(cluster), group(cluster)) == []
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     cluster, old, new = FAULTS[fault]
-    found = verdicts(program(cluster, old, new), group())
+    found = verdicts(program(cluster, old, new), group(cluster))
     assert len(found) == len(SEEDS)
     assert all("kernel gtco_gemm" in each for each in found)

@@ -111,7 +111,12 @@ def test_kernels_left_at_old_addresses_are_noticed(
 ) -> None:
     compiled = compiled_of(negations, target)
     monkeypatch.setattr(CapturedGraph, "_bind", lambda self, addresses: None)
-    assert not are_right_at_new_addresses(compiled, torch.neg, lambda seed: random(seed, seed + 10))
+
+    # Other numbers than the test above has: its answers may still lie where new ones belong.
+    def make(seed: int) -> list[Tensor]:
+        return random(seed + 100, seed + 110)
+
+    assert not are_right_at_new_addresses(compiled, torch.neg, make)
 
 
 @pytest.mark.parametrize("clusters", CLUSTERS)

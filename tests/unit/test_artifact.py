@@ -340,8 +340,8 @@ EDITS: dict[str, tuple[Callable[[dict[str, Any]], None], str]] = {
         "no stored value %nowhere",
     ),
     "a tensor map of four dimensions": (
-        lambda c: first_map(c)["sizes"].append(1),
-        "a tensor map of 4 sizes, 2 strides",
+        lambda c: first_map(c).update(sizes=[64, 8, 8, 1], strides=[128, 1024, 8192]),
+        "a tensor map of 4 sizes, 3 strides",
     ),
     "a launch too few": (lambda c: c["plan"]["launches"].pop(), "no launch computes"),
     "launches out of order": (lambda c: c["plan"]["launches"].reverse(), "before a launch"),

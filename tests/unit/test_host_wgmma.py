@@ -18,6 +18,7 @@ F16, BF16 = torch.float16, torch.bfloat16
 GROUPS = {
     "norm and GELU": lambda: groups.norm_linear(37, 200, 256, F16, gelu=True),
     "residual and statistics": lambda: groups.residual_linear(19, 136, 128, BF16),
+    "statistics of whole chunks": lambda: groups.residual_linear(21, 128, 192, F16),
     "one row": lambda: groups.plain_linear(1, 72, 104, F16),
     "columns that no vector divides": lambda: groups.plain_linear(7, 72, 91, F16),
     "several products": lambda: groups.batched_matmul(2, 33, 64, 40, F16, transposed=True),
@@ -37,6 +38,13 @@ CASES = [
     ("residual and statistics", (1, 64, 24, 2, 1, 2, 1, 0)),
     ("residual and statistics", (1, 64, 24, 3, 2, 1, 1, 1)),
     ("residual and statistics", (0, 64, 128, 2, 1, 1, 3, 0)),
+    ("residual and statistics", (0, 64, 128, 2, 2, 1, 1, 0)),
+    ("residual and statistics", (0, 64, 64, 2, 2, 1, 1, 0)),
+    ("residual and statistics", (1, 128, 24, 2, 1, 1, 1, 0)),
+    ("statistics of whole chunks", (0, 64, 128, 2, 2, 1, 1, 1)),
+    ("statistics of whole chunks", (0, 128, 64, 2, 1, 1, 1, 1)),
+    ("statistics of whole chunks", (1, 64, 16, 2, 2, 1, 1, 1)),
+    ("statistics of whole chunks", (1, 128, 24, 2, 2, 1, 1, 0)),
     ("one row", (1, 64, 8, 2, 1, 1, 1, 0)),
     ("one row", (1, 64, 8, 2, 2, 1, 1, 0)),
     ("one row", (1, 64, 8, 2, 2, 1, 1, 1)),
@@ -66,3 +74,14 @@ def test_multicast_is_right_in_many_schedules() -> None:
     given = random_values(group, torch.device("cpu"), seed=1)
     for seed in range(16):
         run_on_host(program, group, given, seed)
+
+
+@pytest.mark.parametrize("swap", [0, 1])
+def test_statistics_of_a_mean_that_is_large_against_the_spread(swap: int) -> None:
+    """They are merged over threads, lanes and warps, in which a large mean must not cancel."""
+    group = GROUPS["statistics of whole chunks"]()
+    values = (swap, 64, 64, 2, 1, 1, 1, 0)
+    program = GemmWgmma(group, TARGETS["sm_90a"]).emit(dict(zip(KNOBS, values, strict=True)))
+    given = random_values(group, torch.device("cpu"), seed=1)
+    given["residual"] += 500
+    assert not wrong_outputs(program, group, given, run_on_host)
