@@ -95,6 +95,16 @@ class Knowledge:
         ran = [record for record in known if record.run_us is not None]
         return tuple(sorted(ran, key=lambda each: (not is_chosen(each), each.run_us)))
 
+    def once_chosen(self, workload: str) -> TuningRecord | None:
+        """The program that a whole graph chose before kernels changed, if it was measured since."""
+        programs = self._records.get(workload, {})
+        for record in self.stale:
+            if record.workload == workload and record.device == self.device and is_chosen(record):
+                again = programs.get(schedule_key(record.sketch, record.schedule))
+                if again is not None and again.run_us is not None:
+                    return again
+        return None
+
     def has_run(self, workload: str, sketch: str, schedule: Mapping[str, int]) -> bool:
         """Whether a program was measured and right."""
         record = self._records.get(workload, {}).get(schedule_key(sketch, schedule))

@@ -129,7 +129,8 @@ def refine(
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
     fastest schedules of each kind of room in the whole graph; once more, if any changed. Ahead of
-    them, the whole graph tries the knobs, one after the other.
+    them, the whole graph tries the knobs, one after the other; and at first all the schedules that
+    it chose before kernels changed.
 
     Args:
         variants: of one partition.
@@ -140,6 +141,7 @@ def refine(
     found, target = variants.found, variants.target
     ranked = {task.key: _contenders(variants.known.best(task.key), target) for task in found}
     chosen = {key: records[0] for key, records in ranked.items() if records}
+    once = {key: each for key in chosen if (each := variants.known.once_chosen(key)) is not None}
     dearest = sorted(
         (task for task in found if task.key in chosen),
         key=lambda task: -task.weight * (chosen[task.key].run_us or 0.0),
@@ -158,6 +160,10 @@ def refine(
             return choices[times.index(min(times))]
         return choices[0]
 
+    if any(chosen[key] != each for key, each in once.items()):
+        starts: list[Choices] = [chosen, {**chosen, **once}]
+        faster = best_of(starts, lambda start: variants(start, knobs))
+        chosen = dict(faster)
     compiled: PlanKnobs | None = None
     changed = True
     while changed and time.monotonic() < until:

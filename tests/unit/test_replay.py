@@ -12,7 +12,7 @@ from torch import nn
 
 from gtco import replay
 from gtco.compiler import fuse_with
-from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.knowledge import CHOSEN, Knowledge
 from gtco.frontend.torch_export import capture
 from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
@@ -128,6 +128,25 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     whole_us[1] = 79.9
     again, _ = variants.refine(known)
     assert again[joined.key].schedule == {"a": 0}, "noise"
+
+
+@pytest.mark.parametrize("better", [True, False])
+def test_what_the_whole_graph_chose_before_kernels_changed_is_tried_first(
+    monkeypatch: pytest.MonkeyPatch, better: bool
+) -> None:
+    variants = Variants(monkeypatch, lambda each: 80.0 if (each[0] == 8) == better else 100.0)
+    key = variants.joined.key
+    known = Knowledge(DEVICE)
+    for schedule, run_us in ((0, 5.0), (8, 9.0)):  # too slow in a chain to be tried
+        known.add(record(run_us, workload=key, schedule={"a": schedule}))
+    assert known.once_chosen(key) is None
+    for device, schedule in (("another", 0), (DEVICE, 7), (DEVICE, 8)):  # 7 was not measured since
+        old = record(8.0, workload=key, schedule={"a": schedule})
+        versions = {**old.versions, **CHOSEN}
+        known.add(replace(old, device=device, version=old.version - 1, versions=versions))
+    chosen, _ = variants.refine(known)
+    assert variants.tried[0] == [(0, 0, 0), (8, 0, 0)]
+    assert chosen[key].schedule == {"a": 8 if better else 0}
 
 
 def test_a_hopeless_challenger_is_given_up() -> None:
