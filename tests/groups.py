@@ -70,12 +70,20 @@ def patch_embedding(image: int, patch: int, columns: int, dtype: torch.dtype) ->
 
 
 def batched_matmul(
-    batch: int, rows: int, k: int, columns: int, dtype: torch.dtype, *, transposed: bool = False
+    batch: int,
+    rows: int,
+    k: int,
+    columns: int,
+    dtype: torch.dtype,
+    *,
+    transposed: bool = False,
+    shared: bool = False,
 ) -> Group:
-    """matmul(a, b); with `transposed` b is stored as (columns, k)."""
+    """matmul(a, b); with `transposed` b is stored as (columns, k), with `shared` there is one b."""
     b = GraphBuilder()
     x = b.input("x", TensorSpec((batch, 2, rows, k), dtype))
-    shape = (batch, 2, columns, k) if transposed else (batch, 2, k, columns)
+    products = (1, 1) if shared else (batch, 2)
+    shape = (*products, columns, k) if transposed else (*products, k, columns)
     y = b.input("y", TensorSpec(shape, dtype))
     other = b.add("permute", y, dims=(0, 1, 3, 2)) if transposed else y
     return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other))]))
@@ -100,4 +108,5 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "bmm": lambda: batched_matmul(3, 33, 64, 40, F16),
     "bmm_odd": lambda: batched_matmul(2, 17, 197, 197, BF16),
     "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),
+    "bmm_shared": lambda: batched_matmul(2, 33, 64, 48, F16, transposed=True, shared=True),
 }

@@ -199,11 +199,15 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
     Raises:
         Illegal: naming its layout.
     """
-    batch, rows, k = (_single_stride(axis) for axis in operand.layout.dims)
+    dims = operand.layout.dims
+    batch, rows, k = (_single_stride(axis) for axis in dims)
     check(
         batch is not None and rows is not None and k in (0, 1),
         f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
     )
+    # An axis of one element has no stride; a stride of 0 says that all read the same.
+    once = all(stride != 0 or not axis for stride, axis in ((batch, dims[0]), (rows, dims[1])))
+    check(once, f"operand {label} {operand.layout} is read again, which no tensor map describes")
     unit = 16 // dtype.itemsize
     aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
     check(aligned, f"operand {label} has rows that are not 16-byte aligned")

@@ -33,6 +33,7 @@ NO_TENSOR_MAP = {
     "patch_16": "operand A .* is no K-major tile that a tensor map describes",
     "patch_14": "operand A .* is no K-major tile that a tensor map describes",
     "bmm": "operand B .* is no K-major tile that a tensor map describes",
+    "bmm_shared": "operand B .* is read again, which no tensor map describes",
     "bmm_odd": "operand A has rows that are not 16-byte aligned",
 }
 """Cases that wgmma refuses even on sm_90a, and its sentence."""
