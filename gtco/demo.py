@@ -75,7 +75,7 @@ class PatchEmbed(nn.Module):
 class VisionTransformer(nn.Module):
     """timm's `vit_*_patch*_224`: the same arithmetic and the same names of weights.
 
-    The defaults are ViT-B/16.
+    The defaults are ViT-B/16. With no classes there is no head: features of the class token.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class VisionTransformer(nn.Module):
         self.pos_embed = nn.Parameter(torch.zeros(1, (image // patch) ** 2 + 1, width))
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width, eps=1e-6)
-        self.head = nn.Linear(width, classes)
+        self.head = nn.Linear(width, classes) if classes else nn.Identity()
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.patch_embed(image)

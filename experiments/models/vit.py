@@ -15,8 +15,9 @@ SIZES = {
     "vit_small_patch16_224": {"patch": 16, "width": 384, "depth": 12, "heads": 6},
     "vit_base_patch16_224": {"patch": 16, "width": 768, "depth": 12, "heads": 12},
     "vit_large_patch16_224": {"patch": 16, "width": 1024, "depth": 24, "heads": 16},
-    "vit_huge_patch14_224": {"patch": 14, "width": 1280, "depth": 32, "heads": 16},
+    "vit_huge_patch14_224": {"patch": 14, "width": 1280, "depth": 32, "heads": 16, "classes": 0},
 }
+"""timm's largest comes without a head."""
 
 Model = tuple[nn.Module, tuple[Tensor, ...]]
 

@@ -17,7 +17,7 @@ from gtco.locate import Located
 PARAMETERS = {
     "vit_base_patch16_224": 86_567_656,
     "vit_large_patch16_224": 304_326_632,
-    "vit_huge_patch14_224": 632_045_800,
+    "vit_huge_patch14_224": 630_764_800,  # without a head
 }
 
 
@@ -65,3 +65,10 @@ def test_a_wrong_answer_fails_the_demo(
         cli.main()
     assert stopped.value.code == 1
     assert "wrong: NaN in 1 of 1000" in capsys.readouterr().err
+
+
+@torch.no_grad()
+def test_without_classes_the_class_tokens_features_come_out() -> None:
+    model = demo.VisionTransformer(patch=8, width=64, depth=1, heads=2, image=32, classes=0)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 64)
+    assert not any(name.startswith("head") for name, _ in model.named_parameters())
