@@ -122,11 +122,11 @@ class GemmWgmma(Sketch):
         columns = self.problem.columns
         if schedule["swap"]:
             return 2 if columns % 16 == 0 else 1
-        eights = self.problem.batch == 1 and columns % 32 == 0 and self.vector == 8
-        return 8 if eights and schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1 else 2
+        whole = self.problem.batch == 1 and columns % 32 == 0 and self.vector == 8
+        return 8 if whole and schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1 else 2
 
     def _part(self, schedule: Schedule) -> int:
-        """Of Q, that one block of a cluster finishes."""
+        """Rows of Q that the epilogue does at a time, by one block of a cluster."""
         if schedule["swap"]:
             return 8
         return 64 if self.row_stats else 4 * self._width(schedule)
