@@ -267,7 +267,6 @@ class PointwiseEmitter:
         self.row_fields: list[str] = []
         self._row_types: dict[str, str] = {}
         self.tile_lines: list[str] = []
-        self.row_stats = False  # made here
         self.fetched: dict[str, tuple[str, str]] = {}
         self.fetched_by_row = False
         self._loaded: dict[tuple[str, Layout], str] = {}
@@ -453,7 +452,6 @@ class PointwiseEmitter:
             f"const auto stored_{parameter} = map<V>([&](int i) "
             f"{{ return round_to<{element}>({self.names[source]}[i]); }});"
         )
-        self.row_stats = True
         self.tile_lines.append(
             f"stats.template store<{region.columns}>"
             f"({parameter}, row, col, stored_{parameter}, active);"
@@ -476,7 +474,7 @@ class PointwiseEmitter:
 {fields}
   static constexpr int VECTOR = {self.region.vector};
   static constexpr int ROW_VALUES = {len(self.row_fields)};
-  static constexpr bool ROW_STATS = {str(self.row_stats).lower()};
+  static constexpr bool ROW_STATS = {str(bool(self.stats)).lower()};
   struct Row {{ {row_struct} }};
   template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {{

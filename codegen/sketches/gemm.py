@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 
@@ -64,15 +65,23 @@ class GemmProblem:
         """The epilogue's emitter; the template hands in `acc`."""
         return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
 
+    @cached_property
+    def row_stats(self) -> int:
+        """Of how many values the group makes row statistics."""
+        return sum(node.op == "row_stats" for node in self.group.nodes)
+
+    def in_eights(self, vector: int) -> bool:
+        """Whether `eights` describes B, and the epilogue takes so many columns at a time."""
+        return self.batch == 1 and self.columns % 32 == 0 and vector == 8
+
     def check_stats(self, columns: int, part: str) -> None:
         """Refuse epilogues of `columns` at a time, a `part`, that cut what row statistics are of.
 
         Raises:
             Illegal: they do.
         """
-        has_stats = any(node.op == "row_stats" for node in self.group.nodes)
         check(
-            not has_stats or columns % 64 == 0,
+            not self.row_stats or columns % 64 == 0,
             f"{columns} columns a {part} cut the chunks of the row statistics",
         )
 
@@ -159,7 +168,7 @@ def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
     """
     check(target.has_wgmma, f"{target.arch} has no wgmma")
     problem = analyse(group)
-    stats = sum(node.op == "row_stats" for node in group.nodes)
+    stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check(problem.dtype in WGMMA_DTYPES, f"this sketch multiplies no {problem.dtype}")
     for label, operand in (("A", problem.a), ("B", problem.b)):

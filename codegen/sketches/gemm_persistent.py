@@ -52,8 +52,7 @@ class GemmPersistent(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields = len(emitter.row_fields)
-        eights = problem.batch == 1 and problem.columns % 32 == 0 and region.vector == 8
-        self.width = 8 if eights else 2
+        self.width = 8 if problem.in_eights(region.vector) else 2
 
     def knobs(self) -> tuple[Knob, ...]:
         widest = max(64, pad_to(self.problem.columns, 64))

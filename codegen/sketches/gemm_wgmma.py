@@ -48,7 +48,6 @@ class GemmWgmma(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
-        self.row_stats = emitter.row_stats
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -119,17 +118,16 @@ class GemmWgmma(Sketch):
     def _width(self, schedule: Schedule) -> int:
         """Columns side by side that a thread has: as wgmma numbers P's rows or Q's, or as the
         copies reorder them."""
-        columns = self.problem.columns
         if schedule["swap"]:
-            return 2 if columns % 16 == 0 else 1
-        whole = self.problem.batch == 1 and columns % 32 == 0 and self.vector == 8
-        return 8 if whole and schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1 else 2
+            return 2 if self.problem.columns % 16 == 0 else 1
+        whole = schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1
+        return 8 if whole and self.problem.in_eights(self.vector) else 2
 
     def _part(self, schedule: Schedule) -> int:
         """Rows of Q that the epilogue does at a time, by one block of a cluster."""
         if schedule["swap"]:
             return 8
-        return 64 if self.row_stats else 4 * self._width(schedule)
+        return 64 if self.problem.row_stats else 4 * self._width(schedule)
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
@@ -138,7 +136,7 @@ class GemmWgmma(Sketch):
         most = -(-block_q // (part * split)) * part  # of Q, that a block finishes
         row_values_at = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
         stats_at = row_values_at + pad_to(tile_rows * 4 * self.row_fields, 16)
-        moments = most * block_p // 8 * 4 if schedule["swap"] and self.row_stats else 0
+        moments = most * block_p // 8 * 4 if schedule["swap"] and self.problem.row_stats else 0
         inbox_at = stats_at + moments
         barriers_at = inbox_at + (split - 1) * most * block_p * 4
         barriers = 16 * (schedule["stages"] + 1)
