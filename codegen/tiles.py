@@ -16,7 +16,16 @@ from dataclasses import dataclass
 
 import torch
 
-from gtco.codegen.emit import Region, c_type, compute_type, convert, index, literal, names_of
+from gtco.codegen.emit import (
+    Region,
+    axis_index,
+    c_type,
+    compute_type,
+    convert,
+    index,
+    literal,
+    names_of,
+)
 from gtco.codegen.sketch import Illegal, check
 from gtco.graph import Graph, Group, Node
 from gtco.views import Axis, Layout, NotAView, resolve, store_layout
@@ -222,6 +231,8 @@ class TileEmitter:
     def _write(self, node: Node) -> None:
         if node.op == "concat":
             self._define(node, self._concat(node), tile=True)
+        elif node.op == "pad":
+            self._define(node, self._pad(node), tile=True)
         elif node.op == "merge_stats":
             self._merge(node)
         elif node.op == "row_stats":
@@ -377,6 +388,47 @@ class TileEmitter:
                     self.widest //= 2
                 return
             inner *= extent
+
+    def _pad(self, node: Node) -> str:
+        """The input is loaded where every coordinate lies in it; what is not loaded is zero."""
+        (value,) = node.inputs
+        shape, before, after = node.outputs[0].sizes, node.attrs["before"], node.attrs["after"]
+        check(math.prod(shape) == math.prod(self.space.full), f"%{node.name} is no tile value")
+        check(self._inner(value) is None, f"%{node.name} reads %{value}, which is made here")
+        sizes = self.graph.specs[value].sizes
+        padded = [dim for dim in range(len(shape)) if before[dim] or after[dim]]
+        check(bool(padded), f"%{node.name} pads nothing")
+        last = self.space.across[-1]
+        try:
+            base, layout = resolve(self.graph, value)
+            # as if the input ran on along the padded dimensions, which are indexed by themselves
+            dims = [((shape[d], 0),) if d in padded else axis for d, axis in enumerate(layout.dims)]
+            rest = self.space.lay(Layout(tuple(dims), layout.offset))
+            where = {dim: self.space.lay(coordinate(shape, dim)) for dim in padded}
+        except NotAView as error:
+            raise Illegal(f"%{node.name} cannot be read in the tile's order: {error}") from None
+        limit = min(8, max(1, 16 // self.graph.specs[base].dtype.itemsize))
+        width = layout.vector(limit, last)
+        while any(edge % width for edge in (shape[last], before[last])):
+            width //= 2
+        self.widest = min(self.widest, width)
+        self.loads += 1
+        whole = self.vector <= width
+        variables = ("row", "col" if whole else "(col + i)")
+        at = index(rest, variables)
+        inside = "active" if whole else self._guard()
+        names = []
+        for dim in padded:
+            start = f" - {before[dim]}" if before[dim] else ""
+            names.append(f"at{dim} = {index(where[dim], variables)}{start}")
+            at += f" + {axis_index(layout.dims[dim], f'at{dim}')}"
+            inside += f" && at{dim} >= 0 && at{dim} < {sizes[dim]}"
+        head = f"const int {', '.join(names)};"
+        source = f"{self.region.parameter(base, 'in')} + {at}"
+        if whole:
+            return f"tile.vectors({_AT} {{ {head} return load<V>({source}, {inside}); }})"
+        one = f"map<V>([&](int i) {{ {head} return load<1>({source}, {inside})[0]; }})"
+        return f"tile.vectors({_AT} {{ return {one}; }})"
 
     # -- stores ---------------------------------------------------------------------------------
 

@@ -117,6 +117,12 @@ def _concat(*tensors: Tensor, dim: int) -> Tensor:
     return torch.cat(tensors, dim)
 
 
+def _pad(x: Tensor, *, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """`x` with so many zeros before and after it along each dimension."""
+    amounts = zip(reversed(before), reversed(after), strict=True)  # F.pad: last dimension first
+    return F.pad(x, [amount for pair in amounts for amount in pair])
+
+
 def _linear(
     x: Tensor, w: Tensor, b: Tensor | None = None, *, out_dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -280,7 +286,9 @@ _ROWS: tuple[Op, ...] = (
     Op("permute", Pattern.INJECTIVE, lambda x, *, dims: x.permute(dims), None, _no_flops, True),
     Op("expand", Pattern.INJECTIVE, lambda x, *, shape: x.expand(shape), None, _no_flops, True),
     Op("slice", Pattern.INJECTIVE, _slice, None, _no_flops, True),
+    # Stored copies of views.
     Op("concat", Pattern.INJECTIVE, _concat, None, _no_flops),
+    Op("pad", Pattern.INJECTIVE, _pad, None, _no_flops),
     # Reductions.
     Op("sum", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
        flops=_one_per_input),
@@ -303,3 +311,6 @@ _ROWS: tuple[Op, ...] = (
 )  # fmt: skip
 
 OPS: Mapping[str, Op] = {op.name: op for op in _ROWS}
+
+GATHERS = ("concat", "pad")
+"""Ops that move elements and change none: their kernels read stored values, through any view."""

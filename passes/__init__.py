@@ -16,6 +16,7 @@ from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
 from gtco.passes.normalization import fuse_normalization
+from gtco.passes.patches import pad_patches
 from gtco.passes.rewrite import Log
 from gtco.passes.slices import push_slices
 from gtco.passes.split_norm import split_layer_norm
@@ -35,6 +36,7 @@ PIPELINE: tuple[Pass, ...] = (
     canonicalize,
     fold_constants,
     fold_convolutions,
+    pad_patches,
     fuse_attention,
     fuse_normalization,
     join_siblings,

@@ -10,7 +10,7 @@ or a row value (one element per row):
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
                  them; or merge_stats and pointwise nodes of its row values.
-    elementwise  pointwise nodes and concats of one shape.
+    elementwise  pointwise nodes, concats and pads of one shape.
     library      an OPAQUE node, alone.
 
 Every refusal is a sentence. Rules about two members (`Legality.pair`) hold for every group that
@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 
 from gtco.graph import Dim, Graph, Group, Node, TensorSpec
-from gtco.ops import STATS_CHUNK, Pattern
+from gtco.ops import GATHERS, STATS_CHUNK, Pattern
 from gtco.passes.dataflow import Flow, Read, bits
 from gtco.passes.projection import projected_heads
 from gtco.views import Layout, NotAView
@@ -277,7 +277,7 @@ class Legality:
                     f"%{made_by.name} is complete only after the last tile of a row is stored, "
                     f"so %{user.name} cannot read it in the same kernel"
                 )
-            if user.op in ("merge_stats", "concat"):
+            if user.op in ("merge_stats", *GATHERS):
                 return f"{user.op} reads stored values only, and %{read.value} is computed here"
             if _is_reduction(user) and slot > 0:
                 return f"the scale or shift %{read.value} of {user.op} must be stored first"
@@ -305,8 +305,8 @@ class Legality:
                 return None
             if node.op in _ANCHORS:
                 return f"{anchor.op} and {node.op} are two contractions"
-            if node.op == "concat":
-                return f"concat has no place in the epilogue of {anchor.op}"
+            if node.op in GATHERS:
+                return f"{node.op} has no place in the epilogue of {anchor.op}"
             if _is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
             if node.op == "row_stats" and anchor.op not in _GEMM:
@@ -442,7 +442,7 @@ class Legality:
             try:
                 if made_by is None:
                     layout = self.flow.layout(read)
-                    if node.op == "concat":
+                    if node.op in GATHERS:
                         if shape != frame.full:
                             return f"the result of %{node.name} is reshaped in the kernel"
                     else:
@@ -466,6 +466,6 @@ class Legality:
 
 
 def iteration_shape(nodes: Sequence[Node]) -> tuple[int, ...]:
-    """The shape an elementwise kernel walks: that of its concat, else of its first node."""
-    concats = [node for node in nodes if node.op == "concat"]
-    return (concats or list(nodes))[0].outputs[0].sizes
+    """The shape an elementwise kernel walks: of its concat or pad, else of its first node."""
+    gathers = [node for node in nodes if node.op in GATHERS]
+    return (gathers or list(nodes))[0].outputs[0].sizes

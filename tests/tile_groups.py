@@ -53,6 +53,34 @@ def concat_views(dtype: torch.dtype = F16) -> Group:
     return _group(b, b.add("concat", part, other, dim=1))
 
 
+def padded_patches(
+    batch: int,
+    patch: int,
+    before: tuple[int, int, int],
+    after: tuple[int, int, int],
+    dtype: torch.dtype = F16,
+    *,
+    stats: bool = False,
+) -> Group:
+    """The patches of images of 2 by 3, with zeros around."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, 3, 2 * patch, 3 * patch), dtype))
+    y = b.add("reshape", x, shape=(batch, 3, 2, patch, 3, patch))
+    y = b.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
+    y = b.add("reshape", y, shape=(batch, 6, 3 * patch**2))
+    y = b.add("pad", y, before=before, after=after)
+    return _group(b, y, b.add("row_stats", y)) if stats else _group(b, y)
+
+
+def padded(*shape: int, before: int, after: int, dtype: torch.dtype = F16) -> Group:
+    """Zeros around the last dimension, and `after` rows of them."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    ends = (*(0 for _ in shape[2:]), after, after)
+    y = b.add("pad", x, before=(*(0 for _ in shape[1:]), before), after=ends)
+    return _group(b, b.add("cos", y))
+
+
 def permuted(dtype: torch.dtype = F16) -> Group:
     """Reads a permuted tensor, stores a permuted view."""
     b = GraphBuilder()
@@ -112,6 +140,15 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "concat_columns": lambda: concat_columns(9, 5, 8, 3),
     "concat_even": lambda: concat_columns(9, 8, 24, 16, dtype=F16),
     "concat_views": concat_views,
+    "pad_patch_16": lambda: padded_patches(1, 16, (0, 1, 0), (0, 0, 0)),
+    "pad_patch_16_below": lambda: padded_patches(3, 16, (0, 0, 0), (0, 1, 0), BF16),
+    "pad_patch_14": lambda: padded_patches(1, 14, (0, 1, 0), (0, 0, 4)),
+    "pad_patch_14_batch": lambda: padded_patches(3, 14, (0, 2, 0), (0, 1, 4), BF16),
+    "pad_patch_7": lambda: padded_patches(3, 7, (0, 2, 0), (0, 0, 1), F32),
+    "pad_all_sides": lambda: padded_patches(2, 4, (1, 2, 8), (1, 0, 16)),
+    "pad_odd": lambda: padded(5, 7, before=2, after=1),
+    "pad_even": lambda: padded(3, 4, 24, before=8, after=4),
+    "pad_shifted": lambda: padded(3, 5, 16, before=2, after=6),
     "permuted": permuted,
     "integers": integers,
     "nans_f16": lambda: nans(F16),
@@ -197,6 +234,8 @@ ROWWISE: dict[str, Callable[[], Group]] = {
     "stats_odd": lambda: row_stats(7, 197),
     "stats_short": lambda: row_stats(7, 40, dtype=F32),
     "stats_alone": lambda: lone_stats(2, 9, 200),
+    "stats_pad_patch_16": lambda: padded_patches(2, 16, (0, 1, 0), (0, 0, 0), stats=True),
+    "stats_pad_patch_7": lambda: padded_patches(3, 7, (0, 1, 0), (0, 1, 1), stats=True),
     "stats_class_token": lambda: class_token(197, 768, stats=True),
     "merge": lambda: merge_stats(197, 768),
     "merge_odd": lambda: merge_stats(9, 200),

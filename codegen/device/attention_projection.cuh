@@ -49,7 +49,7 @@ __device__ __forceinline__ void project_with_wgmma(const typename C::Element* we
   constexpr int GROUPS = Share::THREADS / 128, TILES = Share::WIDTH / 64;
   constexpr int EACH = ceil_div(TILES, GROUPS);  // tiles of a warpgroup
   static_assert(GROUPS > 0, "wgmma takes a whole warpgroup");
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = warp / 4;
+  const int warp = ptx::uniform(threadIdx.x / 32), lane = threadIdx.x % 32, group = warp / 4;
   float acc[EACH][C::BLOCK_Q / 2];
 #pragma unroll
   for (int i = 0; i < EACH; ++i) {
@@ -64,8 +64,8 @@ __device__ __forceinline__ void project_with_wgmma(const typename C::Element* we
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < 128; k += 32)
-        ptx::Wgmma<typename C::Element, C::BLOCK_Q>::mma(acc[i], ptx::wgmma_descriptor(p_tile + k),
-                                                         ptx::wgmma_descriptor(q_tile + k), 1);
+        ptx::Wgmma<typename C::Element, C::BLOCK_Q>::mma(acc[i], ptx::wgmma_descriptor(p_tile, k),
+                                                         ptx::wgmma_descriptor(q_tile, k), 1);
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();
     }

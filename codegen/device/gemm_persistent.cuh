@@ -13,6 +13,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "ring.cuh"
 #include "wgmma.cuh"
 
 namespace gtco {
@@ -34,23 +35,6 @@ __device__ __forceinline__ TilePlace tile_place(int tile) {
   return {(group * C::GROUP + in_group % height) * C::BLOCK_M, in_group / height * C::BLOCK_N,
           batch};
 }
-
-// Where the ring's next stage is, and the parity of its phase.
-template <int STAGES>
-struct RingPlace {
-  int slot;
-  u32 phase;
-
-  __device__ __forceinline__ void advance() {
-    if (++slot == STAGES) slot = 0, phase ^= 1;
-  }
-  template <int STEPS>
-  __device__ __forceinline__ void skip() {
-    slot += STEPS % STAGES;
-    phase ^= STEPS / STAGES & 1;
-    if (slot >= STAGES) slot -= STAGES, phase ^= 1;
-  }
-};
 
 // Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, CONSUMERS (warpgroups), COOPERATIVE,
 // STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2 or 8), GROUP, BLOCKS,
@@ -93,7 +77,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   auto* row_values =                                             // (2, BLOCK_M)
       reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int warp = ptx::uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
   if (threadIdx.x == 0) {
     for (int s = 0; s < C::STAGES; ++s) {
       ptx::mbarrier_init(full + 8 * s, 1);
@@ -242,8 +226,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
 #pragma unroll
           for (int m = 0; m < PRODUCTS; ++m)
             ptx::Wgmma<Element, C::BLOCK_N>::mma(
-                acc[m], ptx::wgmma_descriptor(a_tile + atom * A_BYTES + m * 64 * 128 + k),
-                ptx::wgmma_descriptor(b_tile + atom * B_BYTES + k), 1);
+                acc[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
+                ptx::wgmma_descriptor(b_tile, atom * B_BYTES + k), 1);
       ptx::wgmma_commit_group();
       ptx::wgmma_wait_group<1>();
       if (step > 0) release(last);  // its products are done, this step's not

@@ -13,6 +13,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "ring.cuh"
 #include "wgmma.cuh"
 
 namespace gtco {
@@ -72,7 +73,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   float* moments = reinterpret_cast<float*>(smem + C::STATS_AT);  // (MOST x 8, PITCH)
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
-  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+  const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int rank = blockIdx.x % (C::SPLIT * C::MULTICAST);  // in the cluster
   const int p0 = blockIdx.x / C::SPLIT * C::BLOCK_P, q0 = blockIdx.y * C::BLOCK_Q;
   const int batch = blockIdx.z;
@@ -116,10 +117,12 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
       }
     };
+    RingPlace<C::STAGES> from{0, 0};
+    int last = 0;  // slot
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const int s = step % C::STAGES;
-      ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);
+    for (int step = 0; step < steps; ++step, from.advance()) {
+      const int s = from.slot;
+      ptx::mbarrier_wait(full + 8 * s, from.phase);
       const u32 p_tile = ring + s * STAGE_BYTES + group * 64 * 128;    // (ATOMS, 64, ATOM_K)
       const u32 q_tile = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES;  // (ATOMS, BLOCK_Q, ATOM_K)
       ptx::wgmma_fence();
@@ -128,8 +131,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
 #pragma unroll
         for (int k = 0; k < 128; k += K_STEP)
           ptx::Wgmma<Element, C::BLOCK_Q>::mma(
-              acc, ptx::wgmma_descriptor(p_tile + atom * P_BYTES + k),
-              ptx::wgmma_descriptor(q_tile + atom * Q_BYTES + k), 1);
+              acc, ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k),
+              ptx::wgmma_descriptor(q_tile, atom * Q_BYTES + k), 1);
       ptx::wgmma_commit_group();
       // At depth 0 the slot goes back before the next is awaited; at depth 1 the tensor cores never
       // wait for this warpgroup's turn, and each slot is held for a step longer.
@@ -138,7 +141,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         release(s);
       } else {
         ptx::wgmma_wait_group<1>();
-        if (step > 0) release((step - 1) % C::STAGES);
+        if (step > 0) release(last);
+        last = s;
       }
     }
     if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);
@@ -170,8 +174,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       fill_row_values<ROWS, 96>(functor, row_values + row, thread - THREADS - 32,
                                 batch * C::ROWS + row0 + row, (batch + 1) * C::ROWS);
     } else if (lane == 0) {  // the producer
-      const auto copy_p = [&](int step) {
-        const int s = step % C::STAGES;
+      const auto copy_p = [&](int s, int step) {
 #pragma unroll
         for (int atom = 0; atom < C::ATOMS; ++atom) {
           const u32 to = ring + s * STAGE_BYTES + atom * P_BYTES;
@@ -183,8 +186,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           }
         }
       };
-      const auto copy_q = [&](int step) {
-        const int s = step % C::STAGES;
+      const auto copy_q = [&](int s, int step) {
         if (C::MULTICAST > 1 && step % C::MULTICAST != rank) return;  // blocks take turns
 #pragma unroll
         for (int atom = 0; atom < C::ATOMS; ++atom) {
@@ -205,21 +207,22 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       const int ahead = min_of(C::STAGES, steps);
       for (int step = 0; step < ahead; ++step) {
         ptx::mbarrier_arrive_expect_tx(full + 8 * step, STAGE_BYTES);
-        if constexpr (C::P_CONSTANT) copy_p(step);  // weights need not wait for the kernel before
-        if constexpr (C::Q_CONSTANT) copy_q(step);
+        // Weights need not wait for the kernel before.
+        if constexpr (C::P_CONSTANT) copy_p(step, step);
+        if constexpr (C::Q_CONSTANT) copy_q(step, step);
       }
       ptx::griddepcontrol_wait();
       for (int step = 0; step < ahead; ++step) {
-        if constexpr (!C::P_CONSTANT) copy_p(step);
-        if constexpr (!C::Q_CONSTANT) copy_q(step);
+        if constexpr (!C::P_CONSTANT) copy_p(step, step);
+        if constexpr (!C::Q_CONSTANT) copy_q(step, step);
       }
+      RingPlace<C::STAGES> to{0, 0};
 #pragma unroll 1
-      for (int step = C::STAGES; step < steps; ++step) {
-        const int s = step % C::STAGES;
-        ptx::mbarrier_wait(empty + 8 * s, (step / C::STAGES - 1) & 1);
-        ptx::mbarrier_arrive_expect_tx(full + 8 * s, STAGE_BYTES);
-        copy_p(step);
-        copy_q(step);
+      for (int step = C::STAGES; step < steps; ++step, to.advance()) {
+        ptx::mbarrier_wait(empty + 8 * to.slot, to.phase);
+        ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, STAGE_BYTES);
+        copy_p(to.slot, step);
+        copy_q(to.slot, step);
       }
       if constexpr (LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
     } else {

@@ -6,6 +6,10 @@
 
 namespace gtco::ptx {
 
+// `x`, which is the same in all lanes of a warp, so that the assembler knows it (9.7.9.6
+// shfl.sync).
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
 // -- conversions (9.7.9.21 cvt) ---------------------------------------------------------------
 
 __device__ __forceinline__ float cvt_f32(half_t x) {

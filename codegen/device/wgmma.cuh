@@ -10,10 +10,15 @@
 #if __CUDA_ARCH__ >= 900
 namespace gtco::ptx {
 
-// 9.7.15.5.1 matrix descriptor of a K-major tile with 128-byte rows: the address and the stride
-// between groups of 8 rows (1024 bytes), each in units of 16 bytes; bit 62 says 128-byte swizzle.
-__device__ __forceinline__ u64 wgmma_descriptor(u32 address) {
-  return u64((address & 0x3FFFF) >> 4) | (u64(1) << 16) | (u64(64) << 32) | (u64(1) << 62);
+// 9.7.15.5.1 matrix descriptor of a K-major tile with 128-byte rows, `offset` bytes behind
+// `address`: where, and the stride between groups of 8 rows (1024 bytes), each in units of 16
+// bytes; bit 62 says 128-byte swizzle. With a constant offset it is one addition to what a tile's
+// products share, and if the assembler knows that the address is the same in all lanes
+// (ptx::uniform), no thread's registers hold it: built anew for each product, of 20 instructions,
+// descriptors take longer than the product of a small tile.
+__device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) {
+  const u32 low = (address >> 4) + (offset >> 4 | 1u << 16);
+  return u64(low) | u64(64u | 1u << 30) << 32;
 }
 
 __device__ __forceinline__ void wgmma_fence() {

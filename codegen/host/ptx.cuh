@@ -5,6 +5,8 @@
 
 namespace gtco::ptx {
 
+__forceinline__ int uniform(int x) { return x; }
+
 __forceinline__ float cvt_f32(half_t x) {
   return static_cast<float>(bit_cast_to<_Float16>(x.bits));
 }

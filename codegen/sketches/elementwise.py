@@ -1,4 +1,4 @@
-"""Pointwise nodes and concats of one iteration shape: each thread turns loads into stores."""
+"""Pointwise nodes, concats and pads of one iteration shape: each thread turns loads into stores."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tiles import Space, TileEmitter
 from gtco.graph import Group
+from gtco.ops import GATHERS
 from gtco.target import Target
 
 
@@ -67,9 +68,9 @@ def _best_space(group: Group) -> tuple[Space, int]:
     Raises:
         Illegal: the group has no iteration space.
     """
-    concats = [node for node in group.compute if node.op == "concat"]
+    gathers = [node for node in group.compute if node.op in GATHERS]
     check(bool(group.compute), "the group computes nothing")
-    shape = (concats or list(group.compute))[0].outputs[0].sizes or (1,)
+    shape = (gathers or list(group.compute))[0].outputs[0].sizes or (1,)
     best: tuple[Space, int] | None = None
     reason: Illegal | None = None
     for first in reversed(range(len(shape))):

@@ -38,7 +38,7 @@ class GemmPersistent(Sketch):
 
     name: ClassVar[str] = "gemm_persistent"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

@@ -38,7 +38,7 @@ class GemmWgmma(Sketch):
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 5
+    version: ClassVar[int] = 6
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

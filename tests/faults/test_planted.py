@@ -57,7 +57,7 @@ PRODUCT = """\
   __syncthreads();
   const u32 at = ptx::shared_address(smem);
   ptx::wgmma_fence();
-  const u64 a = ptx::wgmma_descriptor(at), b = ptx::wgmma_descriptor(at + 8192);
+  const u64 a = ptx::wgmma_descriptor(at, 0), b = ptx::wgmma_descriptor(at, 8192);
   ptx::Wgmma<float, 8>::mma(acc, a, b, 1);  // here
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);

@@ -97,6 +97,11 @@ def concat_then_statistics(c: Case) -> list[str]:
     return [y, c.add("row_stats", y), c.add("softmax", y, dim=1)]
 
 
+def pad_then_statistics(c: Case) -> list[str]:
+    y = c.add("relu", c.add("pad", c.x, before=(1, 0), after=(0, 0)))
+    return [y, c.add("row_stats", y)]
+
+
 def statistics_of_rows(c: Case) -> list[str]:
     mean, rstd = c.merge(6)
     return [c.add("mul", mean, rstd)]
@@ -116,6 +121,7 @@ LEGAL = {
     spelled_out_softmax: "rowwise",
     reduced_row_through_a_reshape: "rowwise",
     concat_then_statistics: "rowwise",
+    pad_then_statistics: "rowwise",
     statistics_of_rows: "rowwise",
     integers: "elementwise",
 }
@@ -184,6 +190,10 @@ REFUSED: dict[str, tuple[Callable[[Case], list[str]], str]] = {
     "concat in an epilogue": (
         lambda c: [c.add("concat", c.linear(), c.x, dim=0)],
         "concat",
+    ),
+    "pad in an epilogue": (
+        lambda c: [c.add("pad", c.linear(), before=(1, 0), after=(0, 0))],
+        "pad",
     ),
     "statistics read in their kernel": (
         lambda c: [
@@ -257,6 +267,10 @@ REFUSED: dict[str, tuple[Callable[[Case], list[str]], str]] = {
     "concat of computed values": (
         lambda c: [c.add("concat", c.add("relu", c.x), c.x, dim=0)],
         "concat reads stored values only",
+    ),
+    "pad of computed values": (
+        lambda c: [c.add("pad", c.add("relu", c.x), before=(1, 0), after=(0, 0))],
+        "pad reads stored values only",
     ),
     "library": (
         lambda c: [

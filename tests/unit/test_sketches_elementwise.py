@@ -74,6 +74,23 @@ def test_no_vector_straddles_two_pieces() -> None:
     assert Elementwise(tile_groups.concat_columns(9, 4, 8, 12), H100).vector == 4
 
 
+def test_no_vector_straddles_the_edge_of_a_padded_value() -> None:
+    widths = {"pad_patch_16": 8, "pad_patch_14": 2, "pad_patch_7": 1, "pad_odd": 1, "pad_even": 4,
+              "pad_shifted": 2, "pad_all_sides": 4}  # fmt: skip
+    for case, width in widths.items():
+        assert Elementwise(tile_groups.ELEMENTWISE[case](), H100).vector == width
+
+
+def test_source_of_padded_patches(golden: Callable[[str, object], None]) -> None:
+    group = tile_groups.padded_patches(3, 14, (0, 1, 0), (0, 0, 4))
+    golden("elementwise_patches.cu", sample(Elementwise(group, H100), 0)[0].source)
+
+
+def test_refuses_a_pad_of_nothing() -> None:
+    with pytest.raises(Illegal, match="pads nothing"):
+        Elementwise(tile_groups.padded(3, 8, before=0, after=0), H100)
+
+
 def test_refuses_two_iteration_shapes() -> None:
     b = GraphBuilder()
     x = b.input("x", TensorSpec((8, 7), torch.float16))

@@ -1,0 +1,150 @@
+"""The patches of an image are copied into rows, beside zeros where constant rows stand.
+
+%p: f16[1,196,588] = reshape(permute(reshape(%x)))     %q: f16[1,197,592] = pad(%p, ...)
+%y: f16[1,196,768] = linear(%p, %w, %b)                %z: f16[1,197,768] = linear(%q, %w')
+%s: f16[1,196,768] = add(%y, %d)                  ->   %c: f16[1,197,768] = add(%z, %r)
+%c: f16[1,197,768] = concat(%first, %s, dim=1)
+
+The constant %r holds %first in its rows and %b + %d in the others. The product then reads plain
+rows of whole 16 bytes, which TMA can bring, and its epilogue makes what whole rows are needed for.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtco.graph import Graph, Node
+from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+from gtco.views import Layout, NotAView, apply_view
+
+ROW_BYTES = 16
+"""Rows that a tensor map describes start at multiples of it."""
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """A concat of constants and one linear of constant weights.
+
+    Args:
+        sums: the additions of constants between the linear and the concat, last first.
+        terms: what they add, and the bias.
+        position: of the computed operand of the concat.
+    """
+
+    concat: Node
+    linear: Node
+    sums: tuple[Node, ...]
+    terms: tuple[Tensor, ...]
+    position: int
+
+
+def _rows_of_patches(edit: Editor, node: Node) -> _Rows | None:
+    computed = [name for name in node.inputs if edit.constant(name) is None]
+    if len(computed) != 1 or len(node.inputs) == 1:
+        return None
+    (value,) = computed
+    sums: list[Node] = []
+    terms: list[Tensor] = []
+    while (add := edit.producer(value, "add")) is not None and len(add.inputs) == 2:
+        known = [name for name in add.inputs if edit.constant(name) is not None]
+        if len(known) != 1:
+            return None
+        sums.append(add)
+        terms.append(edit.constants[known[0]])
+        (value,) = (name for name in add.inputs if name not in known)
+    linear = edit.producer(value, "linear")
+    if linear is None or any(edit.constant(name) is None for name in linear.inputs[1:]):
+        return None
+    terms += [edit.constants[name] for name in linear.inputs[2:]]
+    return _Rows(node, linear, tuple(sums), tuple(terms), node.inputs.index(computed[0]))
+
+
+def _rows_stay(edit: Editor, match: _Rows) -> str | None:
+    concat, linear = match.concat, match.linear
+    (made,), (joined,) = linear.outputs, concat.outputs
+    if joined.rank != 3 or concat.attrs["dim"] % joined.rank != 1:
+        return f"%{concat.name} does not join rows of [batch, rows, columns]"
+    for node in (linear, *match.sums):
+        if not edit.read_once(node.name):
+            return f"%{node.name} is also read by something other than %{concat.name}"
+        if node.outputs[0] != made or made.dtype != joined.dtype:
+            return f"%{linear.name} is broadcast or converted before %{concat.name}"
+    for tensor in (*_pieces(edit, concat), *match.terms):
+        if tensor is not None and tensor.dim() == 3 and not torch.equal(tensor, _repeated(tensor)):
+            return f"the constants of %{concat.name} differ from one item of the batch to another"
+    return _why_not_gathered(edit, linear.inputs[0])
+
+
+def _pieces(edit: Editor, concat: Node) -> list[Tensor | None]:
+    """The operands of `concat`; None stands for what is computed."""
+    return [edit.constant(name) for name in concat.inputs]
+
+
+def _repeated(tensor: Tensor) -> Tensor:
+    """The first item of a batch in place of all."""
+    return tensor[:1].expand_as(tensor)
+
+
+def _why_not_gathered(edit: Editor, value: str) -> str | None:
+    """Why a product may read its operand `value` where it lies."""
+    chain: list[Node] = []
+    base = value
+    while (node := edit.producer(base)) is not None and node.definition.is_view:
+        chain.append(node)
+        base = node.inputs[0]
+    if node is not None:
+        return f"%{base} is computed: its kernel stores what the product reads"
+    layout = Layout.contiguous(edit.shape(base))
+    *rows, k = edit.shape(value)
+    try:
+        for view in reversed(chain):
+            layout = apply_view(layout, view)
+        one, columns = layout.reshape((math.prod(rows), k)).dims
+    except NotAView as error:
+        return f"%{value} is copied anyway: {error}"
+    if len(one) <= 1 and columns == ((k, 1),):
+        return f"the product reads plain rows of %{base}"
+    return None
+
+
+def _padded_rows(edit: Editor, match: _Rows) -> str:
+    concat, linear = match.concat, match.linear
+    patches, name = linear.inputs[:2]
+    weight = edit.constants[name]
+    sizes = [edit.shape(value)[1] for value in concat.inputs]
+    above, below = sum(sizes[: match.position]), sum(sizes[match.position + 1 :])
+    beside = -weight.shape[1] % (ROW_BYTES // weight.dtype.itemsize)
+    q = edit.add("pad", patches, before=(0, above, 0), after=(0, below, beside))
+    if beside:
+        name = edit.add_constant(f"{name}_padded", F.pad(weight, (0, beside)))
+    z = edit.add("linear", q, name, **linear.attrs)
+    return edit.add("add", z, edit.add_constant(f"{concat.name}_rows", _addend(edit, match)))
+
+
+def _addend(edit: Editor, match: _Rows) -> Tensor:
+    """(1, rows, columns): what is added to the product of each item of the batch, rounded once."""
+    (spec,) = match.linear.outputs
+    total = torch.zeros((1, *spec.sizes[1:]), dtype=torch.float64)
+    for term in match.terms:
+        total = total + (term[:1] if term.dim() == 3 else term).to(total)
+    pieces = [
+        total if tensor is None else tensor[:1].to(total) for tensor in _pieces(edit, match.concat)
+    ]
+    return torch.cat(pieces, 1).to(spec.dtype)
+
+
+_RULES: tuple[Rule[Any], ...] = (
+    Rule("concat(c, linear(patches(x), w, b) + d) -> linear(pad(patches(x)), w) + [c, b + d]",
+         ("concat",), _rows_of_patches, _padded_rows, _rows_stay),
+)  # fmt: skip
+
+
+def pad_patches(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return merge_duplicates(rewrite(graph, _RULES, log), log)

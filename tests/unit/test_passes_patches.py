@@ -1,0 +1,204 @@
+"""Constant rows beside patches become rows of the product: meaning, form, refusals and rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtco.graph import Graph
+from gtco.interpreter import interpret
+from gtco.passes import run_pipeline
+from gtco.passes.canonicalize import canonicalize
+from gtco.passes.convolutions import fold_convolutions
+from gtco.passes.fold_constants import fold_constants
+from gtco.passes.legality import explain
+from gtco.passes.patches import pad_patches
+from gtco.passes.rewrite import Log
+from tests.pass_checks import Golden, captured, check, ops, random, reasons, rmse
+
+Embedding = Callable[[nn.Module, Tensor], Tensor]
+
+
+def patches(c: nn.Module, x: Tensor, *, bias: bool = True) -> Tensor:
+    """(batch, 6, width) of images of 2 by 3 patches."""
+    size = c.w.shape[-1]
+    return F.conv2d(x, c.w, c.b if bias else None, size).flatten(2).mT
+
+
+def with_class_row(c: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([c.first.expand(len(x), -1, -1), patches(c, x)], 1) + c.position
+
+
+def with_two_rows(c: nn.Module, x: Tensor) -> Tensor:
+    rows = [c.first.expand(len(x), -1, -1), c.second.expand(len(x), -1, -1), patches(c, x)]
+    return torch.cat(rows, 1) + F.pad(c.position, (0, 0, 0, 1))
+
+
+def with_a_row_behind(c: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([patches(c, x) + c.position[:, 1:], c.first.expand(len(x), -1, -1)], 1)
+
+
+def without_additions(c: nn.Module, x: Tensor) -> Tensor:
+    return torch.cat([c.first.expand(len(x), -1, -1), patches(c, x, bias=False)], 1)
+
+
+def with_two_additions(c: nn.Module, x: Tensor) -> Tensor:
+    y = c.second[0, 0] + (patches(c, x) + c.position[0, 1:])
+    return torch.cat([c.first.expand(len(x), -1, -1), y], 1)
+
+
+def embedded(
+    function: Embedding,
+    batch: int = 1,
+    patch: int = 4,
+    *,
+    dtype: torch.dtype = torch.float64,
+    width: int = 8,
+    prepared: bool = True,
+) -> tuple[Graph, tuple[Tensor, ...]]:
+    """The graph of an embedding, as the pass meets it if `prepared`; its argument."""
+    scale = (3 * patch**2) ** -0.5
+    graph, args = captured(
+        function,
+        random(batch, 3, 2 * patch, 3 * patch, dtype=dtype),
+        w=(scale * random(width, 3, patch, patch)).to(dtype),
+        b=random(width, dtype=dtype),
+        first=random(1, 1, width, dtype=dtype, seed=1),
+        second=random(1, 1, width, dtype=dtype, seed=2),
+        position=random(1, 7, width, dtype=dtype, seed=3),
+        items=random(batch, 1, width, dtype=dtype, seed=4),
+    )
+    if prepared:
+        graph = fold_convolutions(fold_constants(canonicalize(graph)))
+    return graph, args
+
+
+EMBEDDINGS = (with_class_row, with_two_rows, with_a_row_behind, without_additions,
+              with_two_additions)  # fmt: skip
+
+
+@pytest.mark.parametrize("function", EMBEDDINGS)
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("patch", [3, 4, 14])
+def test_rows_are_added_in_the_epilogue(function: Embedding, batch: int, patch: int) -> None:
+    result = check(pad_patches, *embedded(function, batch, patch))
+    assert ops(result) == {"pad": 1, "linear": 1, "add": 1}
+    (addend,) = (t for name, t in result.constants.items() if name.endswith("_rows"))
+    assert addend.shape == (1, 8 if function is with_two_rows else 7, 8)
+    assert len(result.constants) == 2  # the weight, once
+
+
+def test_padded_patches(golden: Golden) -> None:
+    graph, args = embedded(with_class_row, 2, 3)
+    golden("passes/pad_patches.txt", check(pad_patches, graph, args))
+
+
+@pytest.mark.parametrize("dtype, k", [(torch.float16, 592), (torch.float32, 588)])
+def test_rows_are_whole_16_bytes(dtype: torch.dtype, k: int) -> None:
+    graph, _ = embedded(with_class_row, 1, 14, dtype=dtype)
+    (weight,) = (t for t in pad_patches(graph).constants.values() if t.dim() == 2)
+    assert weight.shape == (8, k)
+    assert not weight[:, 588:].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("patch", [14, 16])
+def test_is_about_as_near_to_the_truth_as_eager(dtype: torch.dtype, patch: int) -> None:
+    graph, args = embedded(with_class_row, 2, patch, dtype=dtype, width=64, prepared=False)
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    (eager,) = interpret(graph, args)
+    (actual,) = interpret(run_pipeline(graph), args)
+    assert actual.dtype == dtype
+    # node by node the sum of the constants is one rounding more; a kernel rounds no product
+    assert rmse(actual, exact) <= 1.5 * rmse(eager, exact)
+
+
+def test_one_kernel_makes_the_embedding_and_its_statistics() -> None:
+    graph, _ = captured(
+        lambda c, x: F.linear(F.layer_norm(with_class_row(c, x), (64,), c.first[0, 0]), c.u),
+        random(1, 3, 32, 48, dtype=torch.float16),
+        w=random(64, 3, 16, 16, dtype=torch.float16), b=random(64, dtype=torch.float16),
+        first=random(1, 1, 64, dtype=torch.float16), u=random(64, 64, dtype=torch.float16),
+        position=random(1, 7, 64, dtype=torch.float16),
+    )  # fmt: skip
+    graph = run_pipeline(graph)
+    pad, *product = [node for node in graph.nodes if not node.definition.is_view][:4]
+    assert [node.op for node in (pad, *product)] == ["pad", "linear", "add", "row_stats"]
+    assert explain(graph, product) is None
+    assert "must be stored first" in str(explain(graph, [pad, *product]))
+
+
+def read_twice(c: nn.Module, x: Tensor, *, what: str) -> Tensor:
+    y = patches(c, x)
+    added = y + c.position[:, 1:]
+    whole = torch.cat([c.first, added], 1)
+    return whole[:, :6] * {"linear": y, "sum": added}[what]
+
+
+def planes(c: nn.Module, x: Tensor) -> Tensor:
+    """(batch, 3, width) of the beginnings of an image's colours."""
+    return F.linear(x.flatten(2)[..., :48], c.w.flatten(1))
+
+
+REFUSED: dict[str, tuple[Embedding, str]] = {
+    "the product is read elsewhere": (partial(read_twice, what="linear"), "is also read by"),
+    "the sum is read elsewhere": (partial(read_twice, what="sum"), "is also read by"),
+    "columns": (
+        lambda c, x: torch.cat([c.position[:, 1:].expand(len(x), -1, -1), patches(c, x)], 2),
+        "does not join rows",
+    ),
+    "the batch": (
+        lambda c, x: torch.cat([c.position[:, 1:], patches(c, x)], 0),
+        "does not join rows",
+    ),
+    "items differ": (
+        lambda c, x: torch.cat([c.items, patches(c, x)], 1),
+        "differ from one item of the batch to another",
+    ),
+    "added items differ": (
+        lambda c, x: torch.cat([c.first.expand(len(x), -1, -1), patches(c, x) + c.items], 1),
+        "differ from one item of the batch to another",
+    ),
+    "plain rows": (
+        lambda c, x: torch.cat([c.first.expand(len(x), -1, -1), planes(c, x)], 1),
+        "reads plain rows",
+    ),
+    "computed": (
+        lambda c, x: torch.cat([c.first.expand(len(x), -1, -1), patches(c, x.relu())], 1),
+        "is computed",
+    ),
+    "a wider constant": (
+        lambda c, x: torch.cat([c.first.expand(len(x), -1, -1).double(), patches(c, x)], 1),
+        "is broadcast or converted",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refuses(case: str) -> None:
+    function, reason = REFUSED[case]
+    dtype = torch.float32 if case == "a wider constant" else torch.float64
+    batch = 1 if case.endswith("read elsewhere") else 2
+    graph, args = embedded(function, batch, dtype=dtype)
+    log = Log()
+    assert str(check(pad_patches, graph, args, log)) == str(graph)
+    assert reason in reasons(log)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x: torch.cat([c.first, y := patches(c, x), y], 1),
+        lambda c, x: torch.cat([c.first, patches(c, x).relu()], 1),
+        lambda c, x: torch.cat([c.first, patches(c, x).double()], 1),
+    ],
+    ids=["twice", "of another function", "converted"],
+)
+def test_leaves_other_concats(function: Embedding) -> None:
+    graph, args = embedded(function, dtype=torch.float32)
+    assert str(check(pad_patches, graph, args)) == str(graph)
