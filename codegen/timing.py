@@ -46,7 +46,7 @@ MMA_EFFICIENCY: Mapping[str, float] = {
     "gemm_skinny": 2.0,
     "gemm_wgmma": 1.15,
     "gemm_mma": 0.55,
-    "gemm_persistent": 1.05,
+    "gemm_persistent": 1.35,
     "attention": 0.45,
     "attention_projection": 0.45,
 }

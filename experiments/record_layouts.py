@@ -92,8 +92,8 @@ WGMMA = """\
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 128; k += 32)
-    ptx::Wgmma<ELEMENT, N>::mma(acc, ptx::wgmma_descriptor(at + k),
-                                ptx::wgmma_descriptor(at + 8192 + k), 1);
+    ptx::Wgmma<ELEMENT, N>::mma(acc, ptx::wgmma_descriptor(at, k),
+                                ptx::wgmma_descriptor(at, 8192 + k), 1);
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);
 #pragma unroll

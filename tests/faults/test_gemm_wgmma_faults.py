@@ -46,8 +46,8 @@ FAULTS = {
     ),
     "a wrong expected byte count": (
         "plain",
-        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, STAGE_BYTES);",
-        "ptx::mbarrier_arrive_expect_tx(full + 8 * s, P_BYTES);",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, STAGE_BYTES);",
+        "ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, P_BYTES);",
     ),
     "a wrong expected byte count at the inbox": (
         "split",
@@ -56,12 +56,12 @@ FAULTS = {
     ),
     "a reused parity": (
         "plain",
-        "ptx::mbarrier_wait(full + 8 * s, step / C::STAGES & 1);",
+        "ptx::mbarrier_wait(full + 8 * s, from.phase);",
         "ptx::mbarrier_wait(full + 8 * s, 0);",
     ),
     "no wait for an empty slot": (
         "plain",
-        "        ptx::mbarrier_wait(empty + 8 * s, (step / C::STAGES - 1) & 1);\n",
+        "        ptx::mbarrier_wait(empty + 8 * to.slot, to.phase);\n",
         "",
     ),
     "row values read before they are there": (
