@@ -65,7 +65,9 @@ EPILOGUE_US = 0.3
 STORE_PER_US = 33_000
 """Results that a block stages and stores in a microsecond."""
 EXCHANGE_US = 0.5
-"""The cluster's barriers around an exchange."""
+"""The cluster's barriers around an exchange of staged tiles."""
+SUMS_US = 0.3
+"""The same around an exchange of partial sums, which leave from registers."""
 PEER_BYTES_PER_US = 20_000
 """What a block takes from its peers in a microsecond."""
 CROWDED_PEER_BYTES_PER_US = 13_000
@@ -156,9 +158,8 @@ def chain_us(
     results = block.tile_p * block.tile_q
     epilogue_us = together * (EPILOGUE_US + results / STORE_PER_US + pointwise_us)
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
-    if exchanged:
-        rate = CROWDED_PEER_BYTES_PER_US if crowded else PEER_BYTES_PER_US
-        epilogue_us += EXCHANGE_US + exchanged / rate
+    epilogue_us += exchanged / (CROWDED_PEER_BYTES_PER_US if crowded else PEER_BYTES_PER_US)
+    epilogue_us += SUMS_US * (block.split > 1) + EXCHANGE_US * (block.peer_bytes > 0)
     start_us = (START_BOUNDARIES + ALONE_BOUNDARIES * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes
     start_us += SHARED_US * shares
