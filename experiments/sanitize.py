@@ -124,6 +124,7 @@ CASES: dict[str, Case] = {
     "merged": Case(lambda: tile_groups.merge_stats(9, 200), _ANY),
     "gelu": Case(lambda: tile_groups.gelu_bias(5, 7), _ANY),
     "concat": Case(lambda: tile_groups.concat_columns(9, 5, 8, 3), _ANY),
+    "padded": Case(lambda: tile_groups.padded_patches(1, 14, (0, 1, 0), (0, 0, 4)), _ANY),
     "permuted": Case(tile_groups.permuted, _ANY),
 }
 
