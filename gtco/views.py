@@ -11,7 +11,7 @@ an image, the heads of an attention output) is a layout too and costs no copy:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gtco.graph import Graph, Node
@@ -194,6 +194,22 @@ def apply_view(layout: Layout, node: Node) -> Layout:
     raise NotAView(f"{node.op} is not a view")
 
 
+def through_views(
+    producer: Callable[[str], Node | None], value: str
+) -> tuple[str, tuple[Node, ...]]:
+    """The input, constant or compute value behind `value`, and the views between, in their order.
+
+    Args:
+        producer: the node that makes a value, or None.
+        value: any.
+    """
+    chain: list[Node] = []
+    while (node := producer(value)) is not None and node.definition.is_view:
+        chain.append(node)
+        value = node.inputs[0]
+    return value, tuple(reversed(chain))
+
+
 def resolve(graph: Graph, value: str) -> tuple[str, Layout]:
     """The stored value that `value` is a view of, and its layout there.
 
@@ -203,13 +219,9 @@ def resolve(graph: Graph, value: str) -> tuple[str, Layout]:
     Raises:
         NotAView: strides cannot express the chain.
     """
-    chain: list[Node] = []
-    base = value
-    while (node := graph.producers.get(base)) is not None and node.definition.is_view:
-        chain.append(node)
-        base = node.inputs[0]
+    base, chain = through_views(graph.producers.get, value)
     layout = Layout.contiguous(graph.specs[base].sizes)
-    for node in reversed(chain):
+    for node in chain:
         layout = apply_view(layout, node)
     return base, layout
 

@@ -18,7 +18,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from gtco.graph import Graph, Group, Node, subgraph
-from gtco.views import Layout, NotAView, apply_view, store_layout
+from gtco.views import Layout, NotAView, apply_view, store_layout, through_views
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,7 @@ class Read:
 
 def trace(graph: Graph, value: str) -> Read:
     """Follow `value` through views to the input, constant or compute value behind it."""
-    views: list[Node] = []
-    base = value
-    while (node := graph.producers.get(base)) is not None and node.definition.is_view:
-        views.append(node)
-        base = node.inputs[0]
-    return Read(value, base, tuple(reversed(views)))
+    return Read(value, *through_views(graph.producers.get, value))
 
 
 def stored_form(graph: Graph, value: str) -> str:

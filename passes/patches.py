@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gtco.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
-from gtco.views import Layout, NotAView, apply_view
+from gtco.views import Layout, NotAView, apply_view, through_views
 
 ROW_BYTES = 16
 """Rows that a tensor map describes start at multiples of it."""
@@ -93,17 +93,13 @@ def _repeated(tensor: Tensor) -> Tensor:
 
 def _why_not_gathered(edit: Editor, value: str) -> str | None:
     """Why a product may read its operand `value` where it lies."""
-    chain: list[Node] = []
-    base = value
-    while (node := edit.producer(base)) is not None and node.definition.is_view:
-        chain.append(node)
-        base = node.inputs[0]
-    if node is not None:
+    base, chain = through_views(edit.producer, value)
+    if edit.producer(base) is not None:
         return f"%{base} is computed: its kernel stores what the product reads"
     layout = Layout.contiguous(edit.shape(base))
     *rows, k = edit.shape(value)
     try:
-        for view in reversed(chain):
+        for view in chain:
             layout = apply_view(layout, view)
         one, columns = layout.reshape((math.prod(rows), k)).dims
     except NotAView as error:

@@ -11,7 +11,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tiles import Space, TileEmitter
 from gtco.graph import Group
-from gtco.ops import GATHERS
+from gtco.passes.legality import iteration_shape
 from gtco.target import Target
 
 
@@ -68,9 +68,8 @@ def _best_space(group: Group) -> tuple[Space, int]:
     Raises:
         Illegal: the group has no iteration space.
     """
-    gathers = [node for node in group.compute if node.op in GATHERS]
     check(bool(group.compute), "the group computes nothing")
-    shape = (gathers or list(group.compute))[0].outputs[0].sizes or (1,)
+    shape = iteration_shape(group.compute) or (1,)
     best: tuple[Space, int] | None = None
     reason: Illegal | None = None
     for first in reversed(range(len(shape))):
