@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_projection import AttentionProjection
+from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -26,6 +27,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     GemmMma,
     GemmPersistent,
     Attention,
+    AttentionWgmma,
     AttentionProjection,
     Rowwise,
     Elementwise,

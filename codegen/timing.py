@@ -48,6 +48,7 @@ MMA_EFFICIENCY: Mapping[str, float] = {
     "gemm_mma": 0.55,
     "gemm_persistent": 1.35,
     "attention": 0.45,
+    "attention_wgmma": 0.9,
     "attention_projection": 0.45,
 }
 """The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand. Of

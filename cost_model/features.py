@@ -9,10 +9,18 @@ from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.work import Work
 from gtco.target import Target
 
-FEATURES_VERSION = 6
+FEATURES_VERSION = 7
 """Moves whenever a feature is added, dropped or computed otherwise."""
 
-FAMILIES = ("gemm_wgmma", "gemm_mma", "gemm_persistent", "attention", "rowwise", "elementwise")
+FAMILIES = (
+    "gemm_wgmma",
+    "gemm_mma",
+    "gemm_persistent",
+    "attention",
+    "attention_wgmma",
+    "rowwise",
+    "elementwise",
+)
 """Sketches with a feature of their own: `is_<name>`."""
 KNOBS = (
     "swap",

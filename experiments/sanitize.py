@@ -62,6 +62,10 @@ _ANY: Mapping[str, tuple[Schedule, ...]] = {
         {"warps_k": 2, "stages": 2, "copy_warps": 0},
         {"block_q": 48, "warps_k": 1, "stages": 2, "copy_warps": 2},
     ),
+    "attention_wgmma": (
+        {"parts": 2, "stages": 2},
+        {"block_q": 64, "block_k": 16, "parts": 1, "stages": 2},
+    ),
     "attention_projection": (
         {"block_q": 16, "warps_k": 1, "stages": 2},
         {"block_q": 32, "warps_k": 4, "stages": 1},

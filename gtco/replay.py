@@ -40,6 +40,8 @@ TRIED = 3
 """Schedules of each kind that the whole graph tries of a task."""
 WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
+HOPE = 0.05
+"""Part of its time that a task may save in the whole graph beyond what its chain says."""
 KNOBS: Mapping[str, tuple[int, ...]] = {"fetch_distance": (0, 1, 2), "late_trigger": (0, 1)}
 """What the whole graph tries of each field of `PlanKnobs`."""
 MARGIN = 0.003
@@ -127,10 +129,10 @@ def refine(
     """The schedule of each task, and the plan's knobs, with which it is fastest.
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
-    what it leaves in L2, no chain of its copies shows. So the tasks, the dearest first, try their
-    fastest schedules of each kind of room in the whole graph; once more, if any changed. Ahead of
-    them, the whole graph tries the knobs, one after the other; and at first all the schedules that
-    it chose before kernels changed.
+    what it leaves in L2, no chain of its copies shows. So the tasks, the most hopeful first, try
+    their fastest schedules of each kind of room in the whole graph; once more, if any changed.
+    Ahead of them, the whole graph tries the knobs, one after the other; and at first all the
+    schedules that it chose before kernels changed.
 
     Args:
         variants: of one partition.
@@ -142,9 +144,9 @@ def refine(
     ranked = {task.key: _contenders(variants.known.best(task.key), target) for task in found}
     chosen = {key: records[0] for key, records in ranked.items() if records}
     once = {key: each for key in chosen if (each := variants.known.once_chosen(key)) is not None}
-    dearest = sorted(
+    order = sorted(
         (task for task in found if task.key in chosen),
-        key=lambda task: -task.weight * (chosen[task.key].run_us or 0.0),
+        key=lambda task: -task.weight * _hope_us(ranked[task.key]),
     )
 
     def with_record(key: str, record: TuningRecord) -> Plan:
@@ -172,15 +174,22 @@ def refine(
             others = (replace(knobs, **{name: value}) for value in values)
             knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
         if knobs != compiled:
-            variants.compile(with_record(task.key, r) for task in dearest for r in ranked[task.key])
+            variants.compile(with_record(task.key, r) for task in order for r in ranked[task.key])
             compiled = knobs
-        for task in dearest:
+        for task in order:
             now = chosen[task.key]
             records = [now, *(each for each in ranked[task.key] if each != now)]
             if len(records) > 1:
                 chosen[task.key] = best_of(records, partial(with_record, task.key))
         changed = before != (chosen, knobs)
     return chosen, knobs
+
+
+def _hope_us(contenders: Sequence[TuningRecord]) -> float:
+    """Microseconds that a task may save: what its fastest contender saves in a chain, and a part of
+    what it takes, whatever a chain says."""
+    now_us = contenders[0].run_us or 0.0
+    return now_us - min(each.run_us or now_us for each in contenders) + HOPE * now_us
 
 
 def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRecord]:

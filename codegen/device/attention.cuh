@@ -12,12 +12,9 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "softmax.cuh"
 
 namespace gtco {
-
-struct NoMask {
-  static constexpr bool PRESENT = false;
-};
 
 // How rows of WIDTH elements lie in shared memory, in chunks of 8 elements.
 template <int WIDTH>
@@ -54,25 +51,19 @@ __device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand,
   }
 }
 
-// One warp's state: 16 queries, of which lane l holds rows l / 4 and l / 4 + 8.
+// What a warp does with its 16 queries and its part of a tile's keys on mma.sync.
 template <class C, bool MASKED>
-struct AttentionWarp {
+struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   using Element = typename C::Element;
   static constexpr int D16 = ceil_div(C::D, 16), DV16 = ceil_div(C::DV, 16);
   static constexpr int KEYS = C::BLOCK_K / C::WARPS_K;  // of a tile, that this warp takes
   using KeyRows = ChunkedRows<D16 * 16>;
   using ValueRows = ChunkedRows<DV16 * 16>;
   static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
-  static constexpr float LOG2E = 1.4426950408889634f;
-  // Without a mask the scores stay as they are, and exp2(UNIT * (score - top)) scales them on the
-  // way; a mask adds to scaled scores. (A negative scale would turn the largest to the smallest.)
-  static constexpr bool SCALED_EARLY = MASKED || C::SCALE <= 0.0f;
-  static constexpr float UNIT = SCALED_EARLY ? 1.0f : C::SCALE * LOG2E;
+  using SoftmaxRows<C, MASKED, KEYS>::lane;
+  using SoftmaxRows<C, MASKED, KEYS>::out;
 
-  u32 q[D16][4];                    // (16, D) as A fragments
-  float out[DV16 * 2][4] = {};      // (16, DV), not yet divided by `total`
-  float top[2], total[2] = {0, 0};  // per row: largest score so far (base 2), sum of this lane's
-  int lane;
+  u32 q[D16][4];  // (16, D) as A fragments
 
   __device__ __forceinline__ void load_queries(const Element* tile, int row) {
 #pragma unroll
@@ -80,7 +71,6 @@ struct AttentionWarp {
       const int chunk = k * 2 + lane / 16;
       ptx::ldmatrix_x4(q[k], ptx::shared_address(tile + KeyRows::offset(row + lane % 16, chunk)));
     }
-    top[0] = top[1] = -math::infinity();
   }
 
   // scores = q k^T for this warp's keys of the tile, from row `key` on.
@@ -96,77 +86,6 @@ struct AttentionWarp {
         ptx::ldmatrix_x4(b, ptx::shared_address(tile + KeyRows::offset(row + n * 16, chunk)));
         ptx::mma_m16n8k16<Element>(scores[n * 2], q[k], b[0], b[1]);
         ptx::mma_m16n8k16<Element>(scores[n * 2 + 1], q[k], b[2], b[3]);
-      }
-    }
-  }
-
-  // Takes away what the mask, the diagonal or the last key forbids, and adds an additive mask.
-  // Element j of a fragment is query j / 2 * 8 + lane / 4, key lane % 4 * 2 + j % 2.
-  template <class Mask>
-  __device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4], const Mask& mask,
-                                              int head, int query0, int key0) const {
-    const bool whole = key0 + KEYS <= C::LK && (!C::CAUSAL || key0 + KEYS - 1 <= query0) && !MASKED;
-    if constexpr (SCALED_EARLY) {
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-        for (int j = 0; j < 4; ++j) scores[n][j] *= C::SCALE * LOG2E;
-      }
-    }
-    if (whole) return;
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int query = query0 + lane / 4 + j / 2 * 8;
-        const int key = key0 + n * 8 + lane % 4 * 2 + j % 2;
-        const bool allowed = key < C::LK && (!C::CAUSAL || key <= query);
-        if constexpr (MASKED) {
-          if (allowed && query < C::LQ)
-            add_mask(scores[n][j], to_compute(*mask.at(head, query, key)));
-        }
-        if (!allowed) scores[n][j] = -math::infinity();
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void add_mask(float& score, bool chosen) {
-    if (!chosen) score = -math::infinity();
-  }
-
-  // A finite mask keeps a row alive, also where its conversion to base 2 would overflow.
-  __device__ __forceinline__ static void add_mask(float& score, float bias) {
-    const float term = fmaxf(bias * LOG2E, -3.402823466e38f);
-    score = bias == -math::infinity() ? -math::infinity() : fmaxf(score + term, -3.402823466e38f);
-  }
-
-  // Online softmax: scores become weights relative to the new largest score of each row.
-  __device__ __forceinline__ void rescale(float (&scores)[KEYS / 8][4]) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float best = top[half];
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n)
-        best = fmaxf(best, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
-      best = lanes_max<4>(best);
-      // A row without a key so far: its weights are zeros, not exp(-inf + inf).
-      const float base = best == -math::infinity() ? 0.0f : best;
-      const float shrink = ptx::ex2((top[half] - base) * UNIT);
-      top[half] = best;
-      float sum = 0.0f;
-#pragma unroll
-      for (int n = 0; n < KEYS / 8; ++n) {
-#pragma unroll
-        for (int j = half * 2; j < half * 2 + 2; ++j) {
-          scores[n][j] = ptx::ex2(fmaf(scores[n][j], UNIT, -base * UNIT));
-          sum += scores[n][j];
-        }
-      }
-      total[half] = total[half] * shrink + sum;
-#pragma unroll
-      for (int n = 0; n < DV16 * 2; ++n) {
-        out[n][half * 2] *= shrink;
-        out[n][half * 2 + 1] *= shrink;
       }
     }
   }
@@ -215,9 +134,7 @@ class AttentionBlock {
       : q_tile_(reinterpret_cast<Element*>(smem)),
         k_ring_(q_tile_ + Q_TILE),
         v_ring_(k_ring_ + C::STAGES * K_TILE),
-        staged_(staged),
-        shares_(shares),
-        tops_(shares + C::WARPS_K * C::BLOCK_Q),
+        parts_(staged, shares),
         thread_(threadIdx.x),
         part_(thread_ / 32 % C::WARPS_K),
         row_(thread_ / 32 / C::WARPS_K * 16),
@@ -267,76 +184,24 @@ class AttentionBlock {
     }
   }
 
-  // Stages each part's output and settles its share of the whole; a part that is the whole is
-  // divided on its way.
+  // Brings the parts of each query together; all threads.
   __device__ __forceinline__ void merge(const Warp& state) const {
-    const int lane = state.lane;
-#pragma unroll
-    for (int half = 0; has_queries_ && half < 2; ++half) {
-      const int r = row_ + lane / 4 + half * 8;
-      const float share = ONE_PART ? inverse(lanes_sum<4>(state.total[half])) : 1.0f;
-      float* to = staged_ + (part_ * C::BLOCK_Q + r) * STAGE_LD + lane % 4 * 2;
-#pragma unroll
-      for (int n = 0; n < Warp::DV16 * 2; ++n) {
-        const float* out = state.out[n] + half * 2;
-        store<2>(to + n * 8, Vec<float, 2>{{out[0] * share, out[1] * share}});
-      }
-      if constexpr (ONE_PART) continue;
-      const float total = lanes_sum<4>(state.total[half]);
-      if (lane % 4 == 0) {
-        shares_[part_ * C::BLOCK_Q + r] = total;
-        tops_[part_ * C::BLOCK_Q + r] = state.top[half];
-      }
-    }
-    __syncthreads();
-    if constexpr (ONE_PART) return;
-#pragma unroll 1
-    for (int r = thread_; r < C::BLOCK_Q; r += THREADS) {
-      float best = tops_[r];
-#pragma unroll
-      for (int p = 1; p < C::WARPS_K; ++p) best = fmaxf(best, tops_[p * C::BLOCK_Q + r]);
-      const float base = best == -math::infinity() ? 0.0f : best;
-      float weights[C::WARPS_K], total = 0.0f;
-#pragma unroll
-      for (int p = 0; p < C::WARPS_K; ++p) {
-        weights[p] = ptx::ex2((tops_[p * C::BLOCK_Q + r] - base) * Warp::UNIT);
-        total += shares_[p * C::BLOCK_Q + r] * weights[p];
-      }
-      const float whole = inverse(total);
-#pragma unroll
-      for (int p = 0; p < C::WARPS_K; ++p) shares_[p * C::BLOCK_Q + r] = weights[p] * whole;
-    }
-    __syncthreads();
+    if (has_queries_) parts_.stage(state, part_, row_);
+    parts_.settle(thread_);
   }
 
   // The result of query `query0 + r` from column c on, after `merge`.
   template <int VECTOR>
   __device__ __forceinline__ Vec<float, VECTOR> merged(int r, int c) const {
-    if constexpr (ONE_PART) return load<VECTOR>(staged_ + r * STAGE_LD + c);
-    Vec<float, VECTOR> sum{};
-#pragma unroll
-    for (int p = 0; p < C::WARPS_K; ++p) {
-      const auto part_out = load<VECTOR>(staged_ + (p * C::BLOCK_Q + r) * STAGE_LD + c);
-      const float share = shares_[p * C::BLOCK_Q + r];
-#pragma unroll
-      for (int i = 0; i < VECTOR; ++i) sum[i] += part_out[i] * share;
-    }
-    return sum;
+    return parts_.template merged<VECTOR>(r, c);
   }
 
  private:
   static constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * 8;
   static constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * 8;
   static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
-  static constexpr int STAGE_LD = Warp::DV16 * 16 + 8;  // rows of a fragment meet different banks
   static constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, C::BLOCK_K) <= C::STAGES;  // no slot twice
   static constexpr int AHEAD = ALL_IN_FLIGHT ? C::STAGES : max_of(1, C::STAGES - 1);
-  static constexpr bool ONE_PART = C::WARPS_K == 1;
-
-  // A query that may see no key gets zeros, as in torch.
-  __device__ __forceinline__ static float inverse(float total) {
-    return total == 0.0f ? 0.0f : 1.0f / total;
-  }
 
   // Two groups of copies a tile, keys and then values; empty ones past the last tile.
   template <class K, class V>
@@ -353,8 +218,7 @@ class AttentionBlock {
   }
 
   Element *const q_tile_, *const k_ring_, *const v_ring_;  // (BLOCK_Q, D), (STAGES, BLOCK_K, D), DV
-  float *const staged_, *const shares_,
-                            *const tops_;  // (WARPS_K, BLOCK_Q, STAGE_LD), (.., BLOCK_Q)
+  const PartsMerge<Warp, C::BLOCK_Q, C::WARPS_K, THREADS> parts_;
   const int thread_, part_, row_;
   const bool has_queries_;
   const int head_, query0_, key_count_, tiles_;

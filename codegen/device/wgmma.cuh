@@ -1,5 +1,6 @@
 // wgmma: D[64, N] += A[64, K] B[N, K]^T by one warpgroup, both operands in shared memory, K-major,
-// 128-byte swizzle (PTX ISA 9.7.15). N is a multiple of 8 up to 256; K spans 32 bytes.
+// 128-byte swizzle (PTX ISA 9.7.15). N is a multiple of 8 up to 256; K spans 32 bytes. And D[64, N]
+// += A[64, 16] B[16, N] with A in registers.
 //
 // The assembler wants each accumulator register spelled out, so the operand lists are built by the
 // preprocessor: REGS_n is the text "%0, ..., %n-1" and OUTS_n the matching constraints.
@@ -47,6 +48,11 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
 // Scalar type of the operands: half_t, bf16_t, or float read as tf32.
 template <class T, int N>
 struct Wgmma;
+
+// A lies in registers as mma.sync has it (each warp's 16 rows), B in rows of 128 bytes, one for
+// each of the 16 along K: its descriptor is the same, and N at most the 64 columns of a row.
+template <class T, int N>
+struct WgmmaFromRegisters;
 
 // clang-format off
 #define REGS_4 "%0,%1,%2,%3"
@@ -131,6 +137,28 @@ struct Wgmma;
   WGMMA(half_t, N, COUNT, A, B, S, "k16", "f16.f16", ", 0, 0")             \
   WGMMA(bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 0")           \
   WGMMA(float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")
+
+#define WGMMA_FROM_REGISTERS(T, N, COUNT, A0, A1, A2, A3, B, S, TYPES)                         \
+  template <>                                                                                  \
+  struct WgmmaFromRegisters<T, N> {                                                            \
+    static __device__ __forceinline__ void mma(float (&d)[COUNT], const u32 (&a)[4], u64 b,    \
+                                               int accumulate) {                               \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #S ", 0;\n"                            \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES                     \
+                   " {" REGS_##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B       \
+                   ", p, 1, 1, 1;\n}"                                                          \
+                   : OUTS_##COUNT                                                              \
+                   : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));     \
+    }                                                                                          \
+  };
+#define WGMMA_FROM_REGISTERS_ALL(N, COUNT, A0, A1, A2, A3, B, S)                     \
+  WGMMA_FROM_REGISTERS(half_t, N, COUNT, A0, A1, A2, A3, B, S, "f16.f16")            \
+  WGMMA_FROM_REGISTERS(bf16_t, N, COUNT, A0, A1, A2, A3, B, S, "bf16.bf16")
+
+WGMMA_FROM_REGISTERS_ALL(16, 8, 8, 9, 10, 11, 12, 13)
+WGMMA_FROM_REGISTERS_ALL(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA_FROM_REGISTERS_ALL(48, 24, 24, 25, 26, 27, 28, 29)
+WGMMA_FROM_REGISTERS_ALL(64, 32, 32, 33, 34, 35, 36, 37)
 
 WGMMA_ALL(8, 4, 4, 5, 6)
 WGMMA_ALL(16, 8, 8, 9, 10)
@@ -232,6 +260,8 @@ WGMMA_ALL(256, 128, 128, 129, 130)
 #undef FOUR
 #undef WGMMA
 #undef WGMMA_ALL
+#undef WGMMA_FROM_REGISTERS
+#undef WGMMA_FROM_REGISTERS_ALL
 // clang-format on
 
 }  // namespace gtco::ptx

@@ -70,6 +70,7 @@ u32 block_rank();
 u32 mapa(u32 address, u32 rank);
 
 void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type);
+void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate, Type type);
 void wgmma_commit();
 void wgmma_wait(int pending);
 

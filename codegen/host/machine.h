@@ -62,6 +62,8 @@ struct Product {
   u32 a, b;
   bool accumulate;
   Type type;
+  bool from_registers;  // A, of which `rows` are the thread's two; B lies as [K, N]
+  float rows[2][16];
 };
 
 struct Transfer {

@@ -36,6 +36,12 @@ struct Multiply {
   Type type;
 };
 
+struct Fragment {  // of A
+  const u32* a;
+  float (*rows)[16];  // to be filled in: lane / 4 and lane / 4 + 8
+  Type type;
+};
+
 // The 32 bytes of row `row` of a wgmma tile with rows of 128 bytes, as floats; how many.
 int row_of(float (&values)[16], u32 tile, int row, Type type) {
   int count = 0;
@@ -54,17 +60,32 @@ int row_of(float (&values)[16], u32 tile, int row, Type type) {
   return count;
 }
 
+// Column `column` of a wgmma tile with a row of 128 bytes for each of the 16 along K.
+int column_of(float (&values)[16], u32 tile, int column, Type type) {
+  for (int k = 0; k < 16; ++k) {
+    gtco::u16 bits;
+    std::memcpy(&bits, shared(swizzled(tile + k * 128 + column * 2), 2), 2);
+    values[k] = widened(bits, type);
+  }
+  return 16;
+}
+
 // Register 4 j + i of a thread: row (warp % 4) 16 + lane / 4 + i / 2 * 8, column j 8 + lane % 4 * 2
 // + i % 2.
 void multiply(const Product& product) {
   const int thread = current % block_threads;
   const int row = thread % 128 / 32 * 16 + thread % 32 / 4;
   float left[2][16], right[16];
-  row_of(left[0], product.a, row, product.type);
-  row_of(left[1], product.a, row + 8, product.type);
+  if (product.from_registers) {
+    std::memcpy(left, product.rows, sizeof left);
+  } else {
+    row_of(left[0], product.a, row, product.type);
+    row_of(left[1], product.a, row + 8, product.type);
+  }
+  const auto right_of = product.from_registers ? column_of : row_of;
   for (int j = 0; j < product.n / 8; ++j)
     for (int i = 0; i < 2; ++i) {
-      const int count = row_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
+      const int count = right_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
       for (int half = 0; half < 2; ++half) {
         float& to = product.d[4 * j + 2 * half + i];
         float sum = product.accumulate ? to : 0.0f;
@@ -145,22 +166,48 @@ void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type) {
 
 // -- wgmma
 
-// The first lane of a warp stands for it: it reads the warp's 16 rows of A and all of B.
-void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
-  HERE;
+namespace {
+
+// The first lane of a warp stands for it: it reads the 32 bytes of each row.
+void read_rows(u32 tile, int first, int count, int bytes) {
   Thread& thread = self();
-  const u32 a_tile = a, b_tile = b;
-  thread.open_products.push_back({d, n, a_tile, b_tile, accumulate, type});
-  if (current % 32 != 0) return;
   const Event event{product_agent(current), thread.product_groups + 1, cluster_number, thread.pc};
-  const auto read = [&](u32 tile, int row) {
-    for (int byte = 0; byte < 32; byte += 16)
+  for (int row = first; row < first + count; ++row)
+    for (int byte = 0; byte < bytes; byte += 16)
       check_shared(swizzled(tile + row * 128 + byte), 16, {Kind::ASYNC_READ, event, &thread.clocks},
                    current);
-  };
-  const int row = current % block_threads % 128 / 32 * 16;
-  for (int i = 0; i < 16; ++i) read(a_tile, row + i);
-  for (int i = 0; i < n; ++i) read(b_tile, i);
+}
+
+}  // namespace
+
+// A warp reads its 16 rows of A and all of B.
+void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
+  HERE;
+  const u32 a_tile = a, b_tile = b;
+  self().open_products.push_back({d, n, a_tile, b_tile, accumulate, type, false, {}});
+  if (current % 32 != 0) return;
+  read_rows(a_tile, current % block_threads % 128 / 32 * 16, 16, 32);
+  read_rows(b_tile, 0, n, 32);
+}
+
+// A's registers lie as those of mma_m16n8k16, and are taken at once.
+void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate, Type type) {
+  HERE;
+  const u32 b_tile = b;
+  Product product{d, n, 0, b_tile, accumulate, type, true, {}};
+  Fragment operands{a, product.rows, type};
+  execute_together("wgmma", &operands, [](int first) {
+    for (int lane = 0; lane < 32; ++lane)
+      for (int from = lane / 4 * 4; from < lane / 4 * 4 + 4; ++from)
+        for (int i = 0; i < 4; ++i)
+          for (int e = 0; e < 2; ++e) {
+            const Fragment& part = operand<Fragment>(first + from);
+            operand<Fragment>(first + lane).rows[i % 2][i / 2 * 8 + from % 4 * 2 + e] =
+                widened(part.a[i] >> (16 * e), part.type);
+          }
+  });
+  self().open_products.push_back(product);
+  if (current % 32 == 0) read_rows(b_tile, 0, 16, n * 2);
 }
 
 void wgmma_commit() {

@@ -27,4 +27,11 @@ struct Wgmma {
   }
 };
 
+template <class T, int N>
+struct WgmmaFromRegisters {
+  __forceinline__ static void mma(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
+    host::wgmma_from_registers(d, N, a, b, accumulate, TYPE<T>);
+  }
+};
+
 }  // namespace gtco::ptx

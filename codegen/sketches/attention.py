@@ -176,9 +176,9 @@ class AttentionSketch(Sketch):
             (block_q + keys) * chunk_pitch(self.width) + keys * chunk_pitch(self.value_width)
         )
 
-    def _staged_bytes(self, schedule: Schedule) -> int:
+    def _staged_bytes(self, parts: int, block_q: int) -> int:
         """Of the parts of the results that the warps of one query merge."""
-        return schedule["warps_k"] * schedule["block_q"] * (pad_to(self.value_width, 16) + 8) * 4
+        return parts * block_q * (pad_to(self.value_width, 16) + 8) * 4
 
     def _loop_work(self, schedule: Schedule) -> BlockWork:
         """What a block does for the results of its queries of one head."""
@@ -201,11 +201,16 @@ class AttentionSketch(Sketch):
     def _config(self, schedule: Schedule) -> str:
         """The part of the constexpr configuration that the loop over the keys reads."""
         return f"""\
+{self._sizes()}
+  static constexpr int BLOCK_Q = {schedule["block_q"]}, BLOCK_K = {schedule["block_k"]};
+  static constexpr int WARPS_K = {schedule["warps_k"]}, STAGES = {schedule["stages"]};"""
+
+    def _sizes(self) -> str:
+        """The part of the configuration that says what is computed."""
+        return f"""\
   using Element = {C_TYPES[self.dtype]};
   static constexpr int LQ = {self.queries}, LK = {self.keys};
   static constexpr int D = {self.width}, DV = {self.value_width};
-  static constexpr int BLOCK_Q = {schedule["block_q"]}, BLOCK_K = {schedule["block_k"]};
-  static constexpr int WARPS_K = {schedule["warps_k"]}, STAGES = {schedule["stages"]};
   static constexpr bool CAUSAL = {str(bool(self.anchor.attrs.get("causal"))).lower()};
   static constexpr float SCALE = {literal(float(self.anchor.attrs["scale"]))};"""
 
@@ -293,7 +298,7 @@ class Attention(AttentionSketch):
         region, emitter = self._epilogue()
         structs, arguments = self._operand_texts(region)
         functor = emitter.functor("Epilogue", "acc")
-        shares_at = max(self._ring_bytes(schedule), self._staged_bytes(schedule))
+        shares_at = max(self._ring_bytes(schedule), self._staged_bytes(warps_k, block_q))
         row_values_at = shares_at + 2 * warps_k * block_q * 4
         smem = row_values_at + block_q * 4 * len(emitter.row_fields)
         self.check_smem(smem)

@@ -142,7 +142,7 @@ class AttentionProjection(AttentionSketch):
         part_bytes = self._part_bytes(schedule)
         parts_at = inbox_at if part_bytes <= inbox else ring_at + result
         shares_at = max(
-            ring_at + max(self._ring_bytes(schedule), self._staged_bytes(schedule)),
+            ring_at + max(self._ring_bytes(schedule), self._staged_bytes(warps_k, block_q)),
             parts_at + part_bytes,
         )
         row_values_at = shares_at + 2 * warps_k * block_q * 4

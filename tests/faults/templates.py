@@ -1,4 +1,4 @@
-"""Mistakes planted in the template of a GEMM, and what the host build says of them."""
+"""Mistakes planted in the template of a kernel, and what the host build says of them."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ SEEDS = (0, 1)
 
 
 def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
-    """`program` with `old` replaced in its template, which is pasted in for the include."""
-    header = f"{program.sketch}.cuh"
-    template = (DEVICE_HEADERS / header).read_text()
-    assert old in template, "the fault's place has moved"
-    template = template.replace("#pragma once\n", "").replace(old, new) if old else template
-    source = program.source.replace(f'#include "{header}"', template)
-    return replace(program, source=source)
+    """`program` with `old` replaced in its template, or in one that this includes; both are pasted
+    in for their includes."""
+    source = program.source
+    for header in (f"{program.sketch}.cuh", "softmax.cuh"):
+        template = (DEVICE_HEADERS / header).read_text().replace("#pragma once\n", "")
+        source = source.replace(f'#include "{header}"', template)
+    assert old in source, "the fault's place has moved"
+    return replace(program, source=source.replace(old, new) if old else source)
 
 
 def verdicts(made: KernelProgram, work: Group) -> list[str]:

@@ -48,17 +48,17 @@ FAULTS = {
     ),
     "a copy warp that stages results": (
         "two parts",
-        "half = 0; has_queries_ && half < 2;",
-        "half = 0; half < 2;",
+        "if (has_queries_) parts_.stage(state, part_, row_);",
+        "parts_.stage(state, part_, row_);",
     ),
     "one part that is read before it is staged": (
         "one part",
-        "    __syncthreads();\n    if constexpr (ONE_PART) return;",
-        "    if constexpr (ONE_PART) return;\n    __syncthreads();",
+        "    __syncthreads();\n    if constexpr (PARTS > 1) {",
+        "    if constexpr (PARTS > 1) {\n      __syncthreads();",
     ),
     "one part that is not divided": (
         "one part",
-        "ONE_PART ? inverse(lanes_sum<4>(state.total[half])) : 1.0f",
+        "PARTS == 1 ? Softmax::inverse(lanes_sum<4>(state.total[half])) : 1.0f",
         "1.0f",
     ),
 }

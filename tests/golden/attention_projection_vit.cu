@@ -5,10 +5,10 @@ struct Config {
   using Element = half_t;
   static constexpr int LQ = 197, LK = 197;
   static constexpr int D = 64, DV = 64;
-  static constexpr int BLOCK_Q = 32, BLOCK_K = 224;
-  static constexpr int WARPS_K = 7, STAGES = 1;
   static constexpr bool CAUSAL = false;
   static constexpr float SCALE = 0.125f;
+  static constexpr int BLOCK_Q = 32, BLOCK_K = 224;
+  static constexpr int WARPS_K = 7, STAGES = 1;
   static constexpr int HEADS = 12, COLUMNS = 768;
   static constexpr bool WGMMA = true;
   static constexpr int COLUMN_WARPS = 2;

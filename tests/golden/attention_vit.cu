@@ -5,10 +5,10 @@ struct Config {
   using Element = half_t;
   static constexpr int LQ = 197, LK = 197;
   static constexpr int D = 64, DV = 64;
-  static constexpr int BLOCK_Q = 32, BLOCK_K = 128;
-  static constexpr int WARPS_K = 4, STAGES = 2;
   static constexpr bool CAUSAL = false;
   static constexpr float SCALE = 0.125f;
+  static constexpr int BLOCK_Q = 32, BLOCK_K = 128;
+  static constexpr int WARPS_K = 4, STAGES = 2;
   static constexpr int COPY_WARPS = 0;
   static constexpr int SHARES_AT = 69632, ROW_VALUES_AT = 70656;
 };

@@ -13,7 +13,7 @@ struct Body {
   template <class Tile>
   __device__ __forceinline__ void operator()(Tile& tile) const {
     constexpr int V = Tile::V, N = Tile::N;
-    const auto v_pad = tile.vectors([&](int row, int col, bool active) { const int at1 = (row % 7) - 1, at2 = col; return load<V>(in0 + (row / 7) * 3528 + (at1 / 3) * 588 + (at1 % 3) * 14 + (at2 / 196) * 1176 + ((at2 / 14) % 14) * 42 + (at2 % 14), active && at1 >= 0 && at1 < 6 && at2 >= 0 && at2 < 588); });
+    const auto v_pad = tile.vectors([&](int row, int col, bool active) { const int at1 = (row % 7) - 1, at2 = col; return load<V>(in0 + (row / 7) * 3528 + (at1 / 3) * 588 + (at1 % 3) * 14 + (at2 / 196) * 1176 + ((at2 / 14) % 14) * 42 + (at2 % 14), active && at1 >= 0 && at2 < 588); });
     tile.store(v_pad, [&](int row, int col, bool active, const auto& x) { store<V>(out0 + row * 592 + col, x, active); });
   }
 };

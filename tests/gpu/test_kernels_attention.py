@@ -1,11 +1,14 @@
-"""The attention sketch on a GPU against fp64, outputs poisoned, twice for the same bits."""
+"""The attention sketches on a GPU against fp64, outputs poisoned, twice for the same bits."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from gtco.codegen.sketch import Sketch
 from gtco.codegen.sketches.attention import Attention
+from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
+from gtco.graph import Group
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
 from tests import attention_groups
@@ -14,20 +17,31 @@ from tests.kernel_checks import inputs_of, sample, wrong_outputs
 pytestmark = pytest.mark.gpu
 
 
+KINDS = (Attention, AttentionWgmma)
+
+
+def sketch_of(kind: type[Sketch], group: Group) -> Sketch:
+    target = target_of_capability(*torch.cuda.get_device_capability())
+    if kind is AttentionWgmma and not target.has_wgmma:
+        pytest.skip(f"{target.arch} has no wgmma")
+    return kind(group, target)
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", attention_groups.CASES)
-def test_attention_matches_fp64(case: str) -> None:
+def test_attention_matches_fp64(kind: type[Sketch], case: str) -> None:
     group = attention_groups.CASES[case]()
     values = inputs_of(group, seed=1, device="cuda")
-    sketch = Attention(group, target_of_capability(*torch.cuda.get_device_capability()))
-    for program in sample(sketch, 5):
+    for program in sample(sketch_of(kind, group), 5):
         assert not wrong_outputs(program, group, values, run_group)
         first, again = (run_group(program, group, values) for _ in range(2))
         for name, tensor in first.items():
             assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
 
 
+@pytest.mark.parametrize("make", KINDS)
 @pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
-def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
+def test_rows_without_a_key_are_zeros_as_in_torch(make: type[Sketch], kind: torch.dtype) -> None:
     group = attention_groups.cross((2,), 200, 300, 64, mask=kind)
     values = inputs_of(group, device="cuda")
     keep = torch.rand(200, 300, device="cuda") < 0.5
@@ -37,6 +51,5 @@ def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
         values["mask"] = torch.zeros(keep.shape, dtype=kind, device="cuda")
         values["mask"][~keep] = float("-inf")
         values["mask"][7] = torch.finfo(kind).min
-    sketch = Attention(group, target_of_capability(*torch.cuda.get_device_capability()))
-    for program in sample(sketch, 3):
+    for program in sample(sketch_of(make, group), 3):
         assert not wrong_outputs(program, group, values, run_group)

@@ -189,6 +189,7 @@ def test_fp32_products_run_in_the_library_and_say_why(precision: str | None) -> 
     compiled = compile_vit(torch.float32, precision=precision)
     no_attention = (
         "attention: m16n8k16 takes no torch.float32; "
+        "attention_wgmma: m16n8k16 takes no torch.float32; "
         "attention_projection: m16n8k16 takes no torch.float32"
     )
     reasons = {"gemm": NO_FP32, "attention": no_attention}

@@ -36,6 +36,7 @@ EXPRESSED = {
     "threads",
     "cooperative",
     "depth",
+    "parts",
     "columns",
     "warps",
     "ahead",

@@ -20,6 +20,7 @@ from gtco.codegen.rules import SKETCHES
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_projection import AttentionProjection
+from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -33,7 +34,7 @@ from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, tile_groups
 
 F16, BF16 = torch.float16, torch.bfloat16
-MOST_PROGRAMS = 450
+MOST_PROGRAMS = 500
 WORKERS = 2
 
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
@@ -44,6 +45,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),
+    "attention_wgmma": (AttentionWgmma, lambda: attention_groups.packed(197, 12, 64)),
     "projected": (
         AttentionProjection,
         lambda: projection_groups.projected(4, 197, 64, 256, residual=True, stats=True),
@@ -123,7 +125,7 @@ def test_every_case_is_legal_where_its_sketch_is(legal: list[Legal]) -> None:
     assert {kind for kind, _ in CASES.values()} == set(SKETCHES)
     found = {(each.case, program.arch) for each in legal for program in each.programs}
     for case, (kind, _) in CASES.items():
-        hopper = (GemmWgmma, GemmPersistent, AttentionProjection)
+        hopper = (GemmWgmma, GemmPersistent, AttentionProjection, AttentionWgmma)
         expected = {"sm_90a"} if kind in hopper else set(TARGETS)
         assert {arch for name, arch in found if name == case} == expected
 

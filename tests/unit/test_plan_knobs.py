@@ -44,7 +44,7 @@ def test_wgmma_gemms_trigger_late_and_nothing_else_does() -> None:
         wgmma = program.sketch == "gemm_wgmma"
         assert after.program == (program.triggering_late if wgmma else program)
         sketches.add(program.sketch)
-    assert sketches >= {"gemm_wgmma", "attention", "elementwise"}
+    assert sketches >= {"gemm_wgmma", "attention_wgmma", "elementwise"}
 
 
 def test_knobs_of_a_record() -> None:

@@ -1,0 +1,193 @@
+// softmax(q k^T scale + mask) v per head in one pass over the keys, on wgmma fed by TMA, with an
+// online softmax in fp32 (FlashAttention-3, Shah 2024).
+//
+// A warpgroup has 64 queries of the block's head, so that keys and values are read from shared
+// memory once for 64 of them; PARTS warpgroups share each 64 queries: every one takes its part of
+// each tile of keys, and the parts are merged at the end. Scores stay where the first product
+// leaves them, since that is where the second wants its weights. Tiles arrive in a ring of STAGES;
+// where all of them find room, no slot is used twice.
+//
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, CAUSAL, SCALE, and where
+// things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
+// `copy(to, column, row, head, barrier)` brings a box of 64 columns and of 64 queries or BOX_KEYS
+// keys, zeros beyond the last. Mask: as in softmax.cuh.
+#pragma once
+
+#include "epilogue.cuh"
+#include "ring.cuh"
+#include "softmax.cuh"
+#include "wgmma.cuh"
+
+namespace gtco {
+
+#if __CUDA_ARCH__ >= 900
+// Issues out (+)= weights v for the COLUMNS columns of V at `values`, (16 STEPS keys, 64).
+template <class Element, int COLUMNS, int STEPS>
+__device__ __forceinline__ void multiply_atom(float (&out)[COLUMNS / 2],
+                                              const u32 (&weights)[STEPS][4], u32 values,
+                                              bool accumulate) {
+#pragma unroll
+  for (int k = 0; k < STEPS; ++k)
+    ptx::WgmmaFromRegisters<Element, COLUMNS>::mma(
+        out, weights[k], ptx::wgmma_descriptor(values, k * 16 * 128), k > 0 || accumulate);
+}
+
+// out (+)= weights v for 16 STEPS keys, V at `values` with ATOM bytes for every 64 columns; done
+// when it returns.
+template <class Element, int DV, int ATOM, int STEPS>
+__device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 2][4],
+                                                u32 (&weights)[STEPS][4], u32 values,
+                                                bool accumulate) {
+  constexpr int WHOLE = DV / 64, REST = ceil_div(DV % 64, 16) * 16;
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int i = 0; i < WHOLE; ++i)
+    multiply_atom<Element, 64>(reinterpret_cast<float (&)[32]>(out[i * 8]), weights,
+                               values + i * ATOM, accumulate);
+  if constexpr (REST > 0)
+    multiply_atom<Element, REST>(reinterpret_cast<float (&)[REST / 2]>(out[WHOLE * 8]), weights,
+                                 values + WHOLE * ATOM, accumulate);
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[ceil_div(DV, 16) * 8]>(out));
+}
+
+template <class C, class Q, class K, class V, class Mask, class Functor>
+__device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys, const V& values,
+                                                const Mask& mask, const Functor& functor) {
+  using Element = typename C::Element;
+  constexpr int BLOCK_Q = C::BLOCK_Q, PARTS = C::PARTS, STAGES = C::STAGES;
+  constexpr int WARPS = BLOCK_Q / 16 * PARTS, THREADS = WARPS * 32;
+  constexpr int D_ATOMS = ceil_div(C::D, 64), DV_ATOMS = ceil_div(C::DV, 64);
+  constexpr int TILE = C::BLOCK_K, BOX = C::BOX, BOXES = TILE / BOX;
+  constexpr int KEYS = TILE / PARTS;  // of a warpgroup
+  constexpr int PRODUCTS = ceil_div(KEYS, 256), N = KEYS / PRODUCTS;
+  constexpr int QUERY_ATOM = 64 * 128, ATOM = TILE * 128;  // bytes of 64 columns
+  constexpr int KEY_BYTES = D_ATOMS * ATOM, VALUE_BYTES = DV_ATOMS * ATOM;
+  constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, TILE) <= STAGES;  // no slot twice
+  static_assert(sizeof(Element) == 2 && KEYS % 16 == 0 && N % 8 == 0, "what wgmma takes");
+  static_assert(BLOCK_Q % 64 == 0 && BOX % 8 == 0, "whole warpgroups, and rows of the swizzle");
+
+  extern __shared__ __align__(1024) unsigned char smem[];
+  const u32 q_tile = ptx::shared_address(smem);                 // (BLOCK_Q / 64, D_ATOMS, 64, 64)
+  const u32 k_ring = ptx::shared_address(smem + C::KEYS_AT);    // (STAGES, D_ATOMS, TILE, 64)
+  const u32 v_ring = ptx::shared_address(smem + C::VALUES_AT);  // (STAGES, DV_ATOMS, TILE, 64)
+  auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
+  const u32 queries_full = ptx::shared_address(smem + C::BARRIERS_AT);
+  const u32 keys_full = queries_full + 8, values_full = keys_full + 8 * STAGES;
+  const u32 empty = values_full + 8 * STAGES;
+
+  const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
+  const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
+  const int row = group * 64 + warp % 4 * 16;  // the warp's first of the block's queries
+  const int head = blockIdx.y, query0 = blockIdx.x * BLOCK_Q;
+  const int key_count = C::CAUSAL ? min_of(C::LK, query0 + BLOCK_Q) : C::LK;
+  const int tiles = ceil_div(key_count, TILE);
+  if (thread == 0) {
+    ptx::mbarrier_init(queries_full, 1);
+    for (int s = 0; s < STAGES; ++s) {
+      ptx::mbarrier_init(keys_full + 8 * s, 1);
+      ptx::mbarrier_init(values_full + 8 * s, 1);
+      ptx::mbarrier_init(empty + 8 * s, WARPS);
+    }
+    ptx::fence_mbarrier_init();
+    queries.prefetch();
+    keys.prefetch();
+    values.prefetch();
+  }
+  __syncthreads();
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+
+  const auto copy_tile = [&](int tile, int slot) {
+    ptx::mbarrier_arrive_expect_tx(keys_full + 8 * slot, KEY_BYTES);
+#pragma unroll
+    for (int i = 0; i < D_ATOMS * BOXES; ++i)
+      keys.copy(k_ring + slot * KEY_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128,
+                i / BOXES * 64, tile * TILE + i % BOXES * BOX, head, keys_full + 8 * slot);
+    ptx::mbarrier_arrive_expect_tx(values_full + 8 * slot, VALUE_BYTES);
+#pragma unroll
+    for (int i = 0; i < DV_ATOMS * BOXES; ++i)
+      values.copy(v_ring + slot * VALUE_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128,
+                  i / BOXES * 64, tile * TILE + i % BOXES * BOX, head, values_full + 8 * slot);
+  };
+  if (thread == 0) {
+    ptx::mbarrier_arrive_expect_tx(queries_full, BLOCK_Q / 64 * D_ATOMS * QUERY_ATOM);
+#pragma unroll
+    for (int i = 0; i < BLOCK_Q / 64 * D_ATOMS; ++i)
+      queries.copy(q_tile + i * QUERY_ATOM, i % D_ATOMS * 64, query0 + i / D_ATOMS * 64, head,
+                   queries_full);
+#pragma unroll 1
+    for (int tile = 0; tile < min_of(tiles, STAGES); ++tile) copy_tile(tile, tile);
+  }
+  __syncwarp();
+  fill_row_values<BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
+                                    (head + 1) * C::LQ);
+
+  SoftmaxRows<C, Mask::PRESENT, KEYS> state;
+  state.lane = lane;
+  const bool has_queries = query0 + row < C::LQ;
+  // Of the first keys of any part, that are never forbidden: those of the last tile's last part.
+  constexpr int LAST = C::LK - (ceil_div(C::LK, TILE) - 1) * TILE - (PARTS - 1) * KEYS;
+  constexpr int FREE = Mask::PRESENT || C::CAUSAL ? 0 : max_of(0, LAST);
+  RingPlace<STAGES> from{0, 0};
+  ptx::mbarrier_wait(queries_full, 0);
+#pragma unroll 1
+  for (int tile = 0; tile < tiles; ++tile, from.advance()) {
+    const int s = from.slot;
+    float scores[KEYS / 8][4];  // (16, KEYS)
+    ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
+    ptx::wgmma_fence();
+#pragma unroll
+    for (int k = 0; k < ceil_div(C::D, 16); ++k)
+#pragma unroll
+      for (int i = 0; i < PRODUCTS; ++i)
+        ptx::Wgmma<Element, N>::mma(
+            reinterpret_cast<float (&)[N / 2]>(scores[i * N / 8]),
+            ptx::wgmma_descriptor(q_tile + group * D_ATOMS * QUERY_ATOM,
+                                  k / 4 * QUERY_ATOM + k % 4 * 32),
+            ptx::wgmma_descriptor(k_ring + s * KEY_BYTES + part * KEYS * 128,
+                                  k / 4 * ATOM + i * N * 128 + k % 4 * 32),
+            k > 0);
+    ptx::wgmma_commit_group();
+    ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[KEYS / 2]>(scores));
+    // The slot of the tile before, which all warps have left, or are about to.
+    if constexpr (!ALL_IN_FLIGHT) {
+      if (thread == 0 && tile > 0 && tile - 1 + STAGES < tiles) {
+        const int slot = (tile - 1) % STAGES;
+        ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);
+        copy_tile(tile - 1 + STAGES, slot);
+      }
+      __syncwarp();
+    }
+    if (has_queries) {  // else what is computed is not stored
+      state.template mask_scores<FREE>(scores, mask, head, query0 + row, tile * TILE + part * KEYS);
+      state.rescale(scores);
+    }
+    u32 weights[KEYS / 16][4];  // two neighbouring accumulator fragments are one A fragment
+#pragma unroll
+    for (int k = 0; k < KEYS / 16; ++k)
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        weights[k][i] = ptx::cvt_pack<Element>(scores[k * 2 + i / 2][i % 2 * 2],
+                                               scores[k * 2 + i / 2][i % 2 * 2 + 1]);
+    ptx::mbarrier_wait(values_full + 8 * s, from.phase);
+    multiply_values<Element, C::DV, ATOM>(state.out, weights,
+                                          v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);
+    if constexpr (!ALL_IN_FLIGHT) {
+      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+    }
+  }
+
+  const PartsMerge<SoftmaxRows<C, Mask::PRESENT, KEYS>, BLOCK_Q, PARTS, THREADS> parts(
+      reinterpret_cast<float*>(smem), reinterpret_cast<float*>(smem + C::SHARES_AT));
+  EpilogueTile<BLOCK_Q, C::DV, THREADS, 64, Functor> tile(functor, thread, 0, head * C::LQ + query0,
+                                                          0, (head + 1) * C::LQ, C::DV);
+  tile.fetch();
+  __syncthreads();  // the ring becomes the staging buffer
+  parts.stage(state, part, row);
+  parts.settle(thread);
+  tile.run(row_values, [&](int r, int c) { return parts.template merged<Functor::VECTOR>(r, c); });
+}
+#endif
+
+}  // namespace gtco

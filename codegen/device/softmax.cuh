@@ -1,0 +1,194 @@
+// The softmax of attention over keys that come a tile at a time, in base 2, and its masks.
+//
+// Config: LQ, LK, DV, CAUSAL, SCALE. Mask: PRESENT and, if so, `at(head, query, key)`; bool
+// elements choose keys, others are added to the scores.
+#pragma once
+
+#include "vector.cuh"
+
+namespace gtco {
+
+struct NoMask {
+  static constexpr bool PRESENT = false;
+};
+
+inline constexpr float LOG2E = 1.4426950408889634f;
+
+// What a mask does to a score in base 2: bool elements choose keys, others are added.
+__device__ __forceinline__ void add_mask(float& score, bool chosen) {
+  if (!chosen) score = -math::infinity();
+}
+
+// A finite mask keeps a row alive, also where its conversion to base 2 would overflow.
+__device__ __forceinline__ void add_mask(float& score, float bias) {
+  const float term = fmaxf(bias * LOG2E, -3.402823466e38f);
+  score = bias == -math::infinity() ? -math::infinity() : fmaxf(score + term, -3.402823466e38f);
+}
+
+// The online softmax of a warp's 16 queries over KEYS keys at a time. Scores, weights and results
+// lie as mma.sync and wgmma number accumulators: of 8 columns, lane l has rows l / 4 and l / 4 + 8
+// and columns l % 4 * 2 and the next.
+template <class C, bool MASKED, int KEYS>
+struct SoftmaxRows {
+  static constexpr int DV16 = ceil_div(C::DV, 16);
+  // Without a mask the scores stay as they are, and exp2(UNIT * (score - top)) scales them on the
+  // way; a mask adds to scaled scores. (A negative scale would turn the largest to the smallest.)
+  static constexpr bool SCALED_EARLY = MASKED || C::SCALE <= 0.0f;
+  static constexpr float UNIT = SCALED_EARLY ? 1.0f : C::SCALE * LOG2E;
+
+  float out[DV16 * 2][4] = {};      // (16, DV), not yet divided by `total`
+  float top[2], total[2] = {0, 0};  // per row: largest score so far (base 2), sum of this lane's
+  int lane;
+
+  __device__ __forceinline__ SoftmaxRows() { top[0] = top[1] = -math::infinity(); }
+
+  // Takes away what the mask, the diagonal or the last key forbids, and adds an additive mask.
+  // Element j of a fragment is query j / 2 * 8 + lane / 4, key lane % 4 * 2 + j % 2.
+  // Of the first FREE keys each is allowed.
+  template <int FREE = 0, class Mask>
+  __device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4], const Mask& mask,
+                                              int head, int query0, int key0) const {
+    const bool whole = key0 + KEYS <= C::LK && (!C::CAUSAL || key0 + KEYS - 1 <= query0) && !MASKED;
+    if constexpr (SCALED_EARLY) {
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) scores[n][j] *= C::SCALE * LOG2E;
+      }
+    }
+    if (whole) return;
+#pragma unroll
+    for (int n = FREE / 8; n < KEYS / 8; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const int query = query0 + lane / 4 + j / 2 * 8;
+        const int key = key0 + n * 8 + lane % 4 * 2 + j % 2;
+        const bool allowed = key < C::LK && (!C::CAUSAL || key <= query);
+        if constexpr (MASKED) {
+          if (allowed && query < C::LQ)
+            add_mask(scores[n][j], to_compute(*mask.at(head, query, key)));
+        }
+        if (!allowed) scores[n][j] = -math::infinity();
+      }
+    }
+  }
+
+  // Online softmax: scores become weights relative to the new largest score of each row.
+  __device__ __forceinline__ void rescale(float (&scores)[KEYS / 8][4]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float best = top[half];
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n)
+        best = fmaxf(best, fmaxf(scores[n][half * 2], scores[n][half * 2 + 1]));
+      best = lanes_max<4>(best);
+      // A row without a key so far: its weights are zeros, not exp(-inf + inf).
+      const float base = best == -math::infinity() ? 0.0f : best;
+      const float shrink = ptx::ex2((top[half] - base) * UNIT);
+      top[half] = best;
+      float sum = 0.0f;
+#pragma unroll
+      for (int n = 0; n < KEYS / 8; ++n) {
+#pragma unroll
+        for (int j = half * 2; j < half * 2 + 2; ++j) {
+          scores[n][j] = ptx::ex2(fmaf(scores[n][j], UNIT, -base * UNIT));
+          sum += scores[n][j];
+        }
+      }
+      total[half] = total[half] * shrink + sum;
+#pragma unroll
+      for (int n = 0; n < DV16 * 2; ++n) {
+        out[n][half * 2] *= shrink;
+        out[n][half * 2 + 1] *= shrink;
+      }
+    }
+  }
+
+  // The share of a row's results that a sum of weights takes; a query that may see no key gets
+  // zeros, as in torch.
+  __device__ __forceinline__ static float inverse(float sum) {
+    return sum == 0.0f ? 0.0f : 1.0f / sum;
+  }
+};
+
+// Where the PARTS that different warps have of each of ROWS queries come together. A part that is
+// the whole is divided on its way.
+template <class Softmax, int ROWS, int PARTS, int THREADS>
+class PartsMerge {
+ public:
+  // (PARTS, ROWS, LD) and (2, PARTS, ROWS) floats of shared memory.
+  __device__ __forceinline__ PartsMerge(float* staged, float* shares)
+      : staged_(staged), shares_(shares), tops_(shares + PARTS * ROWS) {}
+
+  // Stages the 16 rows from `row` on of a part.
+  __device__ __forceinline__ void stage(const Softmax& state, int part, int row) const {
+    const int lane = state.lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int r = row + lane / 4 + half * 8;
+      const float share = PARTS == 1 ? Softmax::inverse(lanes_sum<4>(state.total[half])) : 1.0f;
+      float* to = staged_ + (part * ROWS + r) * LD + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < Softmax::DV16 * 2; ++n) {
+        const float* out = state.out[n] + half * 2;
+        store<2>(to + n * 8, Vec<float, 2>{{out[0] * share, out[1] * share}});
+      }
+      if constexpr (PARTS > 1) {
+        const float total = lanes_sum<4>(state.total[half]);
+        if (lane % 4 == 0) {
+          shares_[part * ROWS + r] = total;
+          tops_[part * ROWS + r] = state.top[half];
+        }
+      }
+    }
+  }
+
+  // When all have staged theirs: what share of the whole each part has. All threads.
+  __device__ __forceinline__ void settle(int thread) const {
+    __syncthreads();
+    if constexpr (PARTS > 1) {
+#pragma unroll 1
+      for (int r = thread; r < ROWS; r += THREADS) {
+        float best = tops_[r];
+#pragma unroll
+        for (int p = 1; p < PARTS; ++p) best = fmaxf(best, tops_[p * ROWS + r]);
+        const float base = best == -math::infinity() ? 0.0f : best;
+        float weights[PARTS], total = 0.0f;
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) {
+          weights[p] = ptx::ex2((tops_[p * ROWS + r] - base) * Softmax::UNIT);
+          total += shares_[p * ROWS + r] * weights[p];
+        }
+        const float whole = Softmax::inverse(total);
+#pragma unroll
+        for (int p = 0; p < PARTS; ++p) shares_[p * ROWS + r] = weights[p] * whole;
+      }
+      __syncthreads();
+    }
+  }
+
+  // The result of row r from column c on.
+  template <int VECTOR>
+  __device__ __forceinline__ Vec<float, VECTOR> merged(int r, int c) const {
+    if constexpr (PARTS == 1) {
+      return load<VECTOR>(staged_ + r * LD + c);
+    } else {
+      Vec<float, VECTOR> sum{};
+#pragma unroll
+      for (int p = 0; p < PARTS; ++p) {
+        const auto part_out = load<VECTOR>(staged_ + (p * ROWS + r) * LD + c);
+        const float share = shares_[p * ROWS + r];
+#pragma unroll
+        for (int i = 0; i < VECTOR; ++i) sum[i] += part_out[i] * share;
+      }
+      return sum;
+    }
+  }
+
+ private:
+  static constexpr int LD = Softmax::DV16 * 16 + 8;  // rows of a fragment meet different banks
+
+  float *const staged_, *const shares_, *const tops_;
+};
+
+}  // namespace gtco

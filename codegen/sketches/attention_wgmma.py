@@ -1,0 +1,264 @@
+"""Attention in one pass over the keys, on `wgmma` fed by TMA: sm_90a, 16-bit types."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gtco.codegen import timing
+from gtco.codegen.emit import PointwiseEmitter, Region, index
+from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, check
+from gtco.codegen.sketches.attention import AttentionSketch, Heads
+from gtco.codegen.sketches.gemm import pad_to
+from gtco.graph import Group
+from gtco.target import Target
+from gtco.views import Layout
+
+WARPGROUP_QUERIES = 64
+"""Rows of `wgmma`'s M side."""
+MOST_BOX_KEYS = 256
+"""Rows that one copy brings, and columns of one product."""
+MOST_KEYS = 640
+"""Of a tile: more of them find no room in shared memory or in registers."""
+PARTS = (1, 2)
+"""Warpgroups that share 64 queries."""
+LOOP_REGISTERS = 32
+"""Of a thread, beside its scores and results."""
+TILE_US = 0.25
+"""A tile's largest scores, and its products' latency."""
+REFILL_US = 0.4
+"""A tile that comes when another has left: one warpgroup waits for the slowest."""
+MERGE_US = 0.7
+"""Bringing two parts together."""
+
+
+@dataclass(frozen=True)
+class _SharedMemory:
+    """Where what lies, in bytes; the queries come first."""
+
+    keys_at: int
+    values_at: int
+    shares_at: int
+    row_values_at: int
+    barriers_at: int
+    nbytes: int
+
+
+class AttentionWgmma(AttentionSketch):
+    """Block -> 64 queries a warpgroup; keys may be split over warpgroups; a ring of tiles of keys
+    and values by TMA."""
+
+    name: ClassVar[str] = "attention_wgmma"
+    version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        check(target.has_wgmma, f"{target.arch} has no wgmma")
+        for node in group.nodes:
+            plain = node.op not in ("linear", "row_stats")
+            check(plain, f"{node.op} is no part of this kernel's epilogue")
+        self.width_atoms, self.value_atoms = -(-self.width // 64), -(-self.value_width // 64)
+        for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):
+            _check_tensor_map(label, heads)
+        self.row_fields = len(self._epilogue()[1].row_fields)
+
+    def knobs(self) -> tuple[Knob, ...]:
+        cuts = {
+            pad_to(-(-self.keys // tiles), 16 * parts) for tiles in (1, 2, 3, 4) for parts in PARTS
+        }
+        sizes = {64, 128, 192} | {cut for cut in cuts if cut <= MOST_KEYS}
+        most = pad_to(self.keys, 16 * max(PARTS))
+        return (
+            Knob("block_q", (64, 128, 192, 256)),
+            Knob("block_k", tuple(sorted(size for size in sizes | {16} if size <= most))),
+            Knob("parts", PARTS),
+            Knob("stages", (1, 2, 3, 4)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """All of them, ordered by a small model."""
+        return sorted((schedule for schedule, _ in self.legal()), key=self._cost)
+
+    def _cost(self, schedule: Schedule) -> float:
+        """Microseconds, roughly."""
+        target, threads = self.target, _threads(schedule)
+        block, resident = self._work(schedule), self._resident(schedule)
+        blocks = self.heads * -(-self.queries // block.tile_p)
+        together = min(-(-blocks // target.sm_count), resident)
+        flops = block.tile_p * block.steps * schedule["block_k"] * timing.TANH_FLOPS
+        pointwise_us = flops / timing.fp32_per_us(together * threads, target)
+        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        model_us = timing.chain_us(block, blocks, resident, rate, target, pointwise_us=pointwise_us)
+        waves = -(-blocks // (target.sm_count * resident))
+        refills = max(0, block.steps - block.stages)
+        turns_us = TILE_US * block.steps + REFILL_US * refills + MERGE_US * (schedule["parts"] - 1)
+        return model_us + waves * turns_us
+
+    def _registers(self, schedule: Schedule) -> int:
+        results = -(-self.value_width // 16) * 8
+        return schedule["block_k"] // schedule["parts"] // 2 + results + LOOP_REGISTERS
+
+    def _resident(self, schedule: Schedule) -> int:
+        return timing.resident_blocks(
+            self._smem(schedule).nbytes,
+            _threads(schedule),
+            self._registers(schedule),
+            self.target,
+        )
+
+    def _smem(self, schedule: Schedule) -> _SharedMemory:
+        stages, queries, parts = (schedule[name] for name in ("stages", "block_q", "parts"))
+        atom = schedule["block_k"] * 128
+        keys_at = queries * self.width_atoms * 128
+        values_at = keys_at + stages * self.width_atoms * atom
+        end = values_at + stages * self.value_atoms * atom
+        shares_at = max(end, self._staged_bytes(parts, queries))  # staged over the tiles
+        row_values_at = shares_at + 2 * parts * queries * 4
+        barriers_at = row_values_at + pad_to(queries * 4 * self.row_fields, 16)
+        nbytes = barriers_at + 8 * (1 + 3 * stages)
+        return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        return self._work(program.schedule)
+
+    def _work(self, schedule: Schedule) -> BlockWork:
+        queries, block_k = schedule["block_q"], schedule["block_k"]
+        steps, width = -(-self.keys // block_k), self.width + self.value_width
+        filled = (queries * self.width + self.keys * width) * self.dtype.itemsize
+        return BlockWork(
+            fill_bytes=filled,
+            l2_bytes=filled,
+            steps=steps,
+            stages=schedule["stages"],
+            mma_flops=2 * queries * steps * block_k * width,
+            tile_p=queries,
+            tile_q=self.value_width,
+            split=1,
+            registers=self._registers(schedule),
+        )
+
+    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
+        region = Region(self.group, (self.heads * self.queries, self.value_width))
+        given = {self.anchor.values[0]: "acc"}
+        return region, PointwiseEmitter(region, given, self.group.nodes)
+
+    def _check(self, schedule: Schedule) -> None:
+        block_k, parts, stages = (schedule[name] for name in ("block_k", "parts", "stages"))
+        threads = _threads(schedule)
+        check(threads <= 512, f"{threads} threads, of which none has registers for its scores")
+        check(block_k % (16 * parts) == 0, f"{block_k} keys in {parts} parts: wgmma takes 16")
+        tiles = -(-self.keys // block_k)
+        check(stages <= tiles, f"{stages} stages, and fewer tiles of keys")
+        check(stages > 1 or tiles == 1, "a ring of one stage, which is refilled beside a product")
+        registers = self._registers(schedule)
+        most = min(255, timing.most_registers(threads))
+        check(registers <= most, f"about {registers} registers a thread, of {most}")
+        self.check_smem(self._smem(schedule).nbytes)
+
+    def emit(self, schedule: Schedule) -> KernelProgram:
+        self._check(schedule)
+        block_q, block_k, parts = (schedule[name] for name in ("block_q", "block_k", "parts"))
+        threads, smem = _threads(schedule), self._smem(schedule)
+        region, emitter = self._epilogue()
+        maps = {
+            "Q": self._map(self.q, self.queries, WARPGROUP_QUERIES),
+            "K": self._map(self.k, self.keys, _box(block_k)),
+            "V": self._map(self.v, self.keys, _box(block_k)),
+        }
+        operands = zip(maps, (self.q, self.k, self.v), strict=True)
+        structs = "".join(_operand_text(label, heads) for label, heads in operands)
+        structs += self._mask_text(region)
+        mask = f"Mask{{{region.parameter(self.mask.base, 'in')}}}" if self.mask else "NoMask{}"
+        functor = emitter.functor("Epilogue", "acc")
+        declarations = "".join(f", {text}" for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        source = f"""#include "attention_wgmma.cuh"
+using namespace gtco;
+
+struct Config {{
+{self._sizes()}
+  static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
+  static constexpr int BOX = {_box(block_k)}, STAGES = {schedule["stages"]};
+  static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
+  static constexpr int SHARES_AT = {smem.shares_at};
+  static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
+}};
+
+{structs}
+{functor}
+extern "C" __global__ void __launch_bounds__({threads}, {self._resident(schedule)})
+ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
+            const __grid_constant__ ptx::TensorMap k_map,
+            const __grid_constant__ ptx::TensorMap v_map{declarations}) {{
+  attention_wgmma<Config>(Q{{q_map}}, K{{k_map}}, V{{v_map}}, {mask}, Epilogue{{{names}}});
+}}
+"""
+        return self.program(
+            schedule,
+            source,
+            (-(-self.queries // block_q), self.heads, 1),
+            threads,
+            smem.nbytes,
+            (*maps.values(), *(argument for _, argument in region.parameters.values())),
+        )
+
+    def _map(self, operand: Heads, rows: int, box: int) -> TensorMapArgument:
+        """The map of boxes of `box` rows and 64 columns, of one head each."""
+        head, row, column = operand.layout.dims
+        width = column[0][0]
+        row_stride = row[0][1] if row else pad_to(width, 8)
+        outer = [*reversed(head), *[(1, row_stride)] * (3 - len(head))]
+        return TensorMapArgument(
+            operand.base,
+            operand.layout.offset,
+            self.dtype,
+            (width, rows, *(extent for extent, _ in outer)),
+            (row_stride, *(stride for _, stride in outer)),
+            (64, box, 1, 1, 1),
+        )
+
+
+def _threads(schedule: Schedule) -> int:
+    """Of a block: a warpgroup for each part of the keys of 64 queries."""
+    return schedule["block_q"] // WARPGROUP_QUERIES * schedule["parts"] * 128
+
+
+def _box(block_k: int) -> int:
+    """Rows that a copy of keys or values brings: even parts of a tile, each a multiple of 8."""
+    return max(box for box in range(8, MOST_BOX_KEYS + 1, 8) if block_k % box == 0)
+
+
+def _check_tensor_map(label: str, operand: Heads) -> None:
+    """Refuse an operand, called `label`, of which no tensor map describes boxes.
+
+    Raises:
+        Illegal: naming its layout.
+    """
+    head, row, column = operand.layout.dims
+    check(
+        len(head) <= 3 and len(row) <= 1 and len(column) == 1,
+        f"operand {label} {operand.layout} has more dimensions than a tensor map",
+    )
+    if any(stride == 0 for _, stride in (*head, *row)):
+        raise Illegal(
+            f"operand {label} {operand.layout} is read again, which no tensor map describes"
+        )
+
+
+def _operand_text(label: str, operand: Heads) -> str:
+    """The struct through which the template copies boxes of `operand`."""
+    head = operand.layout.dims[0]
+    at = []
+    for position in range(3):  # of the head, in each of its dimensions, innermost first
+        one = [(extent, int(i == len(head) - 1 - position)) for i, (extent, _) in enumerate(head)]
+        at.append(index(Layout((tuple(one),)), ("head",)))
+    return f"""struct {label} {{  // {operand.layout}
+  const ptx::TensorMap& map;
+  __device__ __forceinline__ void prefetch() const {{ ptx::prefetch_tensormap(map); }}
+  __device__ __forceinline__ void copy(u32 to, int column, int row, int head, u32 barrier) const {{
+    ptx::cp_async_bulk_tensor(to, map, column, row, {", ".join(at)}, barrier);
+  }}
+}};
+"""

@@ -1,0 +1,103 @@
+"""Faults in attention on wgmma, each of which the host build must catch."""
+
+from __future__ import annotations
+
+import pytest
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Schedule
+from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
+from gtco.graph import Group
+from gtco.target import TARGETS
+from tests import attention_groups
+from tests.faults.templates import check_caught, planted, verdicts
+
+pytestmark = pytest.mark.compiler
+
+KINDS: dict[str, Schedule] = {
+    "a ring": {"block_q": 128, "block_k": 32, "parts": 1, "stages": 2},
+    "two parts": {"block_q": 64, "block_k": 64, "parts": 2, "stages": 2},
+}
+
+FAULTS = {
+    "keys that nobody waits for": (
+        "a ring",
+        "ptx::mbarrier_wait(keys_full + 8 * s, from.phase);",
+        "",
+    ),
+    "queries that nobody waits for": (
+        "two parts",
+        "ptx::mbarrier_wait(queries_full, 0);",
+        "",
+    ),
+    "values that nobody waits for": (
+        "two parts",
+        "ptx::mbarrier_wait(values_full + 8 * s, from.phase);",
+        "",
+    ),
+    "a tile that comes before the last one was used": (
+        "a ring",
+        "ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);",
+        "",
+    ),
+    "a warp without queries that gives nothing back": (
+        "a ring",
+        "if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);",
+        "if (lane == 0 && has_queries) ptx::mbarrier_arrive(empty + 8 * s);",
+    ),
+    "a barrier that expects too few bytes": (
+        "a ring",
+        "expect_tx(values_full + 8 * slot, VALUE_BYTES)",
+        "expect_tx(values_full + 8 * slot, VALUE_BYTES / 2)",
+    ),
+    "results read before they are there": (
+        "a ring",
+        "ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[ceil_div(DV, 16) * 8]>(out));",
+        "",
+    ),
+    "the first tile's results added to": (
+        "two parts",
+        "v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);",
+        "v_ring + s * VALUE_BYTES + part * KEYS * 128, false);",
+    ),
+    "the values of another part": (
+        "two parts",
+        "v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);",
+        "v_ring + s * VALUE_BYTES, tile > 0);",
+    ),
+    "keys behind the last": (
+        "a ring",
+        "constexpr int FREE = Mask::PRESENT || C::CAUSAL ? 0 : max_of(0, LAST);",
+        "constexpr int FREE = KEYS;",
+    ),
+    "results staged over a tile in use": (
+        "two parts",
+        "__syncthreads();  // the ring becomes the staging buffer",
+        "",
+    ),
+    "parts that nobody brings together": (
+        "two parts",
+        "total += shares_[p * ROWS + r] * weights[p];",
+        "total += shares_[p * ROWS + r];",
+    ),
+}
+
+
+def group() -> Group:
+    return attention_groups.cross((2,), 70, 100, 24, 40)
+
+
+def program(kind: str, old: str = "", new: str = "") -> KernelProgram:
+    """The kernel with `old` replaced in its template."""
+    return planted(AttentionWgmma(group(), TARGETS["sm_90a"]).emit(KINDS[kind]), old, new)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_itself_is_right(kind: str) -> None:
+    assert verdicts(program(kind), group()) == []
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str) -> None:
+    kind, old, new = FAULTS[fault]
+    check_caught(program(kind, old, new), group())

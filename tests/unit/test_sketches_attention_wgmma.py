@@ -1,0 +1,139 @@
+"""Attention on wgmma: derivation, compilation, meaning on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Illegal, Schedule
+from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
+from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.runtime.host import run_on_host
+from gtco.runtime.nvrtc import compile_uncached
+from gtco.target import TARGETS
+from tests import attention_groups as groups
+from tests.kernel_checks import inputs_of, sample, wrong_outputs
+
+H100 = TARGETS["sm_90a"]
+
+
+def schedule(block_q: int, block_k: int, parts: int, stages: int) -> Schedule:
+    return {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": stages}
+
+
+CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
+    "heads of 80, a tile of two boxes": (
+        lambda: groups.packed(257, 1, 80),
+        schedule(64, 272, 1, 1),
+    ),
+    "heads of 128 and 96": (
+        lambda: groups.cross((1, 2), 65, 129, 128, 96),
+        schedule(128, 48, 1, 2),
+    ),
+    "heads of 8 and 72": (lambda: groups.cross((3,), 5, 40, 8, 72), schedule(64, 48, 1, 1)),
+    "an epilogue, two items": (
+        lambda: groups.packed(97, 2, 64, epilogue=True, batch=2),
+        schedule(64, 64, 2, 2),
+    ),
+    "a part without a key": (lambda: groups.cross((2,), 9, 40, 16), schedule(64, 96, 2, 1)),
+    "a ring of three, causal": (
+        lambda: groups.cross((1, 2), 130, 200, 64, causal=True),
+        schedule(128, 32, 2, 3),
+    ),
+    "bool mask": (
+        lambda: groups.cross((2, 2), 37, 70, 24, mask=groups.BOOL, mask_lead=(2, 1)),
+        schedule(64, 32, 2, 2),
+    ),
+    "added mask, warpgroups without queries": (
+        lambda: groups.cross((2,), 17, 33, 40, 72, groups.BF16, mask=groups.F32),
+        schedule(256, 16, 1, 2),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", groups.CASES)
+def test_compiles(case: str) -> None:
+    for program in sample(AttentionWgmma(groups.CASES[case](), H100), 1):
+        compiled = compile_uncached(program.code, program.name, program.arch)
+        assert compiled.spill_bytes == 0, dict(program.schedule)
+        assert "serialized" not in compiled.log
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", CASES)
+def test_is_right_on_the_cpu(case: str) -> None:
+    make, knobs = CASES[case]
+    group = make()
+    values = inputs_of(group)
+    program = AttentionWgmma(group, H100).emit(knobs)
+    assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
+def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
+    group = groups.cross((2,), 20, 70, 24, mask=kind)
+    values = inputs_of(group)
+    keep = torch.rand(20, 70, generator=torch.Generator().manual_seed(0)) < 0.5
+    keep[3] = False
+    keep[5] = torch.arange(70) >= 64
+    values["mask"] = keep
+    if kind != torch.bool:
+        values["mask"] = torch.zeros(20, 70, dtype=kind).masked_fill(~keep, float("-inf"))
+        values["mask"][7] = torch.finfo(kind).min
+    for parts in (1, 2):
+        program = AttentionWgmma(group, H100).emit(schedule(64, 64, parts, 2))
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.parametrize("case", groups.CASES)
+def test_every_shape_has_a_default(case: str) -> None:
+    assert next(iter(AttentionWgmma(groups.CASES[case](), H100).defaults()))
+
+
+def test_one_tile_of_all_keys_is_tried_first_where_it_fits() -> None:
+    defaults = list(AttentionWgmma(groups.packed(197, 12, 64), H100).defaults())
+    assert defaults[0] == schedule(64, 208, 1, 1)
+
+
+def test_source(golden: Callable[[str, object], None]) -> None:
+    sketch = AttentionWgmma(groups.packed(197, 12, 64), H100)
+    golden("attention_wgmma_vit.cu", sketch.emit(next(iter(sketch.defaults()))).source)
+
+
+def shared_keys() -> Group:
+    """Keys and values that three heads share."""
+    b = GraphBuilder()
+    q = b.input("q", TensorSpec((3, 20, 32), torch.float16))
+    k, v = (b.input(name, TensorSpec((1, 30, 32), torch.float16)) for name in "kv")
+    k, v = (b.add("expand", each, shape=(3, 30, 32)) for each in (k, v))
+    return Group("shared", b.build([b.add("attention", q, k, v, scale=0.2)]))
+
+
+def test_refusals() -> None:
+    plain = groups.cross((1,), 16, 16, 64)
+    with pytest.raises(Illegal, match="sm_80 has no wgmma"):
+        AttentionWgmma(plain, TARGETS["sm_80"])
+    with pytest.raises(Illegal, match="operand k .* is read again, which no tensor map describes"):
+        AttentionWgmma(shared_keys(), H100)
+    names = [sketch.name for sketch in derive(shared_keys(), "attention", H100).sketches]
+    assert names == ["attention"]
+
+
+@pytest.mark.parametrize(
+    ("knobs", "reason"),
+    [
+        (schedule(256, 64, 2, 2), "1024 threads, of which none has registers"),
+        (schedule(64, 80, 2, 2), "80 keys in 2 parts: wgmma takes 16"),
+        (schedule(64, 320, 1, 2), "2 stages, and fewer tiles of keys"),
+        (schedule(64, 64, 1, 1), "a ring of one stage"),
+        (schedule(256, 224, 1, 2), "registers a thread, of 128"),
+        (schedule(192, 96, 1, 4), "shared memory"),
+    ],
+)
+def test_says_which_limit_broke(knobs: Schedule, reason: str) -> None:
+    with pytest.raises(Illegal, match=reason):
+        AttentionWgmma(groups.cross((1,), 64, 320, 128), H100).emit(knobs)
