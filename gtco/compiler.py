@@ -314,7 +314,7 @@ def plan_of(
     order = {group.name: position for position, group in enumerate(fused.groups)}
     ordered = tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
     if target.has_dependent_launch:
-        ordered = knobs.apply(ordered)
+        ordered = knobs.apply(ordered, target)
     return Plan(fused, ordered, target, options)
 
 

@@ -42,7 +42,11 @@ WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
 HOPE = 0.05
 """Part of its time that a task may save in the whole graph beyond what its chain says."""
-KNOBS: Mapping[str, tuple[int, ...]] = {"fetch_distance": (0, 1, 2), "late_trigger": (0, 1)}
+KNOBS: Mapping[str, tuple[int, ...]] = {
+    "spread": (0, 1),
+    "late_trigger": (0, 1),
+    "fetch_distance": (0, 1, 2),
+}
 """What the whole graph tries of each field of `PlanKnobs`."""
 MARGIN = 0.003
 """Part of the whole graph's time that another schedule has to save: less is noise."""
@@ -129,10 +133,10 @@ def refine(
     """The schedule of each task, and the plan's knobs, with which it is fastest.
 
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
-    what it leaves in L2, no chain of its copies shows. So the tasks, the most hopeful first, try
-    their fastest schedules of each kind of room in the whole graph; once more, if any changed.
-    Ahead of them, the whole graph tries the knobs, one after the other; and at first all the
-    schedules that it chose before kernels changed.
+    what it leaves in L2, no chain of its copies shows. So the whole graph tries first all the
+    schedules that it chose before kernels changed; then, of each task, the most hopeful first, the
+    fastest schedules of each kind of room; and then the knobs, one after the other. Once more, if
+    anything changed.
 
     Args:
         variants: of one partition.
@@ -170,9 +174,6 @@ def refine(
     changed = True
     while changed and time.monotonic() < until:
         before = (dict(chosen), knobs)
-        for name, values in KNOBS.items():
-            others = (replace(knobs, **{name: value}) for value in values)
-            knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
         if knobs != compiled:
             variants.compile(with_record(task.key, r) for task in order for r in ranked[task.key])
             compiled = knobs
@@ -181,6 +182,9 @@ def refine(
             records = [now, *(each for each in ranked[task.key] if each != now)]
             if len(records) > 1:
                 chosen[task.key] = best_of(records, partial(with_record, task.key))
+        for name, values in KNOBS.items():
+            others = (replace(knobs, **{name: value}) for value in values)
+            knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
         changed = before != (chosen, knobs)
     return chosen, knobs
 

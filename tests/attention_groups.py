@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gtco.graph import GraphBuilder, Group, TensorSpec
+from tests.kernel_checks import inputs_of
 
 F16, BF16, F32, BOOL = torch.float16, torch.bfloat16, torch.float32, torch.bool
 
@@ -42,6 +43,21 @@ def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_widt
         inputs.append(b.input("mask", TensorSpec((*mask_lead, queries, keys), mask)))
     y = b.add("attention", *inputs, scale=width**-0.5, causal=causal)
     return Group("cross", b.build([y]))
+
+
+def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
+    """A mask, and inputs: query 3 sees no key, query 5 none of the first 64, query 7 has the least
+    finite mask."""
+    group = cross((2,), 20, 70, 24, mask=kind)
+    values = inputs_of(group)
+    keep = torch.rand(20, 70, generator=torch.Generator().manual_seed(0)) < 0.5
+    keep[3] = False
+    keep[5] = torch.arange(70) >= 64
+    values["mask"] = keep
+    if kind != torch.bool:
+        values["mask"] = torch.zeros(20, 70, dtype=kind).masked_fill(~keep, float("-inf"))
+        values["mask"][7] = torch.finfo(kind).min
+    return group, values
 
 
 CASES: dict[str, Callable[[], Group]] = {

@@ -138,6 +138,17 @@ class AttentionSketch(Sketch):
                 continue
             yield schedule
 
+    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
+        """Of results that are a row for each query of each head."""
+        region = Region(self.group, (self.heads * self.queries, self.value_width))
+        given = {self.anchor.values[0]: "acc"}
+        return region, PointwiseEmitter(region, given, self.group.nodes)
+
+    def _check_epilogue(self) -> None:
+        projected = any(node.op == "linear" for node in self.group.nodes)
+        check(not projected, "the projection of the result is no part of its epilogue")
+        self._epilogue()
+
     @staticmethod
     def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
         return {"block_q": block_q, "block_k": block_k, "warps_k": warps_k, "stages": stages}
@@ -259,11 +270,7 @@ class Attention(AttentionSketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        check(
-            all(node.op != "linear" for node in group.nodes),
-            "the projection of the result is no part of its epilogue",
-        )
-        self._epilogue()
+        self._check_epilogue()
 
     def knobs(self) -> tuple[Knob, ...]:
         return (*super().knobs(), Knob("copy_warps", COPY_WARPS))
@@ -281,11 +288,6 @@ class Attention(AttentionSketch):
     def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
         shared = AttentionSketch._schedule(block_q, block_k, warps_k, stages)
         return {**shared, "copy_warps": 0}
-
-    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
-        region = Region(self.group, (self.heads * self.queries, self.value_width))
-        given = {self.anchor.values[0]: "acc"}
-        return region, PointwiseEmitter(region, given, self.group.nodes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         loop = self._loop_work(program.schedule)

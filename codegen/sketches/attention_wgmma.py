@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gtco.codegen import timing
-from gtco.codegen.emit import PointwiseEmitter, Region, index
+from gtco.codegen.emit import index
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, Heads
@@ -30,7 +30,7 @@ TILE_US = 0.25
 """A tile's largest scores, and its products' latency."""
 REFILL_US = 0.4
 """A tile that comes when another has left: one warpgroup waits for the slowest."""
-MERGE_US = 0.7
+MERGE_US = 0.9
 """Bringing two parts together."""
 
 
@@ -56,9 +56,7 @@ class AttentionWgmma(AttentionSketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         check(target.has_wgmma, f"{target.arch} has no wgmma")
-        for node in group.nodes:
-            plain = node.op not in ("linear", "row_stats")
-            check(plain, f"{node.op} is no part of this kernel's epilogue")
+        self._check_epilogue()
         self.width_atoms, self.value_atoms = -(-self.width // 64), -(-self.value_width // 64)
         for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):
             _check_tensor_map(label, heads)
@@ -84,7 +82,7 @@ class AttentionWgmma(AttentionSketch):
     def _cost(self, schedule: Schedule) -> float:
         """Microseconds, roughly."""
         target, threads = self.target, _threads(schedule)
-        block, resident = self._work(schedule), self._resident(schedule)
+        block, resident = self._loop_work(schedule), self._resident(schedule)
         blocks = self.heads * -(-self.queries // block.tile_p)
         together = min(-(-blocks // target.sm_count), resident)
         flops = block.tile_p * block.steps * schedule["block_k"] * timing.TANH_FLOPS
@@ -121,28 +119,7 @@ class AttentionWgmma(AttentionSketch):
         return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
-        return self._work(program.schedule)
-
-    def _work(self, schedule: Schedule) -> BlockWork:
-        queries, block_k = schedule["block_q"], schedule["block_k"]
-        steps, width = -(-self.keys // block_k), self.width + self.value_width
-        filled = (queries * self.width + self.keys * width) * self.dtype.itemsize
-        return BlockWork(
-            fill_bytes=filled,
-            l2_bytes=filled,
-            steps=steps,
-            stages=schedule["stages"],
-            mma_flops=2 * queries * steps * block_k * width,
-            tile_p=queries,
-            tile_q=self.value_width,
-            split=1,
-            registers=self._registers(schedule),
-        )
-
-    def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
-        region = Region(self.group, (self.heads * self.queries, self.value_width))
-        given = {self.anchor.values[0]: "acc"}
-        return region, PointwiseEmitter(region, given, self.group.nodes)
+        return self._loop_work(program.schedule)
 
     def _check(self, schedule: Schedule) -> None:
         block_k, parts, stages = (schedule[name] for name in ("block_k", "parts", "stages"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -54,10 +55,14 @@ class PlanKnobs:
         fetch_distance: how many launches ahead weights are fetched to L2; 0 for not at all.
         late_trigger: 1 lets the kernel behind a `gemm_wgmma` begin when that has asked for its last
             tile, so that their loads hardly share the way into shared memory; 0 at once.
+        spread: 1 gives each block of a kernel that has no more of them than there are
+            multiprocessors one of its own. They are handed to whichever has most room, and a few
+            that the kernel ahead left empty may get two or three, which then share its bandwidth.
     """
 
     fetch_distance: int = 0
     late_trigger: int = 1
+    spread: int = 0
 
     @classmethod
     def of(cls, schedule: Mapping[str, int]) -> PlanKnobs:
@@ -65,10 +70,12 @@ class PlanKnobs:
         names = {field.name for field in fields(cls)} & schedule.keys()
         return cls(**{name: schedule[name] for name in names})
 
-    def apply(self, launches: Sequence[Launch]) -> tuple[Launch, ...]:
-        """`launches`, in order and without knobs so far, with these."""
+    def apply(self, launches: Sequence[Launch], target: Target) -> tuple[Launch, ...]:
+        """`launches` on `target`, in order and without knobs so far, with these."""
         if self.late_trigger:
             launches = [_triggering_late(launch) for launch in launches]
+        if self.spread:
+            launches = [_spread(launch, target) for launch in launches]
         return fetch_ahead(launches, self.fetch_distance)
 
 
@@ -76,6 +83,15 @@ def _triggering_late(launch: Launch) -> Launch:
     if launch.program is None or launch.program.sketch != "gemm_wgmma":
         return launch
     return replace(launch, program=launch.program.triggering_late)
+
+
+def _spread(launch: Launch, target: Target) -> Launch:
+    program = launch.program
+    if program is None or math.prod(program.grid) > target.sm_count:
+        return launch
+    # With what each block takes for the system, two of half find no room.
+    nbytes = max(program.smem_bytes, target.smem_per_sm // 2)
+    return replace(launch, program=replace(program, smem_bytes=nbytes))
 
 
 WEIGHTS = 1 << 16

@@ -1,7 +1,9 @@
-"""When the kernel behind a GEMM may begin: a knob of the plan that changes no answer."""
+"""Knobs of the plan that change no answer: when the kernel behind a GEMM may begin, and how many
+blocks a multiprocessor takes."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -21,11 +23,11 @@ from gtco.target import HOST, TARGETS
 from tests import groups, models
 
 H100 = TARGETS["sm_90a"]
-SETTINGS = (PlanKnobs(0, 0), PlanKnobs(0, 1))
+SETTINGS = (PlanKnobs(0, 0), PlanKnobs(0, 1), PlanKnobs(0, 0, 1))
 
 
 def modules(target: str) -> tuple[CompiledModule, ...]:
-    """A small ViT with early and with late triggers."""
+    """A small ViT with early triggers, with late ones, and with its blocks spread."""
     torch.manual_seed(0)
     model = models.vit(image=16, patch=4, width=64, depth=1, heads=2).half()
     options = Options(target=target)
@@ -36,7 +38,7 @@ def modules(target: str) -> tuple[CompiledModule, ...]:
 
 
 def test_wgmma_gemms_trigger_late_and_nothing_else_does() -> None:
-    early, late = (module._plan for module in modules("sm_90a"))
+    early, late, _ = (module._plan for module in modules("sm_90a"))
     sketches = set()
     for before, after in zip(early.launches, late.launches, strict=True):
         program = before.program
@@ -47,6 +49,20 @@ def test_wgmma_gemms_trigger_late_and_nothing_else_does() -> None:
     assert sketches >= {"gemm_wgmma", "attention_wgmma", "elementwise"}
 
 
+def test_blocks_that_are_spread_find_no_room_beside_their_kind() -> None:
+    early, _, spread = (module._plan for module in modules("sm_90a"))
+    for before, after in zip(early.launches, spread.launches, strict=True):
+        program, made = before.program, after.program
+        assert program is not None and made is not None and math.prod(program.grid) <= 132
+        assert 2 * (made.smem_bytes + 1024) > H100.smem_per_sm
+        assert made == replace(program, smem_bytes=made.smem_bytes)
+    few = replace(H100, sm_count=1)
+    one_each = PlanKnobs(0, 0, 1).apply(early.launches, few)
+    for before, after in zip(early.launches, one_each, strict=True):
+        assert before.program is not None
+        assert (after == before) == (math.prod(before.program.grid) > 1)
+
+
 def test_knobs_of_a_record() -> None:
     assert PlanKnobs.of({}) == PlanKnobs()
     assert PlanKnobs.of({"fetch_distance": 1}) == replace(PlanKnobs(), fetch_distance=1)
@@ -55,9 +71,10 @@ def test_knobs_of_a_record() -> None:
 
 @pytest.mark.compiler
 def test_the_answer_is_the_same_to_the_bit() -> None:
-    early, late = modules(HOST)
+    early, late, spread = modules(HOST)
     image = torch.randn(1, 3, 16, 16).half()
     assert torch.equal(early(image), late(image))
+    assert torch.equal(early(image), spread(image))
 
 
 def test_a_late_trigger_is_another_kernel() -> None:

@@ -41,8 +41,8 @@ def test_the_fastest_plan_wins_whatever_the_clock_does(monkeypatch: pytest.Monke
     assert alone._plan is plans[0] and none == ()
 
 
-Variant = tuple[int, int, int]
-"""Knob "a" of the task that was joined, the fetch distance, and whether triggers are late."""
+Variant = tuple[int, int, int, int]
+"""Knob "a" of the task that was joined, and the plan's: spread, late trigger, fetch distance."""
 
 
 class Variants:
@@ -63,7 +63,8 @@ class Variants:
         monkeypatch.setattr(replay, "fastest", fastest)
 
     def __call__(self, choices: replay.Choices, knobs: PlanKnobs) -> Variant:
-        return choices[self.joined.key].schedule["a"], knobs.fetch_distance, knobs.late_trigger
+        a = choices[self.joined.key].schedule["a"]
+        return a, knobs.spread, knobs.late_trigger, knobs.fetch_distance
 
     def compile(self, plans: Iterable[Variant]) -> None:
         self.compiled = list(plans)
@@ -82,9 +83,10 @@ def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> 
         made = record(run_us, workload=variants.joined.key, schedule={"a": number})
         known.add(replace(made, work={"smem_bytes": smem * 1024}))
     variants.refine(known)
-    distances, triggers, schedules = variants.tried
-    assert [knobs for _, *knobs in distances] == [[0, 0], [1, 0], [2, 0]]
-    assert [knobs for _, *knobs in triggers] == [[0, 0], [0, 1]]
+    schedules, spreads, triggers, distances = variants.tried
+    assert [knobs for _, *knobs in spreads] == [[0, 0, 0], [1, 0, 0]]
+    assert [knobs for _, *knobs in triggers] == [[0, 0, 0], [0, 1, 0]]
+    assert [knobs for _, *knobs in distances] == [[0, 0, 0], [0, 0, 1], [0, 0, 2]]
     assert [schedule for schedule, *_ in schedules] == [0, 1, 2, 3, 4, 5, 6, 7, 9]
     assert variants.compiled == schedules
 
@@ -94,7 +96,7 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
 ) -> None:
     whole_us = {0: 100.0, 1: 99.9, 2: 90.0, 3: 95.0, 4: 50.0}  # three of a kind are tried
     variants = Variants(
-        monkeypatch, lambda each: whole_us[each[0]] + 5 * (each[1] != 1) - 2 * each[2]
+        monkeypatch, lambda each: whole_us[each[0]] + each[1] - 2 * each[2] + 5 * (each[3] != 1)
     )
     joined = variants.joined
     (other,) = [task for task in variants.found if task.key != joined.key]
@@ -104,12 +106,14 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     known.add(record(1.0, workload=other.key, schedule={"a": 7}))
     chosen, knobs = variants.refine(known)
     assert variants.tried == [
-        [(0, 0, 0), (0, 1, 0), (0, 2, 0)],
-        [(0, 1, 0), (0, 1, 1)],
-        [(0, 1, 1), (1, 1, 1), (2, 1, 1)],
-        [(2, 1, 1), (2, 0, 1), (2, 2, 1)],
-        [(2, 1, 1), (2, 1, 0)],
-        [(2, 1, 1), (0, 1, 1), (1, 1, 1)],
+        [(0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 0, 0)],
+        [(2, 0, 0, 0), (2, 1, 0, 0)],
+        [(2, 0, 0, 0), (2, 0, 1, 0)],
+        [(2, 0, 1, 0), (2, 0, 1, 1), (2, 0, 1, 2)],
+        [(2, 0, 1, 1), (0, 0, 1, 1), (1, 0, 1, 1)],
+        [(2, 0, 1, 1), (2, 1, 1, 1)],
+        [(2, 0, 1, 1), (2, 0, 0, 1)],
+        [(2, 0, 1, 1), (2, 0, 1, 0), (2, 0, 1, 2)],
     ], "again, from what was chosen so far"
     assert knobs == PlanKnobs(1, 1)
     assert {key: each.schedule["a"] for key, each in chosen.items()} == {
@@ -130,6 +134,20 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     assert again[joined.key].schedule == {"a": 0}, "noise"
 
 
+def test_the_task_that_promises_most_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = Variants(monkeypatch, lambda each: 1.0)
+    (other,) = [task for task in variants.found if task.key != variants.joined.key]
+    known = Knowledge(DEVICE)
+    for schedule, run_us in ((0, 20.0), (1, 20.1)):  # dear, and its chain promises nothing
+        known.add(record(run_us, workload=variants.joined.key, schedule={"a": schedule}))
+    known.add(record(4.0, workload=other.key, schedule={"a": 3}))
+    slow = record(8.0, workload=other.key, schedule={"a": 2})
+    known.add(replace(slow, versions={**slow.versions, **CHOSEN}))
+    variants.refine(known)
+    first, second, *_ = variants.tried
+    assert [a for a, *_ in first] == [0, 0] and [a for a, *_ in second] == [0, 1]
+
+
 @pytest.mark.parametrize("better", [True, False])
 def test_what_the_whole_graph_chose_before_kernels_changed_is_tried_first(
     monkeypatch: pytest.MonkeyPatch, better: bool
@@ -145,7 +163,7 @@ def test_what_the_whole_graph_chose_before_kernels_changed_is_tried_first(
         versions = {**old.versions, **CHOSEN}
         known.add(replace(old, device=device, version=old.version - 1, versions=versions))
     chosen, _ = variants.refine(known)
-    assert variants.tried[0] == [(0, 0, 0), (8, 0, 0)]
+    assert variants.tried[0] == [(0, 0, 0, 0), (8, 0, 0, 0)]
     assert chosen[key].schedule == {"a": 8 if better else 0}
 
 

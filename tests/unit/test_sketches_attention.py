@@ -107,24 +107,10 @@ def test_few_warps_have_a_default_with_more_that_copy() -> None:
         assert each["copy_warps"] == 0 or 6 <= warps + each["copy_warps"] <= 8
 
 
-def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
-    """Query 3 sees no key, query 5 none of the first 64, query 7 has the least finite mask."""
-    group = groups.cross((2,), 20, 70, 24, mask=kind)
-    values = inputs_of(group)
-    keep = torch.rand(20, 70, generator=torch.Generator().manual_seed(0)) < 0.5
-    keep[3] = False
-    keep[5] = torch.arange(70) >= 64
-    values["mask"] = keep
-    if kind != torch.bool:
-        values["mask"] = torch.zeros(20, 70, dtype=kind).masked_fill(~keep, float("-inf"))
-        values["mask"][7] = torch.finfo(kind).min
-    return group, values
-
-
 @pytest.mark.compiler
 @pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
 def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
-    group, values = masked(kind)
+    group, values = groups.masked(kind)
     for warps_k in (1, 4):
         program = Attention(group, H100).emit(schedule(16, 64, warps_k, 2))
         assert not wrong_outputs(program, group, values, run_on_host)

@@ -239,7 +239,7 @@ def test_the_knobs_of_the_fastest_plan_are_kept(
     assert began == [PlanKnobs(), PlanKnobs(1, 0)]
     plans = [record for record in kept(path) if record.sketch == PLAN]
     assert [dict(record.schedule) for record in plans if is_chosen(record)] == [
-        {"fetch_distance": 2, "late_trigger": 0}
+        {"fetch_distance": 2, "late_trigger": 0, "spread": 0}
     ]
     assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(2, 0)
     assert plan_knobs(Knowledge(DEVICE), graph, H100) == PlanKnobs()
