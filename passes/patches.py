@@ -7,6 +7,7 @@
 
 The constant %r holds %first in its rows and %b + %d in the others. The product then reads plain
 rows of whole 16 bytes, which TMA can bring, and its epilogue makes what whole rows are needed for.
+An image that is converted first is converted on the way, by the same kernel.
 """
 
 from __future__ import annotations
@@ -91,9 +92,18 @@ def _repeated(tensor: Tensor) -> Tensor:
     return tensor[:1].expand_as(tensor)
 
 
+def _image(edit: Editor, value: str) -> tuple[str, tuple[Node, ...], Node | None]:
+    """What `value` is a view of, the views, and the conversion of a stored image ahead of them."""
+    base, chain = through_views(edit.producer, value)
+    cast = edit.producer(base, "cast")
+    if cast is None or edit.producer(cast.inputs[0]) is not None or not edit.read_once(base):
+        return base, chain, None
+    return cast.inputs[0], chain, cast
+
+
 def _why_not_gathered(edit: Editor, value: str) -> str | None:
     """Why a product may read its operand `value` where it lies."""
-    base, chain = through_views(edit.producer, value)
+    base, chain, _ = _image(edit, value)
     if edit.producer(base) is not None:
         return f"%{base} is computed: its kernel stores what the product reads"
     layout = Layout.contiguous(edit.shape(base))
@@ -116,7 +126,14 @@ def _padded_rows(edit: Editor, match: _Rows) -> str:
     sizes = [edit.shape(value)[1] for value in concat.inputs]
     above, below = sum(sizes[: match.position]), sum(sizes[match.position + 1 :])
     beside = -weight.shape[1] % (ROW_BYTES // weight.dtype.itemsize)
+    image, chain, cast = _image(edit, patches)
+    if cast is not None:
+        patches = image
+        for view in chain:
+            patches = edit.add(view.op, patches, **view.attrs)
     q = edit.add("pad", patches, before=(0, above, 0), after=(0, below, beside))
+    if cast is not None:
+        q = edit.add("cast", q, **cast.attrs)
     if beside:
         name = edit.add_constant(f"{name}_padded", F.pad(weight, (0, beside)))
     z = edit.add("linear", q, name, **linear.attrs)

@@ -61,14 +61,16 @@ def padded_patches(
     dtype: torch.dtype = F16,
     *,
     stats: bool = False,
+    to: torch.dtype | None = None,
 ) -> Group:
-    """The patches of images of 2 by 3, with zeros around."""
+    """The patches of images of 2 by 3, with zeros around, converted if `to` says so."""
     b = GraphBuilder()
     x = b.input("x", TensorSpec((batch, 3, 2 * patch, 3 * patch), dtype))
     y = b.add("reshape", x, shape=(batch, 3, 2, patch, 3, patch))
     y = b.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
     y = b.add("reshape", y, shape=(batch, 6, 3 * patch**2))
     y = b.add("pad", y, before=before, after=after)
+    y = b.add("cast", y, dtype=to) if to else y
     return _group(b, y, b.add("row_stats", y)) if stats else _group(b, y)
 
 
@@ -145,6 +147,7 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "pad_patch_14": lambda: padded_patches(1, 14, (0, 1, 0), (0, 0, 4)),
     "pad_patch_14_batch": lambda: padded_patches(3, 14, (0, 2, 0), (0, 1, 4), BF16),
     "pad_patch_7": lambda: padded_patches(3, 7, (0, 2, 0), (0, 0, 1), F32),
+    "pad_patch_14_converted": lambda: padded_patches(2, 14, (0, 1, 0), (0, 0, 4), F32, to=F16),
     "pad_all_sides": lambda: padded_patches(2, 4, (1, 2, 8), (1, 0, 16)),
     "pad_odd": lambda: padded(5, 7, before=2, after=1),
     "pad_even": lambda: padded(3, 4, 24, before=8, after=4),

@@ -93,6 +93,24 @@ def test_rows_are_added_in_the_epilogue(function: Embedding, batch: int, patch: 
     assert len(result.constants) == 2  # the weight, once
 
 
+@pytest.mark.parametrize("patch", [3, 4])
+def test_an_image_is_converted_on_the_way(patch: int) -> None:
+    graph, args = captured(
+        lambda c, x: with_class_row(c, x.half()),
+        random(2, 3, 2 * patch, 3 * patch, dtype=torch.float32),
+        w=random(64, 3, patch, patch, dtype=torch.float16), b=random(64, dtype=torch.float16),
+        first=random(1, 1, 64, dtype=torch.float16), position=random(1, 7, 64, dtype=torch.float16),
+    )  # fmt: skip
+    result = run_pipeline(graph)
+    pad, cast, product, *_ = [node for node in result.nodes if not node.definition.is_view]
+    assert [node.op for node in (pad, cast, product)] == ["pad", "cast", "linear"]
+    assert explain(result, [pad, cast]) is None
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    (eager,) = interpret(graph, args)
+    (actual,) = interpret(result, args)
+    assert rmse(actual, exact) <= 1.5 * rmse(eager, exact)
+
+
 def test_padded_patches(golden: Golden) -> None:
     graph, args = embedded(with_class_row, 2, 3)
     golden("passes/pad_patches.txt", check(pad_patches, graph, args))
@@ -140,6 +158,12 @@ def read_twice(c: nn.Module, x: Tensor, *, what: str) -> Tensor:
     return whole[:, :6] * {"linear": y, "sum": added}[what]
 
 
+def image_read_twice(c: nn.Module, x: Tensor) -> Tensor:
+    y = x.float()
+    rows = F.conv2d(y, c.w.float(), c.b.float(), 4).flatten(2).mT
+    return torch.cat([c.first.float(), rows], 1) * y.sum()
+
+
 def planes(c: nn.Module, x: Tensor) -> Tensor:
     """(batch, 3, width) of the beginnings of an image's colours."""
     return F.linear(x.flatten(2)[..., :48], c.w.flatten(1))
@@ -172,6 +196,7 @@ REFUSED: dict[str, tuple[Embedding, str]] = {
         lambda c, x: torch.cat([c.first.expand(len(x), -1, -1), patches(c, x.relu())], 1),
         "is computed",
     ),
+    "the converted image is read elsewhere": (image_read_twice, "is computed"),
     "a wider constant": (
         lambda c, x: torch.cat([c.first.expand(len(x), -1, -1).double(), patches(c, x)], 1),
         "is broadcast or converted",
