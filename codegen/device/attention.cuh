@@ -7,8 +7,8 @@
 // COPY_WARPS more warps hold no queries: they copy with the others, and store results with them.
 //
 // Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, COPY_WARPS, STAGES, CAUSAL, SCALE,
-// SHARES_AT, ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: PRESENT and,
-// if so, `at(head, query, key)`; bool elements choose keys, others are added to the scores.
+// SHARES_AT, ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: as in
+// softmax.cuh.
 #pragma once
 
 #include "epilogue.cuh"
