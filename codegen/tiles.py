@@ -422,8 +422,8 @@ class TileEmitter:
             start = f" - {before[dim]}" if before[dim] else ""
             names.append(f"at{dim} = {index(where[dim], variables)}{start}")
             at += f" + {axis_index(layout.dims[dim], f'at{dim}')}"
-            inside += f" && at{dim} >= 0" * bool(before[dim])
-            inside += f" && at{dim} < {sizes[dim]}" * bool(after[dim])
+            inside += f" && at{dim} >= 0" if before[dim] else ""
+            inside += f" && at{dim} < {sizes[dim]}" if after[dim] else ""
         head = f"const int {', '.join(names)};"
         source = f"{self.region.parameter(base, 'in')} + {at}"
         if whole:

@@ -90,17 +90,14 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
     }
   }
 
-  // out += weights v; two neighbouring accumulator fragments are one A fragment.
+  // out += weights v.
   __device__ __forceinline__ void multiply_values(const float (&weights)[KEYS / 8][4],
                                                   const Element* tile, int key) {
     const int row = key + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
     for (int k = 0; k < KEYS / 16; ++k) {
       u32 a[4];
-      a[0] = ptx::cvt_pack<Element>(weights[k * 2][0], weights[k * 2][1]);
-      a[1] = ptx::cvt_pack<Element>(weights[k * 2][2], weights[k * 2][3]);
-      a[2] = ptx::cvt_pack<Element>(weights[k * 2 + 1][0], weights[k * 2 + 1][1]);
-      a[3] = ptx::cvt_pack<Element>(weights[k * 2 + 1][2], weights[k * 2 + 1][3]);
+      this->template to_operand<Element>(a, weights, k);
 #pragma unroll
       for (int n = 0; n < DV16; ++n) {
         u32 b[4];  // (16 keys, 16 columns): keys 0-7 columns 0-7, keys 8-15 columns 0-7, ...

@@ -9,8 +9,8 @@
 //
 // Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, CAUSAL, SCALE, and where
 // things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
-// `copy(to, column, row, head, barrier)` brings a box of 64 columns and of 64 queries or BOX_KEYS
-// keys, zeros beyond the last. Mask: as in softmax.cuh.
+// `copy(to, column, row, head, barrier)` brings a box of 64 columns and of 64 queries or BOX keys,
+// zeros beyond the last. Mask: as in softmax.cuh.
 #pragma once
 
 #include "epilogue.cuh"
@@ -36,7 +36,7 @@ __device__ __forceinline__ void multiply_atom(float (&out)[COLUMNS / 2],
 // when it returns.
 template <class Element, int DV, int ATOM, int STEPS>
 __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 2][4],
-                                                u32 (&weights)[STEPS][4], u32 values,
+                                                const u32 (&weights)[STEPS][4], u32 values,
                                                 bool accumulate) {
   constexpr int WHOLE = DV / 64, REST = ceil_div(DV % 64, 16) * 16;
   ptx::wgmma_fence();
@@ -163,13 +163,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       state.template mask_scores<FREE>(scores, mask, head, query0 + row, tile * TILE + part * KEYS);
       state.rescale(scores);
     }
-    u32 weights[KEYS / 16][4];  // two neighbouring accumulator fragments are one A fragment
+    u32 weights[KEYS / 16][4];
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k)
-#pragma unroll
-      for (int i = 0; i < 4; ++i)
-        weights[k][i] = ptx::cvt_pack<Element>(scores[k * 2 + i / 2][i % 2 * 2],
-                                               scores[k * 2 + i / 2][i % 2 * 2 + 1]);
+    for (int k = 0; k < KEYS / 16; ++k) state.template to_operand<Element>(weights[k], scores, k);
     ptx::mbarrier_wait(values_full + 8 * s, from.phase);
     multiply_values<Element, C::DV, ATOM>(state.out, weights,
                                           v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);

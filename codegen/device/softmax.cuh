@@ -104,6 +104,17 @@ struct SoftmaxRows {
     }
   }
 
+  // The weights of 16 keys from 16 k on as an A fragment, which two neighbouring accumulator
+  // fragments are.
+  template <class Element>
+  __device__ __forceinline__ static void to_operand(u32 (&a)[4],
+                                                    const float (&weights)[KEYS / 8][4], int k) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i)
+      a[i] = ptx::cvt_pack<Element>(weights[k * 2 + i / 2][i % 2 * 2],
+                                    weights[k * 2 + i / 2][i % 2 * 2 + 1]);
+  }
+
   // The share of a row's results that a sum of weights takes; a query that may see no key gets
   // zeros, as in torch.
   __device__ __forceinline__ static float inverse(float sum) {

@@ -140,14 +140,11 @@ class AttentionSketch(Sketch):
 
     def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
         """Of results that are a row for each query of each head."""
+        projected = any(node.op == "linear" for node in self.group.nodes)
+        check(not projected, "the projection of the result is no part of its epilogue")
         region = Region(self.group, (self.heads * self.queries, self.value_width))
         given = {self.anchor.values[0]: "acc"}
         return region, PointwiseEmitter(region, given, self.group.nodes)
-
-    def _check_epilogue(self) -> None:
-        projected = any(node.op == "linear" for node in self.group.nodes)
-        check(not projected, "the projection of the result is no part of its epilogue")
-        self._epilogue()
 
     @staticmethod
     def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
@@ -230,11 +227,13 @@ class AttentionSketch(Sketch):
         operands = {"Q": self.q, "K": self.k, "V": self.v}
         texts = [self._operand_text(label, heads, region) for label, heads in operands.items()]
         texts.append(self._mask_text(region))
-        arguments = ", ".join(
-            f"{label}{{{region.parameter(heads.base, 'in')}}}"
-            for label, heads in {**operands, **({"Mask": self.mask} if self.mask else {})}.items()
-        )
-        return "".join(texts), arguments if self.mask else f"{arguments}, NoMask{{}}"
+        arguments = [
+            f"{label}{{{region.parameter(heads.base, 'in')}}}" for label, heads in operands.items()
+        ]
+        return "".join(texts), ", ".join((*arguments, self._mask_argument(region)))
+
+    def _mask_argument(self, region: Region) -> str:
+        return f"Mask{{{region.parameter(self.mask.base, 'in')}}}" if self.mask else "NoMask{}"
 
     def _operand_text(self, label: str, heads: Heads, region: Region) -> str:
         parameter = region.parameter(heads.base, "in")
@@ -270,7 +269,7 @@ class Attention(AttentionSketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self._check_epilogue()
+        self._epilogue()
 
     def knobs(self) -> tuple[Knob, ...]:
         return (*super().knobs(), Knob("copy_warps", COPY_WARPS))

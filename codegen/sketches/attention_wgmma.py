@@ -9,7 +9,7 @@ from typing import ClassVar
 from gtco.codegen import timing
 from gtco.codegen.emit import index
 from gtco.codegen.program import KernelProgram, TensorMapArgument
-from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, check
+from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, Heads
 from gtco.codegen.sketches.gemm import pad_to
 from gtco.graph import Group
@@ -56,7 +56,6 @@ class AttentionWgmma(AttentionSketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         check(target.has_wgmma, f"{target.arch} has no wgmma")
-        self._check_epilogue()
         self.width_atoms, self.value_atoms = -(-self.width // 64), -(-self.value_width // 64)
         for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):
             _check_tensor_map(label, heads)
@@ -147,7 +146,7 @@ class AttentionWgmma(AttentionSketch):
         operands = zip(maps, (self.q, self.k, self.v), strict=True)
         structs = "".join(_operand_text(label, heads) for label, heads in operands)
         structs += self._mask_text(region)
-        mask = f"Mask{{{region.parameter(self.mask.base, 'in')}}}" if self.mask else "NoMask{}"
+        mask = self._mask_argument(region)
         functor = emitter.functor("Epilogue", "acc")
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
@@ -218,10 +217,8 @@ def _check_tensor_map(label: str, operand: Heads) -> None:
         len(head) <= 3 and len(row) <= 1 and len(column) == 1,
         f"operand {label} {operand.layout} has more dimensions than a tensor map",
     )
-    if any(stride == 0 for _, stride in (*head, *row)):
-        raise Illegal(
-            f"operand {label} {operand.layout} is read again, which no tensor map describes"
-        )
+    once = all(stride != 0 for _, stride in (*head, *row))
+    check(once, f"operand {label} {operand.layout} is read again, which no tensor map describes")
 
 
 def _operand_text(label: str, operand: Heads) -> str:
