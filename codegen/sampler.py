@@ -161,6 +161,17 @@ class Sampler:
                     found.append(near)
         return found
 
+    def rings(self, candidate: Candidate) -> list[Candidate]:
+        """All other programs of its tile: every value of the knobs of its ring."""
+        ring = [k for k in self._knobs[candidate.sketch.name] if k.name in candidate.sketch.ring]
+        found = []
+        for values in itertools.product(*(knob.choices for knob in ring)):
+            changed = {knob.name: value for knob, value in zip(ring, values, strict=True)}
+            other = self.make(candidate.sketch, {**candidate.program.schedule, **changed})
+            if other is not None and other.key != candidate.key:
+                found.append(other)
+        return found
+
     def _draw(self, sketch: Sketch) -> Candidate | None:
         knobs = self._knobs[sketch.name]
         if math.prod(len(knob.choices) for knob in knobs) <= ENUMERATE:

@@ -89,11 +89,13 @@ class Sketch(ABC):
         name: unique among sketches, such as "gemm_wgmma".
         family: the group family it serves, such as "gemm".
         version: moves whenever the code made from the same schedule changes.
+        ring: the knobs that say how its main loop is fed, and leave the tile as it is.
     """
 
     name: ClassVar[str]
     family: ClassVar[str]
     version: ClassVar[int]
+    ring: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, group: Group, target: Target) -> None:
         self.group = group

@@ -17,6 +17,7 @@ from gtco.target import HOST, Target
 
 VERSIONS = {sketch.name: sketch.version for sketch in SKETCHES}
 """The version of each sketch's generated code now."""
+_RINGS = {sketch.name: sketch.ring for sketch in SKETCHES}
 # A plan was replayed with the kernels of then, of six sketches at first; a new one moves none.
 VERSIONS[PLAN] = 6 + sum(sketch.version - 1 for sketch in SKETCHES)
 CHAIN, FINAL, HOST_CLOCK = "chain", "chain, median of 11", "host clock"
@@ -157,6 +158,13 @@ class Knowledge:
             return roofline_us(group, target) * scales.get(kind, other)
 
         return price_of
+
+
+def same_tile(a: TuningRecord, b: TuningRecord) -> bool:
+    """Whether two programs of a task differ in nothing but the knobs of their rings."""
+    ring = _RINGS.get(a.sketch, frozenset())
+    fixed = [{k: v for k, v in each.schedule.items() if k not in ring} for each in (a, b)]
+    return a.sketch == b.sketch and fixed[0] == fixed[1]
 
 
 def finalists(known: Knowledge, workload: str) -> list[TuningRecord]:

@@ -22,6 +22,7 @@ from typing import Generic, Protocol, TypeVar
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Candidate, Key, Sampler, schedule_key
 from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord, is_fresh
+from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.ranker import Measured, Ranker
 from gtco.cost_model.similar import likeness
@@ -293,6 +294,16 @@ def candidate_of(task: Task, record: TuningRecord, target: Target) -> Candidate 
         if sketch.name == record.sketch:
             return Sampler((sketch,), 0).make(sketch, record.schedule)
     return None
+
+
+def other_rings(task: Task, known: Knowledge, target: Target) -> list[Candidate]:
+    """Programs that were not measured, of the tile of the task's best."""
+    best = next((candidate_of(task, record, target) for record in known.best(task.key)), None)
+    if best is None:
+        return []
+    rings = Sampler((best.sketch,), 0).rings(best)
+    measured = {schedule_key(each.sketch, each.schedule) for each in known.records(task.key)}
+    return [candidate for candidate in rings if candidate.key not in measured]
 
 
 def _lent(task: Task, records: Iterable[TuningRecord]) -> list[TuningRecord]:

@@ -16,7 +16,7 @@ from gtco.codegen.sampler import Key, schedule_key
 from gtco.compiler import launches_of, plan_of
 from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.judge import random_values
-from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen
+from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen, same_tile
 from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph, Group
 from gtco.options import Options
@@ -38,6 +38,9 @@ than the part before, count as one kind. What room one leaves decides which neig
 beside it."""
 TRIED = 3
 """Schedules of each kind that the whole graph tries of a task."""
+RINGS = 8
+"""Schedules of the first one's tile that it tries besides, which differ in how the loop is fed: a
+chain, half of whose weights lie in L2, says little of that."""
 WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
 HOPE = 0.05
@@ -135,8 +138,8 @@ def refine(
     A kernel's neighbours differ from it: whether the next one's prologue finds room beside it, and
     what it leaves in L2, no chain of its copies shows. So the whole graph tries first all the
     schedules that it chose before kernels changed; then, of each task, the most hopeful first, the
-    fastest schedules of each kind of room; and then the knobs, one after the other. Once more, if
-    anything changed.
+    fastest schedules of each kind of room, and other rings of the tile that it has; and then the
+    knobs, one after the other. Once more, if anything changed.
 
     Args:
         variants: of one partition.
@@ -160,11 +163,16 @@ def refine(
         return variants(chosen, knobs)
 
     def best_of(choices: Sequence[T], plan_with: Callable[[T], Plan]) -> T:
-        """The first, unless another is clearly faster."""
-        _, times = fastest(map(plan_with, choices), captured, until)
-        if times and min(times) < (1 - MARGIN) * times[0]:
-            return choices[times.index(min(times))]
-        return choices[0]
+        """The first, unless another is clearly faster, of all and then of the two: of many, the
+        luckiest leads."""
+
+        def leader(of: Sequence[T]) -> T:
+            _, times = fastest(map(plan_with, of), captured, until)
+            ahead = bool(times) and min(times) < (1 - MARGIN) * times[0]
+            return of[times.index(min(times))] if ahead else of[0]
+
+        first = leader(choices)
+        return first if first is choices[0] else leader([choices[0], first])
 
     if any(chosen[key] != each for key, each in once.items()):
         starts: list[Choices] = [chosen, {**chosen, **once}]
@@ -200,13 +208,18 @@ def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRe
     """Of a task's records, those to try in the whole graph; the best first."""
     limit_us = WITHIN * min((record.run_us or math.inf for record in ranked), default=0.0)
     found: list[TuningRecord] = []
-    left = dict.fromkeys(ROOMS, TRIED)
+    left, rings = dict.fromkeys(ROOMS, TRIED), RINGS
     for record in ranked:
         taken = record.work.get("smem_bytes", 0) / target.smem_per_sm
         room = next(part for part in ROOMS if taken <= part)
-        if not found or (left[room] and (record.run_us or math.inf) <= limit_us):
+        if found and (record.run_us or math.inf) > limit_us:
+            continue
+        if not found or left[room]:
             found.append(record)
             left[room] -= 1
+        elif rings and same_tile(record, found[0]):
+            found.append(record)
+            rings -= 1
     return found
 
 

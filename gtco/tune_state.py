@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gtco.codegen.sampler import Candidate
+from gtco.cost_model.database import LIBRARY
+from gtco.cost_model.knowledge import Knowledge, finalists
 from gtco.cost_model.measure import Subject
-from gtco.cost_model.search import Search
+from gtco.cost_model.search import Search, candidate_of, other_rings
 from gtco.passes.tasks import Task
+from gtco.target import Target
 from gtco.tune_result import TaskRow
 
-FINISH_S, FINISH_PART = 30.0, 0.4
+FINISH_S, FINISH_PART = 40.0, 0.4
 """For what follows a search that was given a time: seconds, or that part of it if it is more."""
 
 
@@ -43,11 +47,13 @@ class Finish:
     Most of it goes to the whole graph: it gains more there than the search in its last minute.
 
     Args:
+        rings: other rings of the heaviest tasks' best.
         finals: the final timing of each task's best.
         plans: replaying other plans.
         end: trying schedules in the whole graph, and with it everything.
     """
 
+    rings: float = math.inf
     finals: float = math.inf
     plans: float = math.inf
     end: float = math.inf
@@ -56,7 +62,7 @@ class Finish:
     def of(searched: float, seconds: float) -> Finish:
         """What follows a search that was given `seconds` and ended at `searched`."""
         finish_s = max(FINISH_S, FINISH_PART * seconds)
-        return Finish(searched + 0.3 * finish_s, searched + 0.4 * finish_s, searched + finish_s)
+        return Finish(*(searched + part * finish_s for part in (0.2, 0.4, 0.5, 1.0)))
 
 
 class TaskState:
@@ -74,3 +80,23 @@ class TaskState:
         self.search: Search[Candidate] | None = None
         self.asked_library = False
         self.broken = False
+
+
+Wanted = tuple[TaskState, Candidate | None]
+"""A program of a task that is to be measured, or its ATen calls."""
+
+
+def wanted_rings(states: Iterable[TaskState], known: Knowledge, target: Target) -> list[Wanted]:
+    """What was not measured of the tile of each task's best."""
+    return [(state, each) for state in states for each in other_rings(state.task, known, target)]
+
+
+def wanted_finals(states: Iterable[TaskState], known: Knowledge, target: Target) -> list[Wanted]:
+    """The fastest of each task, and its ATen calls, as far as they had no final timing."""
+    found: list[Wanted] = []
+    for state in states:
+        for record in finalists(known, state.task.key):
+            candidate = candidate_of(state.task, record, target)
+            if candidate is not None or record.sketch == LIBRARY:
+                found.append((state, candidate))
+    return found

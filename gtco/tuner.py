@@ -29,11 +29,11 @@ from gtco.compiler import (
 )
 from gtco.cost_model.budget import Budget
 from gtco.cost_model.database import LIBRARY, PLAN, Database, DatabaseError, TuningRecord
-from gtco.cost_model.knowledge import CHOSEN, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge, finalists
+from gtco.cost_model.knowledge import CHOSEN, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.ranker import shipped_ranker
-from gtco.cost_model.search import Search, candidate_of, search_task
+from gtco.cost_model.search import Search, search_task
 from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials
 from gtco.frontend.torch_export import Captured
@@ -46,8 +46,8 @@ from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import HOST, Target, TargetError
-from gtco.tune_result import TaskRow, TuneResult, TuneStatus, peak_us, row_of
-from gtco.tune_state import Finish, Limits, TaskState
+from gtco.tune_result import TuneResult, TuneStatus, peak_us, row_of
+from gtco.tune_state import Finish, Limits, TaskState, Wanted, wanted_finals, wanted_rings
 
 log = logging.getLogger("gtco.tune")
 
@@ -62,6 +62,8 @@ PLANS = 16
 """Plans whose tasks are tuned, and that may be replayed whole."""
 WORTH_REPLAYING = 1.15
 """Predicted times the best plan's, up to which a plan is replayed."""
+HEAVIEST = 6
+"""Tasks of which other rings than the best's are measured in the end."""
 LONGSHOT = 0.01
 """Part of the model's time that a task of another plan may save although its price says no."""
 _POLL_S = 0.25
@@ -88,7 +90,7 @@ def tune(
     Args:
         model, args, kwargs: as for `gtco.compile`.
         seconds: when to end the search, counted from when the model is captured; two fifths of
-            it, or 30, more go to final timing and whole graphs. None for no limit but `trials`.
+            it, or 40, more go to final timing and whole graphs. None for no limit but `trials`.
         trials: how many programs to measure at most; None for no limit but `seconds`.
         database: the file that keeps the records; the user's own by default.
         seed: of the search.
@@ -456,30 +458,43 @@ class _Tuner:
     # -- the final timing --------------------------------------------------------------------------
 
     def _final(self) -> None:
-        """Time the best of each task again and longer, heaviest tasks first, until it is late."""
+        """Try other rings of the best of the heaviest tasks, then time the best of each task again
+        and longer, heaviest first, until it is late."""
         if self._runner.host:
             return
         order = sorted(
             (state for state in self._states.values() if not state.broken),
             key=lambda state: -state.row.weight * (state.row.best_us or 0.0),
         )
-        flying: dict[Future[TuningRecord], TaskRow] = {}
-        for state in order:
-            for record in finalists(self._known, state.task.key):
-                candidate = candidate_of(state.task, record, self._target)
-                if candidate is not None or record.sketch == LIBRARY:
-                    future = self._runner.run(state.subject, candidate, final=True)
-                    flying[future] = state.row
+        rings = wanted_rings(order[:HEAVIEST], self._known, self._target)
+        room = int(min(self._limits.trials - self._trials, len(rings)))
+        self._run_all(rings[:room], "trying other rings", self._finish.rings)
+        best = wanted_finals(order, self._known, self._target)
+        self._run_all(best, "timing the best again", self._finish.finals, final=True)
+
+    def _run_all(
+        self, wanted: Iterable[Wanted], phase: str, until: float, final: bool = False
+    ) -> None:
+        """Run these programs and keep what they say; at `until` the rest is given up."""
+        flying = {
+            self._runner.run(state.subject, candidate, final=final): state.row
+            for state, candidate in wanted
+        }
         while flying:
             done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
             for future in done:
                 row = flying.pop(future)
                 try:
-                    self._keep([future.result()])
+                    record = future.result()
                 except (CancelledError, MeasureError) as error:
-                    log.warning("%s was not timed again: %s", row.name, error)
-            self._show("final timing")
-            if time.monotonic() > self._finish.finals:
+                    log.warning("%s: a program was lost while %s: %s", row.name, phase, error)
+                    continue
+                self._keep([record])
+                self._trials += not final
+                row.trials += not final
+                row.failures += not final and record.run_us is None
+            self._show(phase)
+            if time.monotonic() > until:
                 for future in flying:
                     future.cancel()
                 return

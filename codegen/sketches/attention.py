@@ -266,6 +266,7 @@ class Attention(AttentionSketch):
 
     name: ClassVar[str] = "attention"
     version: ClassVar[int] = 2
+    ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

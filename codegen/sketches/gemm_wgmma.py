@@ -39,6 +39,7 @@ class GemmWgmma(Sketch):
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 6
+    ring: ClassVar[frozenset[str]] = frozenset({"stages", "atoms", "depth"})
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -54,7 +55,7 @@ class GemmWgmma(Sketch):
             Knob("swap", (0, 1)),
             Knob("block_p", (64, 128, 192, 256)),
             Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
-            Knob("stages", (2, 3, 4, 5, 6, 8)),
+            Knob("stages", (2, 3, 4, 5, 6, 7, 8)),
             Knob("split", (1, 2, 3, 4, 5, 6, 8)),
             Knob("multicast", (1, 2, 4)),
             Knob("atoms", (1, 2, 3, 4)),

@@ -12,7 +12,7 @@ from torch import nn
 
 from gtco import replay
 from gtco.compiler import fuse_with
-from gtco.cost_model.knowledge import CHOSEN, Knowledge
+from gtco.cost_model.knowledge import CHOSEN, VERSIONS, Knowledge
 from gtco.frontend.torch_export import capture
 from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
@@ -107,9 +107,12 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     chosen, knobs = variants.refine(known)
     assert variants.tried == [
         [(0, 0, 0, 0), (1, 0, 0, 0), (2, 0, 0, 0)],
+        [(0, 0, 0, 0), (2, 0, 0, 0)],  # the leader and the first once more
         [(2, 0, 0, 0), (2, 1, 0, 0)],
         [(2, 0, 0, 0), (2, 0, 1, 0)],
+        [(2, 0, 0, 0), (2, 0, 1, 0)],
         [(2, 0, 1, 0), (2, 0, 1, 1), (2, 0, 1, 2)],
+        [(2, 0, 1, 0), (2, 0, 1, 1)],
         [(2, 0, 1, 1), (0, 0, 1, 1), (1, 0, 1, 1)],
         [(2, 0, 1, 1), (2, 1, 1, 1)],
         [(2, 0, 1, 1), (2, 0, 0, 1)],
@@ -132,6 +135,31 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
     whole_us[1] = 79.9
     again, _ = variants.refine(known)
     assert again[joined.key].schedule == {"a": 0}, "noise"
+
+
+def test_one_that_was_lucky_among_many_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([100.0, 99.9, 98.0, 100.0, 100.1])  # of 0, 1 and 2, and then of 0 and 2
+    variants = Variants(monkeypatch, lambda each: next(times, 100.0))
+    known = Knowledge(DEVICE)
+    for schedule in range(3):
+        made = record(5.0 + schedule / 10, workload=variants.joined.key, schedule={"a": schedule})
+        known.add(made)
+    chosen, _ = variants.refine(known)
+    first, again, *_ = variants.tried
+    assert [a for a, *_ in first] == [0, 1, 2] and [a for a, *_ in again] == [0, 2]
+    assert chosen[variants.joined.key].schedule == {"a": 0}
+
+
+def test_other_rings_of_the_same_tile_are_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    variants = Variants(monkeypatch, lambda each: 1.0)
+    known = Knowledge(DEVICE)
+    for stages in range(40):  # every other one of another tile; the last are far slower
+        made = record(5.0 + stages / 24, workload=variants.joined.key, sketch="gemm_wgmma")
+        schedule = {"block_p": 64 * (1 + stages % 2), "stages": stages, "atoms": stages % 3}
+        known.add(replace(made, version=VERSIONS["gemm_wgmma"], schedule=schedule))
+    tried = replay._contenders(known.best(variants.joined.key), variants.target)
+    rings = range(4, 4 + 2 * replay.RINGS, 2)
+    assert [each.schedule["stages"] for each in tried] == [0, 1, 2, *rings]
 
 
 def test_the_task_that_promises_most_is_tried_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -116,6 +116,27 @@ def test_neighbours_are_one_step_of_one_knob_away(projection: Group) -> None:
         assert abs(positions[0] - positions[1]) == 1
 
 
+def test_rings_are_all_programs_of_a_tile(projection: Group) -> None:
+    space = sampler(projection)
+    start = next(each for each in space.random(50) if each.sketch.name == "gemm_wgmma")
+    found = space.rings(start)
+    check_legal(found)
+    assert len(set(keys(found))) == len(found) > 4 and start.key not in keys(found)
+
+    def changed(each: Candidate) -> set[str]:
+        return {name for name, _ in each.program.schedule.items() - start.program.schedule.items()}
+
+    ring = {"stages", "atoms", "depth"}
+    assert all(changed(each) <= ring for each in found)
+    near = [each for each in space.neighbours(start) if changed(each) <= ring]
+    assert near and {each.key for each in near} <= set(keys(found))
+
+
+def test_a_sketch_without_a_ring_has_no_others() -> None:
+    space = sampler(tile_groups.gelu_bias(4, 100))
+    assert [space.rings(each) for each in space.random(3)] == [[], [], []]
+
+
 def test_a_schedule_is_emitted_once(projection: Group, monkeypatch: pytest.MonkeyPatch) -> None:
     space = sampler(projection)
     sketch = space.sketches[0]

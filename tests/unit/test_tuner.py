@@ -16,10 +16,10 @@ from torch import Tensor, nn
 import gtco
 from gtco import replay, tuner
 from gtco.codegen.rules import derive
-from gtco.codegen.sampler import Candidate, Sampler
+from gtco.codegen.sampler import Candidate, Sampler, schedule_key
 from gtco.compiler import fuse_with, known_on, plan_knobs
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
-from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, Knowledge, is_chosen
+from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import Captured
@@ -32,7 +32,8 @@ from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import TargetError
-from gtco.tune_result import TuneResult, TuneStatus
+from gtco.tune_result import TuneResult, TuneStatus, row_of
+from gtco.tune_state import TaskState, wanted_rings
 from tests.perceptron import ARGS, DEVICE, H100, Mlp, mlp, record
 
 # -- a runner without kernels ----------------------------------------------------------------------
@@ -175,6 +176,37 @@ def test_the_best_are_timed_again_in_the_end(runner: type[Runner], tmp_path: Pat
         assert all(us is None or us >= 600 for us in others)
     assert all(each.source == "tuned here" for each in result.compiled.launches)
     assert result.after_us == sum(row.best_us or 0 for row in result.rows if row.weight)
+
+
+def test_other_rings_of_the_best_are_measured_in_the_end(
+    runner: type[Runner], tmp_path: Path
+) -> None:
+    phases: list[str] = []
+    result = tune(
+        tmp_path / "t.sqlite", seconds=1, watch=lambda status: phases.append(status.phase)
+    )
+    assert "trying other rings" in phases
+    (used,) = RUNNERS
+    programs = {each for each in used.ran if not each[2] and each[1] != (LIBRARY, ())}
+    assert result.trials == len(programs) == sum(row.trials for row in result.rows)
+
+
+def test_only_what_nobody_measured_of_the_bests_tile_is_wanted() -> None:
+    _, joined = mlp()
+    known = Knowledge(DEVICE)
+    state = TaskState(joined, row_of(joined))
+    assert wanted_rings([state], known, H100) == []
+    best = {"swap": 1, "block_p": 64, "block_q": 32, "stages": 2, "split": 1, "multicast": 1}
+    rings = ({"atoms": 1, "depth": 0}, {"atoms": 2, "depth": 0})
+    for slower, ring in enumerate(rings):
+        made = record(5.0 + slower, workload=joined.key, schedule={**best, **ring})
+        known.add(replace(made, sketch="gemm_wgmma", version=VERSIONS["gemm_wgmma"]))
+    wanted = [each for _, each in wanted_rings([state], known, H100) if each is not None]
+    measured = {schedule_key("gemm_wgmma", {**best, **ring}) for ring in rings}
+    assert len(wanted) > 4 and not measured & {each.key for each in wanted}
+    for each in wanted:
+        tile = {k: v for k, v in each.program.schedule.items() if k not in each.sketch.ring}
+        assert tile == {k: v for k, v in best.items() if k != "stages"}
 
 
 def test_the_first_batch_has_the_defaults(runner: type[Runner], tmp_path: Path) -> None:
