@@ -298,7 +298,8 @@ def candidate_of(task: Task, record: TuningRecord, target: Target) -> Candidate 
 
 def other_rings(task: Task, known: Knowledge, target: Target) -> list[Candidate]:
     """Programs that were not measured, of the tile of the task's best."""
-    best = next((candidate_of(task, record, target) for record in known.best(task.key)), None)
+    records = known.best(task.key)
+    best = candidate_of(task, records[0], target) if records else None
     if best is None:
         return []
     rings = Sampler((best.sketch,), 0).rings(best)

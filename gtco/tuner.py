@@ -367,7 +367,8 @@ class _Tuner:
                 budget.begin(index)
             if rounds:
                 budget.observe(index, state.row.best_us)
-        flying: dict[Future[TuningRecord], int] = {}
+        position = {state: index for index, state in enumerate(states)}
+        flying: dict[Future[TuningRecord], TaskState] = {}
         while True:
             reached = limits.reached(self._trials + len(flying))
             while not reached and len(flying) <= BATCH * (IN_FLIGHT - 1):
@@ -376,7 +377,7 @@ class _Tuner:
                     break
                 room = limits.trials - self._trials - len(flying)
                 futures = self._propose(states[chosen], int(min(BATCH, room)))
-                flying.update(dict.fromkeys(futures, chosen))
+                flying.update(dict.fromkeys(futures, states[chosen]))
                 if futures:
                     budget.begin(chosen)
                 else:
@@ -385,10 +386,10 @@ class _Tuner:
             if not flying:
                 return reached
             done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
-            for index in self._collect(done, flying, states):
-                budget.observe(index, states[index].row.best_us)
-                if states[index].broken:
-                    budget.end(index)
+            for state in self._collect(done, flying):
+                budget.observe(position[state], state.row.best_us)
+                if state.broken:
+                    budget.end(position[state])
             self._show("searching")
             if self._limits.reached():  # a round's own limits let what flies land
                 for future in flying:
@@ -408,16 +409,15 @@ class _Tuner:
     def _collect(
         self,
         done: Iterable[Future[TuningRecord]],
-        flying: dict[Future[TuningRecord], int],
-        states: Sequence[TaskState],
-    ) -> set[int]:
-        """Keep what finished; the tasks (by position) that something finished of."""
+        flying: dict[Future[TuningRecord], TaskState],
+        final: bool = False,
+    ) -> Iterable[TaskState]:
+        """Keep what finished; the tasks that something finished of. A final timing is no trial."""
         records: list[TuningRecord] = []
-        touched: set[int] = set()
+        touched: dict[TaskState, None] = {}
         for future in done:
-            index = flying.pop(future)
-            state = states[index]
-            touched.add(index)
+            state = flying.pop(future)
+            touched[state] = None
             try:
                 record = future.result()
             except CancelledError:
@@ -428,7 +428,10 @@ class _Tuner:
                 state.broken = True
                 continue
             records.append(record)
-            self._search_of(state).observe([record])
+            if final:
+                continue
+            if state.search is not None:
+                state.search.observe([record])
             if record.sketch != LIBRARY:
                 self._trials += 1
                 state.row.trials += 1
@@ -477,22 +480,12 @@ class _Tuner:
     ) -> None:
         """Run these programs and keep what they say; at `until` the rest is given up."""
         flying = {
-            self._runner.run(state.subject, candidate, final=final): state.row
+            self._runner.run(state.subject, candidate, final=final): state
             for state, candidate in wanted
         }
         while flying:
             done, _ = wait(flying, _POLL_S, FIRST_COMPLETED)
-            for future in done:
-                row = flying.pop(future)
-                try:
-                    record = future.result()
-                except (CancelledError, MeasureError) as error:
-                    log.warning("%s: a program was lost while %s: %s", row.name, phase, error)
-                    continue
-                self._keep([record])
-                self._trials += not final
-                row.trials += not final
-                row.failures += not final and record.run_us is None
+            self._collect(done, flying, final)
             self._show(phase)
             if time.monotonic() > until:
                 for future in flying:

@@ -56,8 +56,8 @@ class PlanKnobs:
         late_trigger: 1 lets the kernel behind a `gemm_wgmma` begin when that has asked for its last
             tile, so that their loads hardly share the way into shared memory; 0 at once.
         spread: 1 gives each block of a kernel that has no more of them than there are
-            multiprocessors one of its own. Else a few of those that the kernel ahead left empty may
-            get two or three, it seems, which then share its bandwidth.
+            multiprocessors one of its own. Else a few of those that the kernel ahead left empty
+            get two or three, which then share its bandwidth.
     """
 
     fetch_distance: int = 0
