@@ -3,6 +3,7 @@
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
     begun    = waves but the first * latency, where one block fits a multiprocessor at a time
     loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile
+    fill     = max(what L2 gives, what shared memory takes and gives)
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
 
@@ -23,6 +24,12 @@ FILL = 2.57
 """What one multiprocessor draws from L2 (107 B/ns), in even shares of `Target.l2_gbps`."""
 TOGETHER = 2.1
 """What all draw together (11.5 TB/s), in units of `Target.l2_gbps`."""
+SHARED_BYTES_PER_US = 225_000
+"""What a multiprocessor's shared memory takes and gives in a microsecond, 128 bytes a clock."""
+WGMMA_ROWS = 64
+"""Rows of P that one warpgroup's product reads, beside all of Q."""
+READING = frozenset({"gemm_wgmma", "gemm_persistent"})
+"""Sketches whose products read both tiles from shared memory, each warpgroup for itself."""
 LATENCY_US = 0.7
 """From asking for a step's bytes to the first of them: what the stages in flight have to hide."""
 COPY_US = 0.03
@@ -31,7 +38,7 @@ TURN_US = 0.05
 """A consumer's turn from one stage of the ring to the next, waiting for the products."""
 DEEP_TURN_US = 0.03
 """The same where the next stage's products are issued before the last one's are awaited."""
-SHARED_TURN_US = 0.03
+SHARED_TURN_US = 0.05
 """More of it where a cluster shares tiles: a slot waits for the slowest of its blocks."""
 CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
 """Part of the multiprocessors that clusters of so many blocks can fill at a time: one lies within
@@ -47,7 +54,7 @@ MMA_EFFICIENCY: Mapping[str, float] = {
     "gemm_wgmma": 1.15,
     "gemm_mma": 0.55,
     "gemm_persistent": 1.35,
-    "attention": 0.45,
+    "attention": 0.24,
     "attention_wgmma": 0.9,
     "attention_projection": 0.45,
 }
@@ -109,6 +116,15 @@ def most_registers(threads: int) -> int:
     return 65536 // (-(-threads // 128) * 128)
 
 
+def read_bytes(sketch: str, block: BlockWork) -> float:
+    """What the products of a block read from shared memory; 0 where it is not known."""
+    if sketch not in READING:
+        return 0.0
+    warpgroups = -(-block.tile_p // WGMMA_ROWS)
+    share = warpgroups * (WGMMA_ROWS + block.tile_q) / (block.tile_p + block.tile_q)
+    return block.fill_bytes * share
+
+
 def chain_us(
     block: BlockWork,
     blocks: int,
@@ -118,6 +134,7 @@ def chain_us(
     *,
     pointwise_us: float = 0.0,
     dram_us: float = 0.0,
+    read_bytes: float = 0.0,
     cluster: int = 1,
 ) -> float:
     """Microseconds from a kernel's start to the next one's.
@@ -130,6 +147,7 @@ def chain_us(
         target: the architecture.
         pointwise_us: arithmetic of one tile's epilogue.
         dram_us: the weights at the rate of device memory.
+        read_bytes: what one block's products read from shared memory.
         cluster: blocks of a cluster.
     """
     crowded = cluster > PORTABLE_CLUSTER
@@ -144,6 +162,7 @@ def chain_us(
     waits = block.steps if block.steps > 1 else 0
     fill_us = max(
         together * block.fill_bytes / (FILL * l2_per_us / target.sm_count),
+        together * (block.fill_bytes + read_bytes) / SHARED_BYTES_PER_US,
         block.copies * COPY_US,
     )
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)

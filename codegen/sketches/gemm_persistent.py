@@ -85,7 +85,10 @@ class GemmPersistent(Sketch):
         target = self.target
         block = self._block_work(schedule)
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
-        return timing.chain_us(block, self._blocks(schedule), 1, rate, target)
+        read_bytes = timing.read_bytes(self.name, block)
+        return timing.chain_us(
+            block, self._blocks(schedule), 1, rate, target, read_bytes=read_bytes
+        )
 
     def _tiles(self, schedule: Schedule) -> int:
         problem = self.problem

@@ -17,6 +17,12 @@ from gtco.target import Target
 
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
+STAGES = (2, 3, 4, 5, 6, 7, 8)
+RING_SHARE = 0.7
+"""Part of a block's shared memory that a default's ring takes. In the whole graph rings of 120 to
+160 KB are within 1% of the best for each of twelve GEMMs, and those of which two fit a
+multiprocessor lose 2 to 15% (experiments/notes/11-multiprocessors.md); in chains of more rows, as
+of batch 4, rings of 190 KB and more lose 5 to 8% (12-untuned.md)."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +61,7 @@ class GemmWgmma(Sketch):
             Knob("swap", (0, 1)),
             Knob("block_p", (64, 128, 192, 256)),
             Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
-            Knob("stages", (2, 3, 4, 5, 6, 7, 8)),
+            Knob("stages", STAGES),
             Knob("split", (1, 2, 3, 4, 5, 6, 8)),
             Knob("multicast", (1, 2, 4)),
             Knob("atoms", (1, 2, 3, 4)),
@@ -67,16 +73,20 @@ class GemmWgmma(Sketch):
         return sorted(self._candidates(), key=self._cost)
 
     def _candidates(self) -> Iterable[Schedule]:
+        """Each tile with one ring or two: no formula ranks rings as the whole graph does."""
         problem = self.problem
-        budgets = (self.target.smem_per_sm // 2 - 2048, self.target.smem_per_block)
+        room = int(self.target.smem_per_block * RING_SHARE)
         clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (8, 1))
         found: dict[tuple[int, ...], Schedule] = {}
-        for swap, block_p, atoms, depth, budget, (split, multicast) in itertools.product(
-            (1, 0), (64, 128), (1, 2, 4), (0, 1), budgets, clusters
+        for swap, block_p, atoms, (split, multicast) in itertools.product(
+            (1, 0), (64, 128), (1, 2, 4), clusters
         ):
             for block_q in _block_q(problem.rows, problem.columns):
+                atom_bytes = (block_p + block_q) * 128
+                if atoms > 1 and atoms * STAGES[-1] * atom_bytes > room:
+                    continue  # as many bytes in flight in shorter steps
                 steps = -(-self.steps // (split * atoms))
-                stages = min(budget // ((block_p + block_q) * 128 * atoms), steps, 12)
+                stages = min(room // (atom_bytes * atoms), steps, STAGES[-1])
                 schedule = {
                     "swap": swap,
                     "block_p": block_p,
@@ -85,10 +95,8 @@ class GemmWgmma(Sketch):
                     "split": split,
                     "multicast": multicast,
                     "atoms": atoms,
-                    "depth": depth,
+                    "depth": 1,
                 }
-                while self._smem(schedule).nbytes > budget and schedule["stages"] > 2:
-                    schedule["stages"] -= 1
                 try:
                     self._check(schedule)
                 except Illegal:
@@ -110,7 +118,10 @@ class GemmWgmma(Sketch):
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
         cluster = schedule["split"] * schedule["multicast"]
         blocks = tiles * schedule["split"]
-        return timing.chain_us(block, blocks, resident, rate, target, cluster=cluster)
+        read_bytes = timing.read_bytes(self.name, block)
+        return timing.chain_us(
+            block, blocks, resident, rate, target, read_bytes=read_bytes, cluster=cluster
+        )
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)

@@ -10,7 +10,7 @@ struct Config {
   static constexpr bool P_CONSTANT = true;
   static constexpr bool Q_CONSTANT = false;
   static constexpr int REGISTERS = 170;
-  static constexpr int ATOMS = 1, DEPTH = 0;
+  static constexpr int ATOMS = 1, DEPTH = 1;
   static constexpr int WIDTH = 2;
   static constexpr int ROW_VALUES_AT = 118784, STATS_AT = 118784;
   static constexpr int INBOX_AT = 120832, BARRIERS_AT = 169984;

@@ -157,6 +157,24 @@ def test_defaults_are_legal(case: str) -> None:
             assert sketch.emit(schedule).arch == sketch.target.arch
 
 
+@pytest.mark.parametrize("case", ["projection", "fc1_huge", "head"])
+def test_defaults_of_wgmma_differ_in_tiles_and_hardly_in_rings(case: str) -> None:
+    """Of a tile one ring, of one atom a stage: more only where eight stages are little."""
+    sketch = GemmWgmma(CASES[case](), H100)
+    room = 0.7 * H100.smem_per_block
+    schedules = list(sketch.defaults())
+    for schedule in schedules:
+        atom = (schedule["block_p"] + schedule["block_q"]) * 128
+        ring = schedule["stages"] * schedule["atoms"] * atom
+        assert schedule["depth"] == 1 and schedule["stages"] <= 8
+        assert ring <= room or schedule["stages"] == 2
+        assert schedule["atoms"] == 1 or schedule["atoms"] * 8 * atom <= room
+        steps = -(-sketch.steps // (schedule["split"] * schedule["atoms"]))
+        all_that_fit = ring + schedule["atoms"] * atom > room
+        assert all_that_fit or schedule["stages"] in (8, max(2, steps))
+    assert (max(schedule["atoms"] for schedule in schedules) > 1) == (case == "head")
+
+
 def first_default(sketch: Sketch, **changes: int) -> dict[str, int]:
     return {**next(iter(sketch.defaults())), **changes}
 
