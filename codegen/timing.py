@@ -25,11 +25,12 @@ FILL = 2.57
 TOGETHER = 2.1
 """What all draw together (11.5 TB/s), in units of `Target.l2_gbps`."""
 SHARED_BYTES_PER_US = 225_000
-"""What a multiprocessor's shared memory takes and gives in a microsecond, 128 bytes a clock."""
+"""What a multiprocessor's shared memory takes and gives together in a microsecond: 128 bytes a
+clock of 1.76 GHz."""
 WGMMA_ROWS = 64
 """Rows of P that one warpgroup's product reads, beside all of Q."""
-READING = frozenset({"gemm_wgmma", "gemm_persistent"})
-"""Sketches whose products read both tiles from shared memory, each warpgroup for itself."""
+SHARED_OPERANDS = frozenset({"gemm_wgmma", "gemm_persistent"})
+"""Sketches whose products read both operands from shared memory, each warpgroup for itself."""
 LATENCY_US = 0.7
 """From asking for a step's bytes to the first of them: what the stages in flight have to hide."""
 COPY_US = 0.03
@@ -116,9 +117,9 @@ def most_registers(threads: int) -> int:
     return 65536 // (-(-threads // 128) * 128)
 
 
-def read_bytes(sketch: str, block: BlockWork) -> float:
+def operand_bytes(sketch: str, block: BlockWork) -> float:
     """What the products of a block read from shared memory; 0 where it is not known."""
-    if sketch not in READING:
+    if sketch not in SHARED_OPERANDS:
         return 0.0
     warpgroups = -(-block.tile_p // WGMMA_ROWS)
     share = warpgroups * (WGMMA_ROWS + block.tile_q) / (block.tile_p + block.tile_q)
@@ -134,7 +135,7 @@ def chain_us(
     *,
     pointwise_us: float = 0.0,
     dram_us: float = 0.0,
-    read_bytes: float = 0.0,
+    operand_bytes: float = 0.0,
     cluster: int = 1,
 ) -> float:
     """Microseconds from a kernel's start to the next one's.
@@ -147,7 +148,7 @@ def chain_us(
         target: the architecture.
         pointwise_us: arithmetic of one tile's epilogue.
         dram_us: the weights at the rate of device memory.
-        read_bytes: what one block's products read from shared memory.
+        operand_bytes: what one block's products read from shared memory.
         cluster: blocks of a cluster.
     """
     crowded = cluster > PORTABLE_CLUSTER
@@ -162,7 +163,7 @@ def chain_us(
     waits = block.steps if block.steps > 1 else 0
     fill_us = max(
         together * block.fill_bytes / (FILL * l2_per_us / target.sm_count),
-        together * (block.fill_bytes + read_bytes) / SHARED_BYTES_PER_US,
+        together * (block.fill_bytes + operand_bytes) / SHARED_BYTES_PER_US,
         block.copies * COPY_US,
     )
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)

@@ -170,7 +170,7 @@ def draft_us(work: Work, target: Target) -> float:
         target,
         pointwise_us=work.group.pointwise_flops / tiles / fp32_per_us,
         dram_us=_per_us(work.group.weight_bytes, target.dram_gbps),
-        read_bytes=timing.read_bytes(work.sketch, work.block),
+        operand_bytes=timing.operand_bytes(work.sketch, work.block),
         cluster=work.cluster,
     )
 

@@ -85,9 +85,9 @@ class GemmPersistent(Sketch):
         target = self.target
         block = self._block_work(schedule)
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
-        read_bytes = timing.read_bytes(self.name, block)
+        operand_bytes = timing.operand_bytes(self.name, block)
         return timing.chain_us(
-            block, self._blocks(schedule), 1, rate, target, read_bytes=read_bytes
+            block, self._blocks(schedule), 1, rate, target, operand_bytes=operand_bytes
         )
 
     def _tiles(self, schedule: Schedule) -> int:

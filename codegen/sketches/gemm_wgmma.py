@@ -118,9 +118,9 @@ class GemmWgmma(Sketch):
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
         cluster = schedule["split"] * schedule["multicast"]
         blocks = tiles * schedule["split"]
-        read_bytes = timing.read_bytes(self.name, block)
+        operand_bytes = timing.operand_bytes(self.name, block)
         return timing.chain_us(
-            block, blocks, resident, rate, target, read_bytes=read_bytes, cluster=cluster
+            block, blocks, resident, rate, target, operand_bytes=operand_bytes, cluster=cluster
         )
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:

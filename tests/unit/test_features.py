@@ -12,7 +12,7 @@ import torch
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.codegen.timing import SHARED_BYTES_PER_US, chain_us, read_bytes
+from gtco.codegen.timing import SHARED_BYTES_PER_US, chain_us, operand_bytes
 from gtco.cost_model.features import FAMILIES, FEATURES, KNOBS, features
 from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.pool import PoolTask, read_pool
@@ -213,7 +213,8 @@ def test_each_warpgroup_reads_its_own_rows_and_all_of_the_other_side(
     block = work_of(projection).block
 
     def share(sketch: str, tile_p: int, tile_q: int) -> float:
-        return read_bytes(sketch, replace(block, tile_p=tile_p, tile_q=tile_q)) / block.fill_bytes
+        shape = replace(block, tile_p=tile_p, tile_q=tile_q)
+        return operand_bytes(sketch, shape) / block.fill_bytes
 
     assert share("gemm_wgmma", 64, 104) == 1.0, "what is filled is read once"
     assert share("gemm_wgmma", 128, 88) == pytest.approx(2 * (64 + 88) / (128 + 88))
@@ -228,7 +229,7 @@ def test_shared_memory_binds_where_products_read_more_than_is_filled(
     block = replace(block, stages=block.steps + 1)  # nothing waits for a slot
 
     def us(read: float) -> float:
-        return chain_us(block, 96, 1, 800.0, H100, read_bytes=read * block.fill_bytes)
+        return chain_us(block, 96, 1, 800.0, H100, operand_bytes=read * block.fill_bytes)
 
     assert us(1.0) == us(0.0), "L2 is slower than a tile's own bytes, written and read"
     assert us(3.0) - us(2.0) == pytest.approx(block.fill_bytes / SHARED_BYTES_PER_US)
