@@ -18,6 +18,7 @@ from gtco.target import Target
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
 STAGES = (2, 3, 4, 5, 6, 7, 8)
+"""Of the ring."""
 RING_SHARE = 0.7
 """Part of a block's shared memory that a default's ring takes. In the whole graph rings of 120 to
 160 KB are within 1% of the best for each of twelve GEMMs, and those of which two fit a
@@ -72,12 +73,12 @@ class GemmWgmma(Sketch):
         """Tiles that fill the chip in the fewest bytes from L2, ordered by a small model."""
         return sorted(self._candidates(), key=self._cost)
 
-    def _candidates(self) -> Iterable[Schedule]:
+    def _candidates(self) -> list[Schedule]:
         """Each tile with one ring or two: no formula ranks rings as the whole graph does."""
         problem = self.problem
         room = int(self.target.smem_per_block * RING_SHARE)
         clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (8, 1))
-        found: dict[tuple[int, ...], Schedule] = {}
+        found: list[Schedule] = []
         for swap, block_p, atoms, (split, multicast) in itertools.product(
             (1, 0), (64, 128), (1, 2, 4), clusters
         ):
@@ -101,9 +102,9 @@ class GemmWgmma(Sketch):
                     self._check(schedule)
                 except Illegal:
                     continue
-                found.setdefault(tuple(schedule.values()), schedule)
+                found.append(schedule)
         check(bool(found), "no default tile fits the shared memory")
-        return found.values()
+        return found
 
     def _cost(self, schedule: Schedule) -> float:
         """Microseconds, roughly; the epilogue's arithmetic is the same for all."""
