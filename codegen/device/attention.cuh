@@ -158,6 +158,11 @@ class AttentionBlock {
     for (int tile = 0; tile < tiles_; ++tile) {
       const int slot = tile % C::STAGES;
       const int key = part_ * Warp::KEYS;
+      MaskTile<C, Mask, Warp::KEYS> tile_mask;
+      if constexpr (Mask::PRESENT) {
+        if (has_queries_)
+          tile_mask.load(mask, state.lane, head_, query0_ + row_, tile * C::BLOCK_K + key);
+      }
       ptx::cp_async_wait<2 * AHEAD - 1>();
       __syncthreads();  // this tile's keys are there, and the tile before is used up
       if (tile == 0 && has_queries_) state.load_queries(q_tile_, row_);
@@ -168,7 +173,7 @@ class AttentionBlock {
       float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
       if (any) {
         state.multiply_keys(scores, k_ring_ + slot * K_TILE, key);
-        state.mask_scores(scores, mask, head_, query0_ + row_, key0);
+        state.mask_scores(scores, tile_mask, query0_ + row_, key0);
         state.rescale(scores);
       }
       ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();

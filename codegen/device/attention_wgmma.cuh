@@ -129,6 +129,14 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   // Of the first keys of any part, that are never forbidden: those of the last tile's last part.
   constexpr int LAST = C::LK - (ceil_div(C::LK, TILE) - 1) * TILE - (PARTS - 1) * KEYS;
   constexpr int FREE = Mask::PRESENT || C::CAUSAL ? 0 : max_of(0, LAST);
+  MaskTile<C, Mask, KEYS> tile_mask;
+  const auto load_mask = [&](int tile) {
+    if constexpr (Mask::PRESENT) {
+      if (has_queries)
+        tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
+    }
+  };
+  load_mask(0);
   RingPlace<STAGES> from{0, 0};
   ptx::mbarrier_wait(queries_full, 0);
 #pragma unroll 1
@@ -160,7 +168,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       __syncwarp();
     }
     if (has_queries) {  // else what is computed is not stored
-      state.template mask_scores<FREE>(scores, mask, head, query0 + row, tile * TILE + part * KEYS);
+      state.template mask_scores<FREE>(scores, tile_mask, query0 + row, tile * TILE + part * KEYS);
       state.rescale(scores);
     }
     u32 weights[KEYS / 16][4];
@@ -172,6 +180,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     if constexpr (!ALL_IN_FLIGHT) {
       if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
     }
+    if (tile + 1 < tiles) load_mask(tile + 1);
   }
 
   const PartsMerge<SoftmaxRows<C, Mask::PRESENT, KEYS>, BLOCK_Q, PARTS, THREADS> parts(

@@ -36,6 +36,8 @@ WARPS_K = (1, 2, 4, 7, 8)
 """Warps that share 16 queries; seven of 32 keys each suit 197 and 224 keys."""
 COPY_WARPS = (0, 2, 4, 6)
 """Warps of a block beside those."""
+MASK_REGISTERS = 24
+"""Of a thread, about, that find the elements of a mask and bring some of them."""
 COPYING_WARPS = 8
 """Warps of a block that ask for bytes faster than L2 gives them to a multiprocessor."""
 
@@ -150,11 +152,18 @@ class AttentionSketch(Sketch):
     def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
         return {"block_q": block_q, "block_k": block_k, "warps_k": warps_k, "stages": stages}
 
+    def _mask_registers(self, keys: int) -> int:
+        """Of a thread, which load and hold the mask of 16 queries and `keys` keys."""
+        if self.mask is None:
+            return 0
+        held = keys * self.group.graph.specs[self.mask.base].dtype.itemsize // 8
+        return held + MASK_REGISTERS
+
     def _registers(self, schedule: Schedule) -> int:
         part = schedule["block_k"] // schedule["warps_k"]
         width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
         more = part // 4 if self.keys > schedule["block_k"] else 0  # of the next tile
-        return width16 * 4 + value16 * 8 + part // 2 + more + 40
+        return width16 * 4 + value16 * 8 + part // 2 + more + self._mask_registers(part) + 40
 
     @staticmethod
     def _warps(schedule: Schedule) -> int:
@@ -252,6 +261,7 @@ class AttentionSketch(Sketch):
         element = C_TYPES[self.group.graph.specs[self.mask.base].dtype]
         return f"""struct Mask {{  // %{parameter}, {self.mask.layout}
   static constexpr bool PRESENT = true;
+  using Element = {element};
   const {element}* base;
   __device__ __forceinline__ const {element}* at(int head, int query, int key) const {{
     return base + {index(self.mask.layout, ("head", "query", "key"))};
@@ -265,7 +275,7 @@ class Attention(AttentionSketch):
     warps without queries may help to fill."""
 
     name: ClassVar[str] = "attention"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:

@@ -41,7 +41,7 @@ class AttentionProjection(AttentionSketch):
     which then makes its share of the projection's columns from weights that came meanwhile."""
 
     name: ClassVar[str] = "attention_projection"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 4
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

@@ -51,7 +51,7 @@ class AttentionWgmma(AttentionSketch):
     and values by TMA."""
 
     name: ClassVar[str] = "attention_wgmma"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -95,8 +95,9 @@ class AttentionWgmma(AttentionSketch):
         return model_us + waves * turns_us
 
     def _registers(self, schedule: Schedule) -> int:
+        part = schedule["block_k"] // schedule["parts"]
         results = -(-self.value_width // 16) * 8
-        return schedule["block_k"] // schedule["parts"] // 2 + results + LOOP_REGISTERS
+        return part // 2 + results + self._mask_registers(part) + LOOP_REGISTERS
 
     def _resident(self, schedule: Schedule) -> int:
         return timing.resident_blocks(

@@ -14,6 +14,7 @@ from gtco.demo import VisionTransformer, randomize
 SIZES = {
     "vit_small_patch16_224": {"patch": 16, "width": 384, "depth": 12, "heads": 6},
     "vit_base_patch16_224": {"patch": 16, "width": 768, "depth": 12, "heads": 12},
+    "vit_base_patch16_384": {"image": 384, "patch": 16, "width": 768, "depth": 12, "heads": 12},
     "vit_large_patch16_224": {"patch": 16, "width": 1024, "depth": 24, "heads": 16},
     "vit_huge_patch14_224": {"patch": 14, "width": 1280, "depth": 32, "heads": 16, "classes": 0},
 }
@@ -33,7 +34,8 @@ def build(name: str, dtype: torch.dtype = torch.float16, batch: int = 1) -> Mode
         else:
             model = timm.create_model(name, pretrained=False)
     randomize(model, seed=0)
-    image = torch.randn(batch, 3, 224, 224, generator=torch.Generator().manual_seed(1))
+    side = int(name.rpartition("_")[2])
+    image = torch.randn(batch, 3, side, side, generator=torch.Generator().manual_seed(1))
     return model.eval().to(dtype), (image.to(device, dtype),)
 
 
@@ -71,6 +73,11 @@ def vit_b16_batch16() -> Model:
 
 def vit_b16_batch32() -> Model:
     return build("vit_base_patch16_224", batch=32)
+
+
+def vit_b16_384() -> Model:
+    """Of 384 x 384 pixels: 577 tokens."""
+    return build("vit_base_patch16_384")
 
 
 def vit_l16_batch8() -> Model:

@@ -1,4 +1,5 @@
-"""Faults in attention with warps that only copy, each of which the host build must catch."""
+"""Faults in attention with a mask and warps that only copy, each of which the host build must
+catch."""
 
 from __future__ import annotations
 
@@ -60,6 +61,31 @@ FAULTS = {
         "one part",
         "PARTS == 1 ? Softmax::inverse(lanes_sum<4>(state.total[half])) : 1.0f",
         "1.0f",
+    ),
+    "a mask that is read beyond its last key": (
+        "one part",
+        "key < C::LK ? mask_bits(*mask.at(head, query, key)) : 0",
+        "mask_bits(*mask.at(head, query, key))",
+    ),
+    "a mask that is read beyond its last query": (
+        "one part",
+        "min_of(query0 + lane / 4 + j % 4 / 2 * 8, C::LQ - 1)",
+        "query0 + lane / 4 + j % 4 / 2 * 8",
+    ),
+    "rows of a mask that are those of the first half": (
+        "two parts",
+        "query0 + lane / 4 + j % 4 / 2 * 8",
+        "query0 + lane / 4",
+    ),
+    "elements of a mask that share a word": (
+        "two parts",
+        "words[i] |= bits << j % IN_WORD * BITS",
+        "words[i] |= bits",
+    ),
+    "a part that takes the mask of another": (
+        "two parts",
+        "query0_ + row_, tile * C::BLOCK_K + key);",
+        "query0_ + row_, tile * C::BLOCK_K);",
     ),
 }
 

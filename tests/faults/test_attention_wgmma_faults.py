@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Schedule
@@ -82,14 +83,29 @@ FAULTS = {
     ),
 }
 
+MASK_FAULTS = {
+    "the mask of the tile before": (
+        "a ring",
+        "if (tile + 1 < tiles) load_mask(tile + 1);",
+        "",
+    ),
+    "the mask of another part": (
+        "two parts",
+        "tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);",
+        "tile_mask.load(mask, lane, head, query0 + row, tile * TILE);",
+    ),
+}
 
-def group() -> Group:
-    return attention_groups.cross((2,), 70, 100, 24, 40)
+
+def group(mask: torch.dtype | None = None) -> Group:
+    return attention_groups.cross((2,), 70, 100, 24, 40, mask=mask)
 
 
-def program(kind: str, old: str = "", new: str = "") -> KernelProgram:
+def program(
+    kind: str, old: str = "", new: str = "", mask: torch.dtype | None = None
+) -> KernelProgram:
     """The kernel with `old` replaced in its template."""
-    return planted(AttentionWgmma(group(), TARGETS["sm_90a"]).emit(KINDS[kind]), old, new)
+    return planted(AttentionWgmma(group(mask), TARGETS["sm_90a"]).emit(KINDS[kind]), old, new)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -101,3 +117,16 @@ def test_the_kernel_itself_is_right(kind: str) -> None:
 def test_a_planted_fault_is_caught(fault: str) -> None:
     kind, old, new = FAULTS[fault]
     check_caught(program(kind, old, new), group())
+
+
+@pytest.mark.parametrize("mask", (torch.bool, torch.float16))
+def test_the_kernel_with_a_mask_is_right(mask: torch.dtype) -> None:
+    for kind in KINDS:
+        assert verdicts(program(kind, mask=mask), group(mask)) == []
+
+
+@pytest.mark.parametrize("fault", MASK_FAULTS)
+def test_a_fault_in_the_mask_is_caught(fault: str) -> None:
+    kind, old, new = MASK_FAULTS[fault]
+    mask = torch.float16
+    check_caught(program(kind, old, new, mask), group(mask))
