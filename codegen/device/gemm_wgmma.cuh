@@ -4,8 +4,10 @@
 //
 // wgmma's M side is called P and its N side Q. With SWAP, P are the columns (output channels) and Q
 // the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things:
-// SPLIT blocks that share a tile's K range and send each other their partial sums of the parts that
-// each finishes, or MULTICAST blocks that are neighbours along P and bring each other's Q tiles.
+// MULTICAST blocks that are neighbours along P and bring each other's Q tiles, or CLUSTER_Q
+// neighbours along Q of SPLIT blocks each. Those SPLIT share a tile's K range and send each other
+// their partial sums of the parts that each finishes. The neighbours exchange nothing: they read the
+// same tiles of P from one place of the chip, which asks the rest of it for them once.
 //
 // The epilogue works on the accumulators where wgmma leaves them, so that only partial sums and
 // statistics go through shared memory. Where columns are P, the copy engine brings their rows of
@@ -29,10 +31,10 @@ constexpr bool LATE_TRIGGER = true;
 constexpr bool LATE_TRIGGER = false;
 #endif
 
-// Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, P_CONSTANT,
-// Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued before the
-// last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or 8), REGISTERS (a
-// thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
+// Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, CLUSTER_Q,
+// P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued
+// before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or 8),
+// REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -45,7 +47,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int CONSUMERS = C::BLOCK_P / 64;
   constexpr int THREADS = CONSUMERS * 128;
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
-  static_assert(C::SPLIT == 1 || C::MULTICAST == 1, "a cluster splits K or shares Q, not both");
+  static_assert(C::SPLIT * C::CLUSTER_Q == 1 || C::MULTICAST == 1, "shares Q, and nothing else");
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
   static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
   constexpr int ALL_STEPS = ceil_div(C::K, BLOCK_K);
@@ -74,8 +76,10 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
-  const int rank = blockIdx.x % (C::SPLIT * C::MULTICAST);  // in the cluster
-  const int p0 = blockIdx.x / C::SPLIT * C::BLOCK_P, q0 = blockIdx.y * C::BLOCK_Q;
+  const int rank = blockIdx.x % (C::SPLIT * C::MULTICAST);  // of those that share a tile
+  const int neighbour = C::CLUSTER_Q > 1 ? blockIdx.x / C::SPLIT % C::CLUSTER_Q : 0;
+  const int p0 = blockIdx.x / (C::SPLIT * C::CLUSTER_Q) * C::BLOCK_P;
+  const int q0 = blockIdx.y * (C::CLUSTER_Q * C::BLOCK_Q) + neighbour * C::BLOCK_Q;
   const int batch = blockIdx.z;
   const int first = C::SPLIT > 1 ? rank * SPLIT_STEPS : 0;
   // Even parts have a constant here: ptxas 13.0 takes this minimum for smaller where it is equal.
@@ -260,8 +264,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
 #pragma unroll
       for (int owner = 0; owner < C::SPLIT; ++owner) {
         const int slot = rank < owner ? rank : rank - 1;  // in the inbox of block `owner`
-        const u32 to = ptx::mapa(inbox_at + (slot * MOST * FOURS * THREADS + thread) * 16, owner);
-        const u32 counts = ptx::mapa(inbox_full, owner);
+        const int peer = neighbour * C::SPLIT + owner;  // in the cluster
+        const u32 to = ptx::mapa(inbox_at + (slot * MOST * FOURS * THREADS + thread) * 16, peer);
+        const u32 counts = ptx::mapa(inbox_full, peer);
 #pragma unroll
         for (int i = 0; i < (first_part(owner + 1) - first_part(owner)) * FOURS; ++i) {
           const float* from = acc + first_part(owner) * PART / 2 + i * 4;

@@ -13,12 +13,14 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to, pairs
 from gtco.graph import Group
-from gtco.target import Target
+from gtco.target import PORTABLE_CLUSTER, Target
 
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
 STAGES = (2, 3, 4, 5, 6, 7, 8)
 """Of the ring."""
+CLUSTERS_Q = (1, 2, 3, 4)
+"""Tiles along Q whose blocks lie in one cluster."""
 RING_SHARE = 0.7
 """Part of a block's shared memory that a default's ring takes. In the whole graph rings of 120 to
 160 KB are within 1% of the best for each of twelve GEMMs, and those of which two fit a
@@ -40,13 +42,14 @@ class _SharedMemory:
 class GemmWgmma(Sketch):
     """Producer warp with TMA, a warpgroup per 64 rows of P, split-K over a cluster.
 
-    `swap` makes the output channels wgmma's M side: few rows then waste little of a tile.
+    `swap` makes the output channels wgmma's M side: few rows then waste little of a tile. Blocks of
+    a cluster of `cluster_q` tiles read the same weights then.
     """
 
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 6
-    ring: ClassVar[frozenset[str]] = frozenset({"stages", "atoms", "depth"})
+    version: ClassVar[int] = 7
+    ring: ClassVar[frozenset[str]] = frozenset({"stages", "atoms", "depth", "cluster_q"})
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -67,6 +70,7 @@ class GemmWgmma(Sketch):
             Knob("multicast", (1, 2, 4)),
             Knob("atoms", (1, 2, 3, 4)),
             Knob("depth", (0, 1)),
+            Knob("cluster_q", CLUSTERS_Q),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -97,6 +101,7 @@ class GemmWgmma(Sketch):
                     "multicast": multicast,
                     "atoms": atoms,
                     "depth": 1,
+                    "cluster_q": 1,
                 }
                 try:
                     self._check(schedule)
@@ -117,7 +122,7 @@ class GemmWgmma(Sketch):
             self._smem(schedule).nbytes, _threads(schedule), block.registers, target
         )
         rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
-        cluster = schedule["split"] * schedule["multicast"]
+        cluster = _cluster(schedule)
         blocks = tiles * schedule["split"]
         operand_bytes = timing.operand_bytes(self.name, block)
         return timing.chain_us(
@@ -161,10 +166,15 @@ class GemmWgmma(Sketch):
         check(block_q % 8 == 0 and block_q <= 256, f"wgmma takes no N of {block_q}")
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
         steps = -(-self.steps // schedule["atoms"])
-        multicast = schedule["multicast"]
-        check(split == 1 or multicast == 1, "a cluster splits K or shares tiles, not both")
-        p_tiles = -(-self._sides(schedule)[0] // block_p)
+        multicast, cluster_q = schedule["multicast"], schedule["cluster_q"]
+        alone = split * cluster_q == 1 or multicast == 1
+        check(alone, "a cluster splits K or shares tiles, not both")
+        p_size, q_size = self._sides(schedule)
+        p_tiles, q_tiles = -(-p_size // block_p), -(-q_size // block_q)
         check(p_tiles % multicast == 0, f"{p_tiles} tiles along P are not shared by {multicast}")
+        check(q_tiles % cluster_q == 0, f"{q_tiles} tiles along Q in clusters of {cluster_q}")
+        cluster = _cluster(schedule)
+        check(cluster <= PORTABLE_CLUSTER, f"a cluster of {cluster} blocks")
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
         registers = _registers(schedule)
         most = min(240, timing.most_registers(_threads(schedule)))
@@ -197,7 +207,7 @@ class GemmWgmma(Sketch):
         problem = self.problem
         region = problem.region()
         emitter = problem.epilogue(region)
-        swap, split = schedule["swap"], schedule["split"]
+        swap, split, cluster_q = (schedule[name] for name in ("swap", "split", "cluster_q"))
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)
         p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
@@ -218,6 +228,7 @@ struct Config {{
   static constexpr bool SWAP = {str(bool(swap)).lower()};
   static constexpr int BLOCK_P = {block_p}, BLOCK_Q = {block_q}, STAGES = {stages};
   static constexpr int SPLIT = {split}, MULTICAST = {schedule["multicast"]};
+  static constexpr int CLUSTER_Q = {cluster_q};
   static constexpr bool P_CONSTANT = {str(p.constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
   static constexpr int REGISTERS = {min(255, timing.most_registers(threads * blocks_per_sm))};
@@ -243,12 +254,21 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
         return self.program(
             schedule,
             source,
-            (-(-p_size // block_p) * split, -(-q_size // block_q), problem.batch),
+            (
+                -(-p_size // block_p) * split * cluster_q,
+                -(-q_size // block_q) // cluster_q,
+                problem.batch,
+            ),
             threads,
             smem.nbytes,
             (p_map, q_map, *(argument for _, argument in region.parameters.values())),
-            (split * schedule["multicast"], 1, 1),
+            (_cluster(schedule), 1, 1),
         )
+
+
+def _cluster(schedule: Schedule) -> int:
+    """Blocks of a cluster."""
+    return schedule["split"] * schedule["cluster_q"] * schedule["multicast"]
 
 
 def _threads(schedule: Schedule) -> int:

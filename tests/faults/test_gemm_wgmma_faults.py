@@ -14,13 +14,14 @@ from tests.faults.templates import SEEDS, planted, verdicts
 
 pytestmark = pytest.mark.compiler
 
-PLAIN = {"split": 1, "multicast": 1}
+PLAIN = {"split": 1, "multicast": 1, "cluster_q": 1}
 CLUSTERS = {
     "plain": PLAIN,
     "deep": {**PLAIN, "depth": 1},
     "split": {**PLAIN, "split": 2},
     "multicast": {**PLAIN, "multicast": 2},
     "statistics": {**PLAIN, "split": 2},
+    "neighbours": {**PLAIN, "split": 2, "cluster_q": 2, "block_q": 24},
 }
 
 FAULTS = {
@@ -98,6 +99,16 @@ FAULTS = {
         "multicast",
         "(1 << C::MULTICAST) - 1);",
         "1);",
+    ),
+    "partial sums sent to a neighbour's blocks": (
+        "neighbours",
+        "const int peer = neighbour * C::SPLIT + owner;",
+        "const int peer = owner;",
+    ),
+    "neighbours that compute one tile": (
+        "neighbours",
+        " + neighbour * C::BLOCK_Q;",
+        ";",
     ),
     "an mbarrier that is never initialised": (
         "plain",

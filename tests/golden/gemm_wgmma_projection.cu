@@ -7,6 +7,7 @@ struct Config {
   static constexpr bool SWAP = true;
   static constexpr int BLOCK_P = 128, BLOCK_Q = 104, STAGES = 4;
   static constexpr int SPLIT = 4, MULTICAST = 1;
+  static constexpr int CLUSTER_Q = 1;
   static constexpr bool P_CONSTANT = true;
   static constexpr bool Q_CONSTANT = false;
   static constexpr int REGISTERS = 170;

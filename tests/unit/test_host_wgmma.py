@@ -23,34 +23,51 @@ GROUPS = {
     "columns that no vector divides": lambda: groups.plain_linear(7, 72, 91, F16),
     "several products": lambda: groups.batched_matmul(2, 33, 64, 40, F16, transposed=True),
 }
-KNOBS = ("swap", "block_p", "block_q", "stages", "split", "multicast", "atoms", "depth")
+KNOBS = (
+    "swap",
+    "block_p",
+    "block_q",
+    "stages",
+    "split",
+    "multicast",
+    "atoms",
+    "depth",
+    "cluster_q",
+)
 CASES = [
-    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 0)),
-    ("norm and GELU", (0, 64, 64, 3, 1, 1, 2, 0)),
-    ("norm and GELU", (1, 64, 24, 2, 1, 4, 2, 0)),
-    ("norm and GELU", (1, 128, 40, 2, 1, 2, 1, 0)),
-    ("norm and GELU", (0, 64, 32, 2, 4, 1, 1, 0)),
-    ("norm and GELU", (1, 64, 40, 5, 3, 1, 1, 0)),
-    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 1)),
-    ("norm and GELU", (1, 64, 24, 2, 1, 4, 1, 1)),
-    ("norm and GELU", (0, 128, 64, 3, 1, 1, 2, 1)),
-    ("residual and statistics", (1, 64, 24, 2, 2, 1, 1, 0)),
-    ("residual and statistics", (1, 64, 24, 2, 1, 2, 1, 0)),
-    ("residual and statistics", (1, 64, 24, 3, 2, 1, 1, 1)),
-    ("residual and statistics", (0, 64, 128, 2, 1, 1, 3, 0)),
-    ("residual and statistics", (0, 64, 128, 2, 2, 1, 1, 0)),
-    ("residual and statistics", (0, 64, 64, 2, 2, 1, 1, 0)),
-    ("residual and statistics", (1, 128, 24, 2, 1, 1, 1, 0)),
-    ("statistics of whole chunks", (0, 64, 128, 2, 2, 1, 1, 1)),
-    ("statistics of whole chunks", (0, 128, 64, 2, 1, 1, 1, 1)),
-    ("statistics of whole chunks", (1, 64, 16, 2, 2, 1, 1, 1)),
-    ("statistics of whole chunks", (1, 128, 24, 2, 2, 1, 1, 0)),
-    ("one row", (1, 64, 8, 2, 1, 1, 1, 0)),
-    ("one row", (1, 64, 8, 2, 2, 1, 1, 0)),
-    ("one row", (1, 64, 8, 2, 2, 1, 1, 1)),
-    ("columns that no vector divides", (1, 64, 8, 2, 1, 1, 1, 0)),
-    ("columns that no vector divides", (1, 64, 8, 2, 2, 1, 1, 0)),
-    ("several products", (1, 64, 40, 2, 1, 1, 1, 0)),
+    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 0, 1)),
+    ("norm and GELU", (0, 64, 64, 3, 1, 1, 2, 0, 1)),
+    ("norm and GELU", (1, 64, 24, 2, 1, 4, 2, 0, 1)),
+    ("norm and GELU", (1, 128, 40, 2, 1, 2, 1, 0, 1)),
+    ("norm and GELU", (0, 64, 32, 2, 4, 1, 1, 0, 1)),
+    ("norm and GELU", (1, 64, 40, 5, 3, 1, 1, 0, 1)),
+    ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 1, 1)),
+    ("norm and GELU", (1, 64, 24, 2, 1, 4, 1, 1, 1)),
+    ("norm and GELU", (0, 128, 64, 3, 1, 1, 2, 1, 1)),
+    ("residual and statistics", (1, 64, 24, 2, 2, 1, 1, 0, 1)),
+    ("residual and statistics", (1, 64, 24, 2, 1, 2, 1, 0, 1)),
+    ("residual and statistics", (1, 64, 24, 3, 2, 1, 1, 1, 1)),
+    ("residual and statistics", (0, 64, 128, 2, 1, 1, 3, 0, 1)),
+    ("residual and statistics", (0, 64, 128, 2, 2, 1, 1, 0, 1)),
+    ("residual and statistics", (0, 64, 64, 2, 2, 1, 1, 0, 1)),
+    ("residual and statistics", (1, 128, 24, 2, 1, 1, 1, 0, 1)),
+    ("statistics of whole chunks", (0, 64, 128, 2, 2, 1, 1, 1, 1)),
+    ("statistics of whole chunks", (0, 128, 64, 2, 1, 1, 1, 1, 1)),
+    ("statistics of whole chunks", (1, 64, 16, 2, 2, 1, 1, 1, 1)),
+    ("statistics of whole chunks", (1, 128, 24, 2, 2, 1, 1, 0, 1)),
+    ("one row", (1, 64, 8, 2, 1, 1, 1, 0, 1)),
+    ("one row", (1, 64, 8, 2, 2, 1, 1, 0, 1)),
+    ("one row", (1, 64, 8, 2, 2, 1, 1, 1, 1)),
+    ("columns that no vector divides", (1, 64, 8, 2, 1, 1, 1, 0, 1)),
+    ("columns that no vector divides", (1, 64, 8, 2, 2, 1, 1, 0, 1)),
+    ("several products", (1, 64, 40, 2, 1, 1, 1, 0, 1)),
+    ("norm and GELU", (1, 64, 24, 2, 1, 1, 1, 1, 2)),
+    ("norm and GELU", (1, 64, 16, 2, 2, 1, 1, 0, 3)),
+    ("norm and GELU", (0, 64, 64, 2, 2, 1, 1, 1, 4)),
+    ("residual and statistics", (1, 64, 16, 2, 2, 1, 1, 0, 2)),
+    ("statistics of whole chunks", (1, 64, 8, 2, 2, 1, 1, 1, 3)),
+    ("statistics of whole chunks", (1, 64, 16, 2, 1, 1, 2, 0, 2)),
+    ("several products", (1, 64, 24, 2, 1, 1, 1, 0, 2)),
 ]
 
 
@@ -69,7 +86,7 @@ def test_right_in_every_schedule(name: str, values: tuple[int, ...]) -> None:
 def test_multicast_is_right_in_many_schedules() -> None:
     """Lanes hand slots back to peers one by one: none may do so before its warp has read them."""
     group = GROUPS["norm and GELU"]()
-    schedule = dict(zip(KNOBS, (1, 64, 24, 2, 1, 4, 1, 1), strict=True))
+    schedule = dict(zip(KNOBS, (1, 64, 24, 2, 1, 4, 1, 1, 1), strict=True))
     program = GemmWgmma(group, TARGETS["sm_90a"]).emit(schedule)
     given = random_values(group, torch.device("cpu"), seed=1)
     for seed in range(16):
@@ -80,7 +97,7 @@ def test_multicast_is_right_in_many_schedules() -> None:
 def test_statistics_of_a_mean_that_is_large_against_the_spread(swap: int) -> None:
     """They are merged over threads, lanes and warps, in which a large mean must not cancel."""
     group = GROUPS["statistics of whole chunks"]()
-    values = (swap, 64, 64, 2, 1, 1, 1, 0)
+    values = (swap, 64, 64, 2, 1, 1, 1, 0, 1)
     program = GemmWgmma(group, TARGETS["sm_90a"]).emit(dict(zip(KNOBS, values, strict=True)))
     given = random_values(group, torch.device("cpu"), seed=1)
     given["residual"] += 500

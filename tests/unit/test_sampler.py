@@ -126,7 +126,7 @@ def test_rings_are_all_programs_of_a_tile(projection: Group) -> None:
     def changed(each: Candidate) -> set[str]:
         return {name for name, _ in each.program.schedule.items() - start.program.schedule.items()}
 
-    ring = {"stages", "atoms", "depth"}
+    ring = {"stages", "atoms", "depth", "cluster_q"}
     assert all(changed(each) <= ring for each in found)
     near = [each for each in space.neighbours(start) if changed(each) <= ring]
     assert near and {each.key for each in near} <= set(keys(found))
