@@ -131,8 +131,12 @@ def serve(answer: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # whatever a library prints must not mix with the answers
     for line in sys.stdin:
-        answers.write(json.dumps(answer(json.loads(line))) + "\n")
-        answers.flush()
+        text = json.dumps(answer(json.loads(line))) + "\n"
+        try:
+            answers.write(text)
+            answers.flush()
+        except BrokenPipeError:  # the parent was killed: nobody is left to tell
+            os._exit(1)
 
 
 def _end_with(parent: int) -> None:
