@@ -44,7 +44,7 @@ SHARED_TURN_US = 0.05
 CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
 """Part of the multiprocessors that clusters of so many blocks can fill at a time: one lies within
 a GPC, and GPCs differ in size."""
-LARGE_CLUSTER_SHARE = 0.82
+LARGE_CLUSTER_SHARE = 0.81
 """The same of larger clusters: measured of 6 and 8."""
 LARGEST_CLUSTERS = 7
 """Clusters of still more blocks that fit at a time, one a GPC: measured of 12 and 16."""

@@ -132,8 +132,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   MaskTile<C, Mask, KEYS> tile_mask;
   const auto load_mask = [&](int tile) {
     if constexpr (Mask::PRESENT) {
-      if (has_queries)
-        tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
+      if (has_queries) tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
     }
   };
   load_mask(0);

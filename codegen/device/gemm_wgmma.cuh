@@ -6,8 +6,8 @@
 // the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things:
 // MULTICAST blocks that are neighbours along P and bring each other's Q tiles, or CLUSTER_Q
 // neighbours along Q of SPLIT blocks each. Those SPLIT share a tile's K range and send each other
-// their partial sums of the parts that each finishes. The neighbours exchange nothing: they read the
-// same tiles of P from one place of the chip, which asks the rest of it for them once.
+// their partial sums of the parts that each finishes. The neighbours exchange nothing: they read
+// the same tiles of P from one place of the chip, which asks the rest of it for them once.
 //
 // The epilogue works on the accumulators where wgmma leaves them, so that only partial sums and
 // statistics go through shared memory. Where columns are P, the copy engine brings their rows of
@@ -32,9 +32,9 @@ constexpr bool LATE_TRIGGER = false;
 #endif
 
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, CLUSTER_Q,
-// P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are issued
-// before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or 8),
-// REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
+// P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are
+// issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or
+// 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
 template <class C, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -264,7 +264,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
 #pragma unroll
       for (int owner = 0; owner < C::SPLIT; ++owner) {
         const int slot = rank < owner ? rank : rank - 1;  // in the inbox of block `owner`
-        const int peer = neighbour * C::SPLIT + owner;  // in the cluster
+        const int peer = neighbour * C::SPLIT + owner;    // in the cluster
         const u32 to = ptx::mapa(inbox_at + (slot * MOST * FOURS * THREADS + thread) * 16, peer);
         const u32 counts = ptx::mapa(inbox_full, peer);
 #pragma unroll

@@ -21,6 +21,8 @@ STAGES = (2, 3, 4, 5, 6, 7, 8)
 """Of the ring."""
 CLUSTERS_Q = (1, 2, 3, 4)
 """Tiles along Q whose blocks lie in one cluster."""
+ARRIVES = 0.75
+"""Of the time of bytes that each block asks for itself, what they take that are there."""
 RING_SHARE = 0.7
 """Part of a block's shared memory that a default's ring takes. In the whole graph rings of 120 to
 160 KB are within 1% of the best for each of twelve GEMMs, and those of which two fit a
@@ -81,10 +83,11 @@ class GemmWgmma(Sketch):
         """Each tile with one ring or two: no formula ranks rings as the whole graph does."""
         problem = self.problem
         room = int(self.target.smem_per_block * RING_SHARE)
-        clusters = ((1, 1), (1, 2), (1, 4), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1), (8, 1))
+        clusters = [(1, multicast, 1) for multicast in (2, 4)]
+        clusters += [(split, 1, q) for split in (1, 2, 3, 4, 5, 6, 8) for q in CLUSTERS_Q]
         found: list[Schedule] = []
-        for swap, block_p, atoms, (split, multicast) in itertools.product(
-            (1, 0), (64, 128), (1, 2, 4), clusters
+        for swap, block_p, atoms, (split, multicast, cluster_q) in itertools.product(
+            (1, 0), (64, 128, 192), (1, 2, 4), clusters
         ):
             for block_q in _block_q(problem.rows, problem.columns):
                 atom_bytes = (block_p + block_q) * 128
@@ -101,7 +104,7 @@ class GemmWgmma(Sketch):
                     "multicast": multicast,
                     "atoms": atoms,
                     "depth": 1,
-                    "cluster_q": 1,
+                    "cluster_q": cluster_q,
                 }
                 try:
                     self._check(schedule)
@@ -188,10 +191,12 @@ class GemmWgmma(Sketch):
         p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         atoms = schedule["atoms"]
         steps = -(-self.steps // (split * atoms))
-        from_l2 = (p + q // schedule["multicast"]) * 128 * atoms
+        # Neighbours ask for a tile of P together; what arrives is all the same.
+        rows = max(p // schedule["cluster_q"] + q, int(ARRIVES * (p + q)))
+        saved = q - q // schedule["multicast"]
         return BlockWork(
-            fill_bytes=steps * (p + q) * 128 * atoms,
-            l2_bytes=steps * from_l2,
+            fill_bytes=steps * rows * 128 * atoms,
+            l2_bytes=steps * (rows - saved) * 128 * atoms,
             steps=steps,
             stages=schedule["stages"],
             mma_flops=2 * p * q * steps * atoms * self.block_k,

@@ -22,7 +22,9 @@ def test_each_message_has_its_answer() -> None:
 def test_nobody_reads_a_traceback_when_the_parent_was_killed() -> None:
     command = [sys.executable, "-c", ECHO]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()) as child:
+    with subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=pipe, env=environment()
+    ) as child:
         assert child.stdin is not None and child.stdout is not None and child.stderr is not None
         child.stdout.close()
         child.stdin.write(b"{}\n")

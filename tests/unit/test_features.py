@@ -36,12 +36,13 @@ EXPRESSED = {
     "threads",
     "cooperative",
     "depth",
+    "cluster_q",
     "parts",
     "columns",
     "warps",
     "ahead",
 }
-"""Knobs that tile_p, tile_q, threads, stages, consumers and other features express."""
+"""Knobs that tile_p, tile_q, threads, stages, consumers, cluster and other features express."""
 
 
 def sampler(group: Group) -> Sampler:
@@ -63,6 +64,7 @@ PROJECTION = {
     "multicast": 1,
     "atoms": 2,
     "depth": 0,
+    "cluster_q": 1,
 }
 
 
@@ -94,6 +96,16 @@ def test_the_numbers_of_a_projection(projection: Candidate) -> None:
     assert block.fill_bytes == block.l2_bytes == 12 * (64 + 32) * 128
     assert block.mma_flops == 2 * 64 * 32 * 768
     assert (block.tile_p, block.tile_q) == (64, 32)
+
+
+def test_neighbours_ask_for_their_weights_together() -> None:
+    group = groups.residual_linear(197, 768, 768, F16)
+    work = work_of(made(group, "gemm_wgmma", **{**PROJECTION, "block_q": 104, "cluster_q": 2}))
+    assert (work.blocks, work.cluster) == (12 * 2, 2)
+    assert work.block.fill_bytes == work.block.l2_bytes == 12 * (32 + 104) * 128
+    tall = {"block_p": 128, "block_q": 56, "stages": 2, "cluster_q": 4}
+    work = work_of(made(group, "gemm_wgmma", **{**PROJECTION, **tall}))
+    assert work.block.fill_bytes == 12 * int(0.75 * (128 + 56)) * 128  # what arrives counts too
 
 
 def test_numbers_survive_a_record(projection: Candidate) -> None:

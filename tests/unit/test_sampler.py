@@ -166,11 +166,11 @@ def test_another_tasks_schedule_is_adopted(projection: Group) -> None:
     check_legal([adopted])
     own = space.defaults(1)[0]
     assert space.adopt(own.sketch.name, own.program.schedule) is own
-    odd = {**own.program.schedule, "block_q": 33, "stages": 3}
+    odd = {**own.program.schedule, "block_q": 33, "stages": 3, "cluster_q": 1}
     near = space.adopt(own.sketch.name, odd)
     assert near is not None and near.program.schedule["block_q"] == 32
     assert space.adopt("gone", own.program.schedule) is None
     assert space.adopt(own.sketch.name, {**own.program.schedule, "gone": 1}) is None
-    older = {knob: value for knob, value in own.program.schedule.items() if knob != "depth"}
+    older = {knob: value for knob, value in own.program.schedule.items() if knob != "cluster_q"}
     newer = space.adopt(own.sketch.name, older)
-    assert newer is not None and newer.program.schedule == {**older, "depth": 0}
+    assert newer is not None and newer.program.schedule == {**older, "cluster_q": 1}

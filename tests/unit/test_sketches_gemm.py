@@ -211,6 +211,9 @@ def test_mma_transposed_tiles_span_64_elements() -> None:
         ("qkv", {"block_p": 96}, "no multiple of a warpgroup's 64 rows"),
         ("qkv", {"split": 2, "multicast": 2}, "splits K or shares tiles, not both"),
         ("qkv", {"swap": 0, "block_p": 192, "multicast": 4}, "2 tiles along P .* by 4"),
+        ("qkv", {"cluster_q": 2, "multicast": 2}, "splits K or shares tiles, not both"),
+        ("qkv", {"block_q": 72, "cluster_q": 2}, "3 tiles along Q in clusters of 2"),
+        ("qkv", {"block_q": 72, "cluster_q": 3, "split": 3}, "a cluster of 9 blocks"),
         ("batch", {"split": 2}, "split-K 2 exceeds the 1 steps of K"),
         ("projection", {"swap": 0, "block_q": 32}, "cut the chunks of the row statistics"),
     ],
@@ -218,6 +221,7 @@ def test_mma_transposed_tiles_span_64_elements() -> None:
 def test_wgmma_says_which_limit_broke(case: str, changes: dict[str, int], reason: str) -> None:
     sketch = GemmWgmma(CASES[case](), H100)
     defaults = {"swap": 1, "block_p": 64, "block_q": 64, "stages": 2, "split": 1, "multicast": 1}
+    defaults["cluster_q"] = 1
     with pytest.raises(Illegal, match=reason):
         sketch.emit(first_default(sketch, **{**defaults, **changes}))
 
