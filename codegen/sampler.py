@@ -81,8 +81,9 @@ class Sampler:
         """The program of another task's `schedule` of the sketch called `name`.
 
         Values that this group does not offer become the nearest that it does, and a knob that is
-        newer than the schedule has its first choice. None if no sketch is called so, it lacks a
-        knob of the schedule, or the result is not legal here.
+        newer than the schedule has its first choice, as has one more where that alone makes it
+        legal: tiles of other numbers may come in no clusters. None if no sketch is called so, it
+        lacks a knob of the schedule, or the result is not legal here.
         """
         sketch = next((each for each in self.sketches if each.name == name), None)
         if sketch is None or not set(schedule) <= {knob.name for knob in self._knobs[name]}:
@@ -93,7 +94,9 @@ class Sampler:
             knob: min((abs(choice - whole[knob]), choice) for choice in choices)[1]
             for knob, choices in knobs.items()
         }
-        return self.make(sketch, whole) or self.make(sketch, nearest)
+        less = ({**nearest, name: knobs[name][0]} for name in reversed(knobs))
+        made = (self.make(sketch, each) for each in itertools.chain((whole, nearest), less))
+        return next(filter(None, made), None)
 
     def defaults(self, count: int) -> list[Candidate]:
         """The first `count` default programs of the preferred sketch, fewer of the others."""

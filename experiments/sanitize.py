@@ -80,6 +80,8 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
         {"swap": 0, "split": 2},
         {"swap": 0, "block_p": 64, "multicast": 2, "stages": 2},
         {"swap": 1, "block_p": 64, "multicast": 4},
+        {"swap": 1, "block_p": 64, "split": 2, "cluster_q": 2, "stages": 2},
+        {"swap": 1, "split": 1, "cluster_q": 3},
     ),
     "gemm_mma": ({"stages": 2}, {"stages": 3, "warps_m": 2}),
     "gemm_persistent": (
