@@ -85,7 +85,7 @@ class Runner:
 
     def time_us(self, candidate: Candidate, final: bool) -> float | None:
         number = sum(candidate.program.schedule.values())
-        if number % 5 == 4:
+        if candidate.program.schedule.get("stages") == 3:
             return None
         return 500.0 - number % 97 if final else 600.0 + number % 97
 
