@@ -21,7 +21,7 @@ STAGES = (2, 3, 4, 5, 6, 7, 8)
 """Of the ring."""
 CLUSTERS_Q = (1, 2, 3, 4)
 """Tiles along Q whose blocks lie in one cluster."""
-ARRIVES = 0.75
+ARRIVES = 0.85
 """Of the time of bytes that each block asks for itself, what they take that are there."""
 RING_SHARE = 0.7
 """Part of a block's shared memory that a default's ring takes. In the whole graph rings of 120 to
@@ -191,8 +191,11 @@ class GemmWgmma(Sketch):
         p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         atoms = schedule["atoms"]
         steps = -(-self.steps // (split * atoms))
-        # Neighbours ask for a tile of P together; what arrives is all the same.
-        rows = max(p // schedule["cluster_q"] + q, int(ARRIVES * (p + q)))
+        # Neighbours ask for a tile of P together, and others ask for it as well; what arrives is
+        # all the same.
+        q_tiles = -(-self._sides(schedule)[1] // q)
+        together = p * (schedule["cluster_q"] - 1) // q_tiles
+        rows = max(p - together + q, int(ARRIVES * (p + q)))
         saved = q - q // schedule["multicast"]
         return BlockWork(
             fill_bytes=steps * rows * 128 * atoms,
