@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -25,8 +26,8 @@ from tests.plans import make_plan
 pytestmark = pytest.mark.gpu
 
 SIZE = (256, 1024)
-CLUSTERS = [(1, 1), (4, 1), (1, 2)]
-"""Blocks that split K, and blocks that share tiles."""
+CLUSTERS = [(1, 1, 1), (4, 1, 1), (1, 2, 1), (2, 1, 2)]
+"""Blocks that split K, blocks that bring each other tiles, and neighbours that do neither."""
 
 
 def negations(x: Tensor, y: Tensor) -> Any:
@@ -46,7 +47,7 @@ def compiled_of(function: Callable[..., Any], target: Target, **options: Any) ->
     return CompiledModule(plan, captured)
 
 
-def two_linears(model: nn.Module, rows: int, target: Target, clusters: tuple[int, int]) -> Any:
+def two_linears(model: nn.Module, rows: int, target: Target, clusters: tuple[int, int, int]) -> Any:
     """`model`, two linear layers in wgmma kernels whose clusters are so large; and its plan."""
     weight = next(model.parameters())
     like = torch.zeros(rows, weight.shape[1], dtype=weight.dtype, device=weight.device)
@@ -58,7 +59,7 @@ def two_linears(model: nn.Module, rows: int, target: Target, clusters: tuple[int
         program = next(
             sketch.emit(schedule)
             for schedule in sketch.defaults()
-            if (schedule["split"], schedule["multicast"]) == clusters
+            if (schedule["split"], schedule["multicast"], schedule["cluster_q"]) == clusters
         )
         launches.append(dataclasses.replace(launch, program=program))
     return captured, dataclasses.replace(plan, launches=tuple(launches))
@@ -121,7 +122,7 @@ def test_kernels_left_at_old_addresses_are_noticed(
 
 @pytest.mark.parametrize("clusters", CLUSTERS)
 def test_tensor_maps_clusters_and_dependent_launches_move_too(
-    target: Target, clusters: tuple[int, int]
+    target: Target, clusters: tuple[int, int, int]
 ) -> None:
     if not target.has_wgmma:
         pytest.skip("wgmma and tensor maps need sm_90a")
@@ -132,7 +133,7 @@ def test_tensor_maps_clusters_and_dependent_launches_move_too(
     (name,) = plan.graph.inputs
     maps = [each for each in first.arguments if isinstance(each, TensorMapArgument)]
     assert name in [each.value for each in maps] and plan.is_dependent(1)
-    assert first.cluster == second.cluster == (clusters[0] * clusters[1], 1, 1)
+    assert first.cluster == second.cluster == (math.prod(clusters), 1, 1)
     compiled = CompiledModule(plan, captured)
     assert ready(compiled).copied_inputs == ready(compiled).copied_outputs == ()
 
