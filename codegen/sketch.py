@@ -48,7 +48,8 @@ class BlockWork:
     """What one block of a program does, for models of its time.
 
     Args:
-        fill_bytes: that reach its shared memory, over all steps of all tiles.
+        fill_bytes: that reach its shared memory, over all steps of all tiles; what neighbours in
+            its cluster ask for as well counts in part.
         l2_bytes: that it draws from L2 itself: less than `fill_bytes` where a cluster shares tiles.
         steps: of its main loop, over all tiles.
         stages: steps in flight.
