@@ -56,6 +56,7 @@ class Knowledge:
         self.stale: list[TuningRecord] = []
         self._records: dict[str, dict[Key, TuningRecord]] = {}
         self._own: set[tuple[str, Key]] = set()
+        self._leaders: tuple[TuningRecord, ...] | None = None
         for record in shipped:
             self._keep(record)
         for record in own:
@@ -72,6 +73,7 @@ class Knowledge:
             return False
         programs = self._records.setdefault(record.workload, {})
         programs[schedule_key(record.sketch, record.schedule)] = record
+        self._leaders = None
         return True
 
     def records(self, workload: str) -> tuple[TuningRecord, ...]:
@@ -95,6 +97,13 @@ class Knowledge:
             known = tuple(record for record in known if record.sketch != LIBRARY)
         ran = [record for record in known if record.run_us is not None]
         return tuple(sorted(ran, key=lambda each: (not is_chosen(each), each.run_us)))
+
+    def leaders(self) -> tuple[TuningRecord, ...]:
+        """The best program of each workload that has one."""
+        if self._leaders is None:
+            best = (self.best(workload) for workload in self._records)
+            self._leaders = tuple(each[0] for each in best if each)
+        return self._leaders
 
     def once_chosen(self, workload: str) -> TuningRecord | None:
         """The program that a whole graph chose before kernels changed, if it was measured since."""

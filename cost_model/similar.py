@@ -7,6 +7,16 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
+
+from gtco.codegen.sampler import Candidate
+from gtco.codegen.sketch import Illegal, Sketch
+from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.work import CONTRACTIONS, Work, group_work, work_of
+
+SAME_SIZE = 0.9
+"""Least ratio of two contractions whose programs may have equal blocks: 197 rows and 208."""
 
 
 def likeness(first: str, second: str) -> float:
@@ -32,3 +42,60 @@ def _summary(workload: str) -> tuple[Counter[str], int]:
     specs = (re.search(r"\[(.*)\]", text) for text, _ in content["externals"])
     sizes = (math.prod(int(size) for size in spec[1].split(",") if size) for spec in specs if spec)
     return Counter(node[0] for node in content["nodes"]), max(1, sum(sizes))
+
+
+def lent(
+    known: Knowledge, workload: str, sketches: Sequence[Sketch]
+) -> tuple[Candidate, TuningRecord] | None:
+    """The best program of another workload, if its blocks do the same work here.
+
+    Another epsilon, another activation, 196 rows in place of 197 or operands that lie elsewhere
+    change neither how many blocks there are nor what the main loop of one does. So what was
+    measured there holds here, which no draft can say as well. Of several workloads the one most
+    alike lends, and of those equally alike the fastest; None where there is none.
+
+    Args:
+        known: the records.
+        workload: of the sketches' group.
+        sketches: from `gtco.codegen.rules.derive`.
+    """
+    by_name = {sketch.name: sketch for sketch in sketches}
+    flops = group_work(sketches[0].group).matmul_flops if sketches else 0
+    near = [
+        (-round(likeness(workload, record.workload), 2), record.run_us or math.inf, record)
+        for record in known.leaders()
+        if record.sketch in by_name
+        and _same_size(flops, record.work.get("matmul_flops", 0))
+        and _loop(workload) == _loop(record.workload)
+    ]
+    for _, _, record in sorted(near, key=lambda each: each[:2]):
+        sketch = by_name[record.sketch]
+        try:
+            here = Candidate(sketch, sketch.emit(record.schedule))
+            there = Work.of_numbers(record.sketch, record.schedule, record.work)
+        except (Illegal, KeyError):  # not legal here, or a record of older numbers
+            continue
+        if _blocks(work_of(here)) == _blocks(there):
+            return here, record
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _loop(workload: str) -> tuple[object, ...]:
+    """The architecture, and each contraction with what its loop reads besides the operands: a mask
+    or where keys end, which attention has, and no bias."""
+    content = json.loads(workload)
+    contractions = (node for node in content["nodes"] if node[0] in CONTRACTIONS)
+    found = ((op, len(of) > 3, bool(attrs.get("causal"))) for op, attrs, _, of in contractions)
+    return (content["arch"], *found)
+
+
+def _same_size(flops: int, other: int) -> bool:
+    return min(flops, other) > SAME_SIZE * max(flops, other)
+
+
+def _blocks(work: Work) -> tuple[int, ...]:
+    """How many there are, and what one does in its main loop; no field that a model fits."""
+    block = work.block
+    loop = (block.steps, block.stages, block.mma_flops, block.tile_p, block.tile_q, block.split)
+    return (work.blocks, work.threads, work.cluster, *loop)

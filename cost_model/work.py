@@ -18,7 +18,7 @@ from gtco.codegen.timing import TANH_FLOPS
 from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
 
-_CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
+CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
 _SLOW = frozenset(
     ("gelu", "erf", "exp", "log", "tanh", "sigmoid", "silu", "sin", "cos", "pow", "softmax")
 )
@@ -131,13 +131,13 @@ def group_work(group: Group) -> GroupWork:
     half = graph.specs[graph.outputs[0]].dtype.itemsize == 2
     for node in group.compute:
         flops = node_flops(graph, node)
-        if node.op in _CONTRACTIONS:
+        if node.op in CONTRACTIONS:
             matmul_flops += flops
             half = graph.specs[node.inputs[0]].dtype in (torch.float16, torch.bfloat16)
         if node.op == "attention":
             q, k = (graph.specs[name] for name in node.inputs[:2])
             pointwise_flops += TANH_FLOPS * q.numel // max(1, q.sizes[-1]) * k.sizes[-2]
-        elif node.op not in _CONTRACTIONS:
+        elif node.op not in CONTRACTIONS:
             pointwise_flops += fp32_instructions(graph, node)
     return GroupWork(
         matmul_flops,

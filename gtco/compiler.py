@@ -32,6 +32,7 @@ from gtco.cost_model.database import (
 )
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us, roofline_us
+from gtco.cost_model.similar import lent
 from gtco.cost_model.work import work_of
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
@@ -330,8 +331,8 @@ class _Choice:
 
 
 def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch, ...]:
-    """How each group runs: the fastest schedule that is known, else the sketches' first default
-    for which the draft model predicts the least.
+    """How each group runs: the fastest schedule that is known, else that of a workload whose blocks
+    do the same, else the sketches' first default for which the draft model predicts the least.
 
     Equal workloads are decided once. A group that no sketch takes, or for which the library was
     measured faster, becomes a call of its operators in ATen.
@@ -387,6 +388,10 @@ def _choose(
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
             return _Choice(type(sketch), record.schedule, source, run_us=record.run_us)
+    if found := lent(known, task.key, derivation.sketches):
+        candidate, record = found
+        schedule = candidate.program.schedule
+        return _Choice(type(candidate.sketch), schedule, "alike", run_us=record.run_us)
     reasons = [derivation.reason] if derivation.refusals else []
     defaults: list[Candidate] = []
     for sketch in derivation.sketches:
