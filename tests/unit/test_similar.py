@@ -85,8 +85,9 @@ def test_a_workload_whose_blocks_do_the_same_lends_its_schedule(group: Group) ->
         norm_linear(197, 1024, 2304, F16),
         norm_linear(197, 768, 768, F16),
         norm_linear(197, 768, 2304, F16, batch=2),
+        norm_linear(591, 768, 768, F16),
     ],
-    ids=["another tile of rows", "longer", "narrower", "more of them"],
+    ids=["another tile of rows", "longer", "narrower", "more of them", "as many blocks"],
 )
 def test_no_other_workload_does(group: Group) -> None:
     assert (
