@@ -26,8 +26,8 @@ TOGETHER = 2.1
 """What all draw together (11.5 TB/s), in units of `Target.l2_gbps`."""
 SHARED_BYTES_PER_US = 225_000
 """What a multiprocessor's shared memory takes and gives together in a microsecond, about 128 bytes
-a clock. It fits what was measured, and not why: with weights at hand a loop takes in more, so it
-stands for what weights cost that come from far (experiments/notes/13-clusters.md)."""
+a clock. It fits what was measured, and not why: it stands for tiles that few blocks read, which L2
+gives at half the rate of those that all read (experiments/notes/14-shared_reads.md)."""
 WGMMA_ROWS = 64
 """Rows of P that one warpgroup's product reads, beside all of Q."""
 SHARED_OPERANDS = frozenset({"gemm_wgmma", "gemm_persistent"})

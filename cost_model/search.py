@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
-from gtco.codegen.rules import SKETCHES, derive
+from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Key, Sampler, schedule_key
-from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord, is_fresh
+from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.ranker import Measured, Ranker
-from gtco.cost_model.similar import likeness
+from gtco.cost_model.similar import lent, likeness
 from gtco.cost_model.work import Work, work_of
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task
@@ -246,8 +246,7 @@ class Search(Generic[P]):
 def search_task(
     task: Task,
     target: Target,
-    device: str,
-    records: Sequence[TuningRecord] = (),
+    known: Knowledge,
     ranker: Ranker | None = None,
     *,
     strategy: Strategy = Strategy.DRAFT_MODEL,
@@ -258,17 +257,17 @@ def search_task(
     Args:
         task: the workload.
         target: its architecture.
-        device: the GPU's name.
-        records: what is known of this task and of others, on any device: fresh ones of this task
-            count as measured, all others lend their schedules, those of this task first.
+        known: of this task and of others: fresh records of this task count as measured, all others
+            lend their schedules, those of this task first, then the one that would run untuned.
         ranker: as for `Search`; `gtco.cost_model.ranker.shipped_ranker` has one.
         strategy, seed: as for `Search`.
     """
-    sampler = Sampler(derive(task.group, family(task.group), target).sketches, seed)
-    versions = {sketch.name: sketch.version for sketch in SKETCHES}
-    own = [record for record in records if record.workload == task.key]
-    fresh = [record for record in own if is_fresh(record, device, versions)]
-    stale = sorted((r for r in own if not is_fresh(r, device, versions)), key=_time)[:SIMILAR]
+    sketches = derive(task.group, family(task.group), target).sketches
+    sampler = Sampler(sketches, seed)
+    fresh = known.records(task.key)
+    old = (record for record in known.stale if record.workload == task.key)
+    found = lent(known, task.key, sketches)
+    first = [*fresh, *sorted(old, key=_time)[:SIMILAR], *([found[1]] if found else [])]
 
     def adopted(known: Iterable[TuningRecord]) -> list[Candidate]:
         made = (sampler.adopt(r.sketch, r.schedule) for r in known if r.run_us is not None)
@@ -281,8 +280,8 @@ def search_task(
         ranker,
         strategy=strategy,
         seed=seed,
-        first=adopted([*fresh, *stale]),
-        lent=adopted(_lent(task, records)),
+        first=adopted(first),
+        lent=adopted(_alike(task, [*known.all(), *known.stale])),
     )
     search.observe(fresh)
     return search
@@ -307,7 +306,7 @@ def other_rings(task: Task, known: Knowledge, target: Target) -> list[Candidate]
     return [candidate for candidate in rings if candidate.key not in measured]
 
 
-def _lent(task: Task, records: Iterable[TuningRecord]) -> list[TuningRecord]:
+def _alike(task: Task, records: Iterable[TuningRecord]) -> list[TuningRecord]:
     """The fastest record of each of the tasks most like this one, most alike first."""
     fastest: dict[tuple[str, str], TuningRecord] = {}
     for record in records:

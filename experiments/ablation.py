@@ -106,7 +106,8 @@ class Tuning:
             for task in tasks(fused, self._target):
                 if task.key not in self.tried:
                     own = self._known.records(task.key)
-                    search = search_task(task, self._target, self._known.device, own, self._ranker)
+                    alone = Knowledge(self._known.device, own)
+                    search = search_task(task, self._target, alone, self._ranker)
                     asked = any(record.sketch == LIBRARY for record in own)
                     subject = Subject(task.key, task.group)
                     self.tried[task.key] = Tried(task, subject, search, asked)

@@ -21,6 +21,7 @@ from experiments.publish import markdown, microseconds, provenance, publish
 from experiments.replay_searches import Curve, at, curve, reached, replayed
 from gtco.codegen.sampler import Candidate
 from gtco.cost_model.database import TuningRecord
+from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.pool import PoolTask, read_pool
 from gtco.cost_model.ranker import Ranker, train
@@ -106,12 +107,9 @@ def searched(
         def measure(programs: Sequence[Candidate]) -> list[TuningRecord]:
             return [each.result() for each in [runner.run(subject, one) for one in programs]]
 
-        device = runner.device
-        return curve(
-            search_task(task, target, device, (), ranker, strategy=strategy, seed=seed),
-            measure,
-            trials,
-        )
+        nothing = Knowledge(runner.device)
+        space = search_task(task, target, nothing, ranker, strategy=strategy, seed=seed)
+        return curve(space, measure, trials)
 
     with ThreadPoolExecutor(len(found) * len(STRATEGIES)) as threads:
         futures = {

@@ -279,7 +279,7 @@ class _Tuner:
         found = self._plans(fused)
         limit = WORTH_REPLAYING * min(map(_predicted, found))
         close = [each for each in found[1:] if _predicted(each) <= limit]
-        return [found[0], *(each for each in close if not _defaults(each))]
+        return [found[0], *(each for each in close if not _unmeasured(each))]
 
     def _plans(self, partitions: Iterable[FusedGraph]) -> list[Plan]:
         """Each with the best known way to run its groups."""
@@ -339,12 +339,7 @@ class _Tuner:
     def _search_of(self, state: TaskState) -> Search[Candidate]:
         if state.search is None:
             state.search = search_task(
-                state.task,
-                self._target,
-                self._known.device,
-                [*self._known.all(), *self._known.stale],
-                self._ranker,
-                seed=self._seed,
+                state.task, self._target, self._known, self._ranker, seed=self._seed
             )
         return state.search
 
@@ -503,6 +498,6 @@ def _predicted(plan: Plan | CompiledModule) -> float:
     return sum(launch.predicted_us or 0.0 for launch in plan.launches)
 
 
-def _defaults(plan: Plan) -> bool:
-    """Whether some launch has a schedule that nobody measured."""
-    return any(launch.source == "default" for launch in plan.launches)
+def _unmeasured(plan: Plan) -> bool:
+    """Whether some launch has a schedule that nobody measured of its workload."""
+    return any(launch.source in ("alike", "default") for launch in plan.launches)

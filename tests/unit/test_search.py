@@ -12,8 +12,10 @@ import torch
 
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
+from gtco.compiler import launches_of
 from gtco.cost_model import ranker as ranker_module
 from gtco.cost_model.database import LIBRARY, TuningRecord
+from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolError, PoolSpace, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker, RankerError, by_workload, shipped_ranker, train
@@ -278,7 +280,7 @@ def measured(
 
 
 def test_a_search_begins_with_defaults(task: Task) -> None:
-    search = search_task(task, H100, DEVICE)
+    search = search_task(task, H100, Knowledge(DEVICE))
     found = search.propose(16)
     assert len({each.key for each in found}) == 16
     first = next(iter(found[0].sketch.defaults()))
@@ -286,20 +288,20 @@ def test_a_search_begins_with_defaults(task: Task) -> None:
 
 
 def test_a_search_resumes_from_fresh_records(task: Task) -> None:
-    search = search_task(task, H100, DEVICE)
+    search = search_task(task, H100, Knowledge(DEVICE))
     found = search.propose(16)
     records = measured(task, found[:8]) + measured(task, found[8:], None, error="hangs")
-    again = search_task(task, H100, DEVICE, records)
+    again = search_task(task, H100, Knowledge(DEVICE, records))
     assert again.trials == 16
     assert again.best is not None and again.best.run_us == 3.0
     assert not {each.key for each in found} & {each.key for each in again.propose(32)}
 
 
 def test_a_stale_record_lends_its_schedule_but_not_its_time(task: Task) -> None:
-    space = search_task(task, H100, DEVICE, strategy=Strategy.RANDOM)
+    space = search_task(task, H100, Knowledge(DEVICE), strategy=Strategy.RANDOM)
     odd = space.propose(20)[-1:]
     for fields in ({"version": 0}, {"device": "another"}):
-        search = search_task(task, H100, DEVICE, measured(task, odd, 0.1, **fields))
+        search = search_task(task, H100, Knowledge(DEVICE, measured(task, odd, 0.1, **fields)))
         assert search.best is None
         assert search.propose(8)[0].key == odd[0].key
 
@@ -311,10 +313,10 @@ def space_of(task: Task) -> Sampler:
 def test_similar_tasks_lend_their_best(task: Task) -> None:
     group = GEMM_CASES["fc2"]()
     other = Task(workload_key(group, H100), group, (group,))
-    found = search_task(other, H100, DEVICE, strategy=Strategy.RANDOM).propose(20)
+    found = search_task(other, H100, Knowledge(DEVICE), strategy=Strategy.RANDOM).propose(20)
     wgmma = [each for each in found if each.sketch.name == "gemm_wgmma"][:2]
     records = measured(other, wgmma[:1], 9.0) + measured(other, wgmma[1:], 5.0)
-    search = search_task(task, H100, DEVICE, records)
+    search = search_task(task, H100, Knowledge(DEVICE, records))
     proposed = search.propose(16)
     assert search.best is None
     begun = [each.key for each in space_of(task).defaults(8)]
@@ -326,9 +328,22 @@ def test_similar_tasks_lend_their_best(task: Task) -> None:
     assert min(apart[len(begun) :]) <= 1
 
 
+def test_a_search_begins_with_what_runs_untuned() -> None:
+    first, other = (
+        Task(workload_key(group, H100), group, (group,))
+        for group in (groups.residual_linear(rows, 768, 768, torch.float16) for rows in (197, 196))
+    )
+    odd = search_task(other, H100, Knowledge(DEVICE), strategy=Strategy.RANDOM).propose(20)
+    records = measured(other, [each for each in odd if each.sketch.name == "gemm_wgmma"][-1:])
+    search = search_task(first, H100, Knowledge(DEVICE, records))
+    (launch,) = launches_of(first, H100, Knowledge(DEVICE, records))
+    assert launch.source == "alike" and launch.program is not None
+    assert search.propose(8)[0].program == launch.program
+
+
 def test_a_group_without_sketches_has_no_programs() -> None:
     group = groups.plain_linear(4, 64, 64, torch.float32)
-    search = search_task(Task(workload_key(group, H100), group, (group,)), H100, DEVICE)
+    search = search_task(Task(workload_key(group, H100), group, (group,)), H100, Knowledge(DEVICE))
     assert search.propose(4) == [] and search.best is None
 
 
