@@ -14,7 +14,7 @@ from gtco.cost_model.measure import Subject
 from gtco.cost_model.search import Search, candidate_of, other_rings
 from gtco.passes.tasks import Task
 from gtco.target import Target
-from gtco.tune_result import TaskRow
+from gtco.tune_result import TaskRow, peak_us
 
 FINISH_S, FINISH_PART = 40.0, 0.4
 """For what follows a search that was given a time: seconds, or that part of it if it is more."""
@@ -80,6 +80,13 @@ class TaskState:
         self.search: Search[Candidate] | None = None
         self.asked_library = False
         self.broken = False
+
+    def refresh(self, known: Knowledge, target: Target) -> None:
+        """Show the best that is known of the task."""
+        for record in known.best(self.task.key)[:1]:
+            self.row.best_us, self.row.best = record.run_us, record.sketch
+            self.row.peak = peak_us(self.task, target) / (record.run_us or math.inf)
+        self.row.library_us = known.library_us(self.task.key)
 
 
 Wanted = tuple[TaskState, Candidate | None]

@@ -46,7 +46,7 @@ from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import HOST, Target, TargetError
-from gtco.tune_result import TuneResult, TuneStatus, peak_us, row_of
+from gtco.tune_result import TuneResult, TuneStatus, row_of
 from gtco.tune_state import Finish, Limits, TaskState, Wanted, wanted_finals, wanted_rings
 
 log = logging.getLogger("gtco.tune")
@@ -269,7 +269,7 @@ class _Tuner:
                 if fused is best:
                     self._states[task.key].row.weight = task.weight
         for state in self._states.values():
-            self._refresh(state)
+            state.refresh(self._known, self._target)
 
     def _worth_replaying(self) -> list[Plan]:
         """The best plan, and others close to it in which no kernel runs that was not judged."""
@@ -326,15 +326,6 @@ class _Tuner:
         plan = TuningRecord(key, self._known.device, PLAN, version, schedule, run_us, "", how, work)
         self._keep([plan])
         self._keep(list(marked(self._known, {key: plan})))
-
-    def _refresh(self, state: TaskState) -> None:
-        """Show the best that is known of a task."""
-        row = state.row
-        best = self._known.best(state.task.key)[:1]
-        for record in best:
-            row.best_us, row.best = record.run_us, record.sketch
-            row.peak = peak_us(state.task, self._target) / (record.run_us or math.inf)
-        row.library_us = self._known.library_us(state.task.key)
 
     def _search_of(self, state: TaskState) -> Search[Candidate]:
         if state.search is None:
@@ -442,7 +433,7 @@ class _Tuner:
         for record in records:
             self._known.add(record)
             if record.workload in self._states:
-                self._refresh(self._states[record.workload])
+                self._states[record.workload].refresh(self._known, self._target)
             self._unsaved.append(record)
         if not self._unsaved:
             return
