@@ -266,11 +266,12 @@ def search_task(
     sampler = Sampler(sketches, seed)
     fresh = known.records(task.key)
     old = (record for record in known.stale if record.workload == task.key)
-    found = lent(known, task.key, sketches)
-    first = [*fresh, *sorted(old, key=_time)[:SIMILAR], *([found[1]] if found else [])]
+    first = [*fresh, *sorted(old, key=_time)[:SIMILAR]]
+    if (loan := lent(known, task.key, sketches)) is not None:
+        first.append(loan)
 
-    def adopted(known: Iterable[TuningRecord]) -> list[Candidate]:
-        made = (sampler.adopt(r.sketch, r.schedule) for r in known if r.run_us is not None)
+    def adopted(records: Iterable[TuningRecord]) -> list[Candidate]:
+        made = (sampler.adopt(r.sketch, r.schedule) for r in records if r.run_us is not None)
         return [candidate for candidate in made if candidate is not None]
 
     search = Search(

@@ -43,10 +43,8 @@ def _summary(workload: str) -> tuple[Counter[str], int]:
     return Counter(node[0] for node in content["nodes"]), max(1, sum(sizes))
 
 
-def lent(
-    known: Knowledge, workload: str, sketches: Sequence[Sketch]
-) -> tuple[Candidate, TuningRecord] | None:
-    """The best program of another workload, if its blocks do the same work here.
+def lent(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningRecord | None:
+    """The best program of another workload, which is legal here and whose blocks do the same work.
 
     Another epsilon, another activation, 196 rows in place of 197 or operands that lie elsewhere
     change neither how many blocks there are nor what the main loop of one does. So what was
@@ -72,10 +70,10 @@ def lent(
         try:
             here = Candidate(sketch, sketch.emit(record.schedule))
             there = Work.of_numbers(record.sketch, record.schedule, record.work)
-        except (Illegal, KeyError):  # not legal here, or a record of older numbers
+        except (Illegal, KeyError):  # not legal here, or a record without a knob or a number
             continue
         if _blocks(work_of(here)) == _blocks(there):
-            return here, record
+            return record
     return None
 
 

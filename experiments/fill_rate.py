@@ -72,13 +72,16 @@ FILLS = (
     replace(QKV, p_tiles=88, q_tiles=3),  # two blocks a multiprocessor
 )
 
-SOURCE = """#include "wgmma.cuh"
-using namespace gtco;
-
-__device__ __forceinline__ void bulk(u32 to, const char* from, u32 bytes, u32 barrier) {{
+BULK = """
+__device__ __forceinline__ void bulk(u32 to, const char* from, u32 bytes, u32 barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
                "[%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}}
+}
+"""
+"""Copies a contiguous piece to shared memory; `barrier` counts its bytes."""
+SOURCE = """#include "wgmma.cuh"
+using namespace gtco;
+{bulk_copy}
 __device__ __forceinline__ void bulk_multicast(u32 to, const char* from, u32 bytes, u32 barrier,
                                                u16 blocks) {{
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
@@ -154,8 +157,8 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map, const __grid_constant_
         ptx::wgmma_fence();
 #pragma unroll
         for (int k = 0; k < 128; k += 32)
-          ptx::Wgmma<half_t, BLOCK_Q>::mma(acc, ptx::wgmma_descriptor(a + k),
-                                           ptx::wgmma_descriptor(b + k), 1);
+          ptx::Wgmma<half_t, BLOCK_Q>::mma(acc, ptx::wgmma_descriptor(a, k),
+                                           ptx::wgmma_descriptor(b, k), 1);
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<0>(acc);
       }}
@@ -206,7 +209,8 @@ def fill_program(fill: Fill, steps: int) -> KernelProgram:
         Pointer("q"),
         Pointer("out"),
     )
-    source = SOURCE.format(**{**knobs, "bulk": str(bool(fill.bulk)).lower()}, steps=steps)
+    bulk = str(bool(fill.bulk)).lower()
+    source = SOURCE.format(**{**knobs, "bulk": bulk}, steps=steps, bulk_copy=BULK)
     grid, cluster = (fill.p_tiles * fill.q_tiles, 1, 1), (fill.multicast, 1, 1)
     threads = fill.block_p * 2 + 32
     return KernelProgram(

@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 from cuda.core import Device
 
+from experiments.fill_rate import BULK
 from experiments.publish import provenance
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.runtime.compile_pool import CompileJob, compile_many
@@ -73,11 +74,7 @@ __device__ __forceinline__ u64 now() {{
   asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
   return t;
 }}
-__device__ __forceinline__ void bulk(u32 to, const char* from, int bytes, u32 barrier) {{
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-               "[%0], [%1], %2, [%3];" ::"r"(to), "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}}
-"""
+{BULK}"""
 PREPARE = """
 extern "C" __global__ void __launch_bounds__(256)
 ENTRY_POINT(const char* p, const char* q, int* out) {

@@ -388,10 +388,8 @@ def _choose(
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
             return _Choice(type(sketch), record.schedule, source, run_us=record.run_us)
-    if found := lent(known, task.key, derivation.sketches):
-        candidate, record = found
-        schedule = candidate.program.schedule
-        return _Choice(type(candidate.sketch), schedule, "alike", run_us=record.run_us)
+    if (loan := lent(known, task.key, derivation.sketches)) is not None:
+        return _Choice(type(sketches[loan.sketch]), loan.schedule, "alike", run_us=loan.run_us)
     reasons = [derivation.reason] if derivation.refusals else []
     defaults: list[Candidate] = []
     for sketch in derivation.sketches:

@@ -28,13 +28,14 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
     hopper = {"gemm_wgmma", "gemm_persistent", "attention_projection", "attention_wgmma"}
     expected = {kind.name for kind in SKETCHES} - (hopper if arch == "sm_80" else set())
     assert {program.sketch for program in found} == expected
-    assert len(found) <= 110
+    assert len(found) <= 106
     assert all(program.grid[0] * program.grid[1] * program.grid[2] <= 128 for program in found)
     if arch == "sm_90a":
         schedules = [program.schedule for program in found if program.sketch == "gemm_wgmma"]
         for knob in ("split", "multicast"):
             assert {1, 2, 4} <= {schedule[knob] for schedule in schedules}
             assert {0, 1} <= {schedule["swap"] for schedule in schedules if schedule[knob] > 1}
+        assert {1, 2, 3} <= {schedule["cluster_q"] for schedule in schedules}
         few = [program.schedule for program in found if program.sketch == "gemm_skinny"]
         assert {1, 2, 4} <= {schedule["split"] for schedule in few}
         stay = [program for program in found if program.sketch == "gemm_persistent"]

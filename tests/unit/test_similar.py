@@ -90,10 +90,8 @@ def test_a_workload_whose_blocks_do_the_same_lends_its_schedule(group: Group) ->
     ids=["another tile of rows", "longer", "narrower", "more of them", "as many blocks"],
 )
 def test_no_other_workload_does(group: Group) -> None:
-    assert (
-        lent(Knowledge(DEVICE, [record(LENDER)]), workload_key(group, H100), sketches(group))
-        is None
-    )
+    known = Knowledge(DEVICE, [record(LENDER)])
+    assert lent(known, workload_key(group, H100), sketches(group)) is None
 
 
 def test_what_was_measured_of_the_workload_itself_comes_first() -> None:
