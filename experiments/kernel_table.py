@@ -3,12 +3,12 @@
     python -m experiments.kernel_table MODEL OUT.json [--db PATH] [--programs N]
 
 The plan and the tuned schedules are those of the database and the shipped records, as `gtco
-compile` takes them. Measured here, in one chain of copies each: the default schedule, N programs
-drawn at random; then, all anew and longer, while nothing compiles, the default, the fastest of the
-random ones, the tuned one and the library's calls, so that what stands in a row was timed within
-seconds. No clock saw "draft", the price that the fusion pass would take, nor "floor": the weights
-at the rate of device memory, all bytes at L2's or the products at the matmul rate, whichever is
-most.
+compile` takes them. Measured here, in one chain of copies each: N programs drawn at random; then,
+all anew and longer, while nothing compiles, the default (what runs where nothing was measured), the
+fastest of the random ones, the tuned one and the library's calls, so that what stands in a row was
+timed within seconds. No clock saw "draft", the price that the fusion pass would take, nor "floor":
+the weights at the rate of device memory, all bytes at L2's or the products at the matmul rate,
+whichever is most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,14 @@ from typing import Any
 from experiments.publish import markdown, microseconds, provenance, publish, save_bars
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import capture_for, device_name, fuse_known, known_on, resolve_target
+from gtco.compiler import (
+    capture_for,
+    device_name,
+    first_choice,
+    fuse_known,
+    known_on,
+    resolve_target,
+)
 from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
@@ -101,12 +108,14 @@ class Contest:
         self._target = target
         self._runner = runner
         self._subject = Subject(task.key, task.group)
-        sampler = Sampler(derive(task.group, family(task.group), target).sketches, seed=0)
-        self._default = sampler.defaults(1)[:1]
+        derivation = derive(task.group, family(task.group), target)
+        default, _ = first_choice(derivation)
+        self._default = [] if default is None else [default]
         best = [record for record in known.best(task.key) if record.sketch != LIBRARY][:1]
         adopted = [candidate_of(task, record, target) for record in best]
         self._tuned = [candidate for candidate in adopted if candidate is not None]
-        self._drawn = [(each, runner.run(self._subject, each)) for each in sampler.random(programs)]
+        drawn = Sampler(derivation.sketches, seed=0).random(programs)
+        self._drawn = [(each, runner.run(self._subject, each)) for each in drawn]
         self._ran: list[tuple[float, Candidate]] = []
         self._final: dict[str, list[Future[TuningRecord]]] = {}
         self._records: dict[str, TuningRecord] = {}

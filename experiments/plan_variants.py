@@ -23,6 +23,7 @@ from torch import Tensor
 from gtco import compiler
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
+from gtco.cost_model.plans import plan_knobs
 from gtco.frontend.torch_export import capture
 from gtco.locate import locate
 from gtco.options import Options
@@ -77,7 +78,7 @@ def main() -> None:
     graph = run_pipeline(captured.graph)
     fused = compiler.fuse_known(known, graph, target)
     launches = compiler.select(fused, target, known)
-    usual = compiler.plan_knobs(known, graph, target)
+    usual = plan_knobs(known, graph, launches, target)
     settings = Options.of(static_outputs=True)
 
     def planned(launches: tuple[Launch, ...], knobs: PlanKnobs) -> Plan:

@@ -23,7 +23,6 @@ from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
 from gtco.cost_model.database import (
     LIBRARY,
-    PLAN,
     Database,
     DatabaseError,
     TuningRecord,
@@ -32,6 +31,7 @@ from gtco.cost_model.database import (
 )
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us, roofline_us
+from gtco.cost_model.plans import plan_knobs, plan_work, replayed
 from gtco.cost_model.similar import lent
 from gtco.cost_model.work import work_of
 from gtco.frontend.onnx import load_onnx
@@ -43,7 +43,6 @@ from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
-from gtco.passes.workload import describe
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
 from gtco.target import HOST, Target, TargetError, find_target, target_of_capability
@@ -166,7 +165,7 @@ def plan_captured(
     fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
     for producer, consumer, reason in fused.refusals:
         fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
-    plan = plan_with(known, fused, target, options, plan_knobs(known, graph, target))
+    plan = plan_with(known, fused, target, options)
     _refuse_fallbacks(plan.launches, options.fallback)
     return plan
 
@@ -239,7 +238,7 @@ def fuse_with(
 
 def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
     """The partition that was the fastest when whole plans were replayed, else the cheapest."""
-    record = _replayed(known, graph, target)
+    record = replayed(known, graph, target)
     if record is not None:
         price = known.price(target, ())
 
@@ -252,28 +251,6 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
             return fused
         tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
     return fusion.fuse(graph, _price(known, graph, target))
-
-
-def plan_knobs(known: Knowledge, graph: Graph, target: Target) -> PlanKnobs:
-    """Those of the fastest replay of the rewritten `graph`, or the usual ones."""
-    record = _replayed(known, graph, target)
-    return PlanKnobs() if record is None else PlanKnobs.of(record.schedule)
-
-
-def _replayed(known: Knowledge, graph: Graph, target: Target) -> TuningRecord | None:
-    """The plan with which the rewritten `graph` was fastest, if any is known."""
-    best = known.best(plan_key(graph, target))[:1] if known.has_plans else ()
-    return best[0] if best else None
-
-
-def plan_key(graph: Graph, target: Target) -> str:
-    """The `workload` of a record of a whole graph, which the passes have rewritten."""
-    return describe(graph).text(arch=target.arch, scope=PLAN)
-
-
-def plan_work(fused: FusedGraph, target: Target) -> dict[str, int]:
-    """The `work` of such a record: `workload_digest` of each group to how often it runs."""
-    return {workload_digest(task.key): task.weight for task in tasks(fused, target)}
 
 
 def _price(
@@ -292,8 +269,11 @@ def plan_with(
     options: Options,
     knobs: PlanKnobs | None = None,
 ) -> Plan:
-    """`fused` with the best known way to run each group; otherwise as `plan_of`."""
-    return plan_of(fused, select(fused, target, known), target, options, knobs or PlanKnobs())
+    """`fused` with the best known way to run each group and, if no others are given, the best known
+    knobs; otherwise as `plan_of`."""
+    launches = select(fused, target, known)
+    knobs = knobs or plan_knobs(known, fused.graph, launches, target)
+    return plan_of(fused, launches, target, options, knobs)
 
 
 def plan_of(
@@ -328,6 +308,7 @@ class _Choice:
     source: str
     reason: str = ""
     run_us: float | None = None
+    workload: str = ""
 
 
 def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch, ...]:
@@ -365,7 +346,9 @@ def launches_of(
         if choice.sketch is not None:
             program = choice.sketch(group, target).emit(choice.schedule)
         predicted = choice.run_us or roofline_us(group, target)
-        launches.append(Launch(group, kind, program, choice.source, choice.reason, predicted))
+        launches.append(
+            Launch(group, kind, program, choice.source, choice.reason, predicted, choice.workload)
+        )
     return tuple(launches)
 
 
@@ -373,11 +356,12 @@ def _choose(
     task: Task, derivation: Derivation, known: Knowledge, ranked: Iterable[TuningRecord]
 ) -> _Choice:
     sketches = {sketch.name: sketch for sketch in derivation.sketches}
+    workload = workload_digest(task.key)
     for record in ranked:
         source = "tuned here" if known.is_own(record) else "record"
         if record.sketch == LIBRARY:
             reason = "the library was measured faster"
-            return _Choice(None, {}, source, reason, record.run_us)
+            return _Choice(None, {}, source, reason, record.run_us, workload)
         sketch = sketches.get(record.sketch)
         if sketch is None:
             continue
@@ -387,9 +371,22 @@ def _choose(
         except Illegal as error:
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
-            return _Choice(type(sketch), record.schedule, source, run_us=record.run_us)
+            return _Choice(type(sketch), record.schedule, source, "", record.run_us, workload)
     if (loan := lent(known, task.key, derivation.sketches)) is not None:
-        return _Choice(type(sketches[loan.sketch]), loan.schedule, "alike", run_us=loan.run_us)
+        workload = workload_digest(loan.workload)
+        sketch = sketches[loan.sketch]
+        return _Choice(type(sketch), loan.schedule, "alike", "", loan.run_us, workload)
+    best, reason = first_choice(derivation)
+    if best is None:
+        return _Choice(None, {}, "fallback", reason, known.library_us(task.key))
+    return _Choice(type(best.sketch), best.program.schedule, "default")
+
+
+def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
+    """What runs where nothing was measured; where no sketch has it, None and why.
+
+    The draft model decides between the first default of each sketch.
+    """
     reasons = [derivation.reason] if derivation.refusals else []
     defaults: list[Candidate] = []
     for sketch in derivation.sketches:
@@ -402,10 +399,8 @@ def _choose(
                 refusal = str(error)
         else:
             reasons.append(f"{sketch.name}: {refusal}")
-    if not defaults:
-        return _Choice(None, {}, "fallback", "; ".join(reasons), known.library_us(task.key))
-    best = min(defaults, key=lambda each: draft_us(work_of(each), each.sketch.target))
-    return _Choice(type(best.sketch), best.program.schedule, "default")
+    best = min(defaults, key=lambda each: draft_us(work_of(each), each.sketch.target), default=None)
+    return best, "" if best else "; ".join(reasons)
 
 
 def _check_knobs(sketch: Sketch, schedule: Schedule) -> None:

@@ -22,6 +22,7 @@ class Target:
         sm_count: multiprocessors.
         smem_per_block: most bytes of shared memory a block may ask for.
         smem_per_sm: bytes of shared memory of a multiprocessor.
+        l2_bytes: of the L2 cache.
         dram_gbps: device memory bandwidth, GB/s.
         l2_gbps: rate of filling all shared memories from L2, GB/s.
         matmul_tflops: dense fp16 rate with fp32 accumulation, TFLOP/s.
@@ -33,6 +34,7 @@ class Target:
     sm_count: int
     smem_per_block: int
     smem_per_sm: int
+    l2_bytes: int
     dram_gbps: float
     l2_gbps: float
     matmul_tflops: float
@@ -58,10 +60,10 @@ PORTABLE_CLUSTER = 8
 TARGETS: Mapping[str, Target] = {
     target.arch: target
     for target in (
-        Target("sm_80", 108, 163 * 1024, 164 * 1024, 1555, 4000, 280, 19, 1.6),
-        Target("sm_86", 84, 99 * 1024, 100 * 1024, 760, 2500, 120, 30, 1.6),
-        Target("sm_89", 128, 99 * 1024, 100 * 1024, 900, 4500, 280, 70, 1.5),
-        Target("sm_90a", 132, 227 * 1024, 228 * 1024, 2840, 5500, 750, 55, 1.1),
+        Target("sm_80", 108, 163 * 1024, 164 * 1024, 40 << 20, 1555, 4000, 280, 19, 1.6),
+        Target("sm_86", 84, 99 * 1024, 100 * 1024, 6 << 20, 760, 2500, 120, 30, 1.6),
+        Target("sm_89", 128, 99 * 1024, 100 * 1024, 72 << 20, 900, 4500, 280, 70, 1.5),
+        Target("sm_90a", 132, 227 * 1024, 228 * 1024, 50 << 20, 2840, 5500, 750, 55, 1.1),
     )
 }
 

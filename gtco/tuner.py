@@ -21,17 +21,16 @@ from gtco.compiler import (
     fuse_known,
     fuse_with,
     known_on,
-    plan_key,
-    plan_knobs,
     plan_with,
-    plan_work,
     resolve_target,
+    select,
 )
 from gtco.cost_model.budget import Budget
 from gtco.cost_model.database import LIBRARY, PLAN, Database, DatabaseError, TuningRecord
 from gtco.cost_model.knowledge import CHOSEN, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
+from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
 from gtco.cost_model.ranker import shipped_ranker
 from gtco.cost_model.search import Search, search_task
 from gtco.cost_model.similar import likeness
@@ -207,7 +206,7 @@ class _Tuner:
             replayed = self._compared(before, best)
             self._remember(best.graph, knobs, replayed[1] if replayed else whole_us(best))
         elif plans_us:
-            self._remember(best.graph, self._knobs, min(plans_us))
+            self._remember(best.graph, self._knobs(best.graph), min(plans_us))
         self._adopt(best.graph)
         if self._unsaved:
             log.warning(
@@ -283,21 +282,18 @@ class _Tuner:
 
     def _plans(self, partitions: Iterable[FusedGraph]) -> list[Plan]:
         """Each with the best known way to run its groups."""
-        knobs = self._knobs
-        return [
-            plan_with(self._known, fused, self._target, self._options, knobs)
-            for fused in partitions
-        ]
+        return [plan_with(self._known, fused, self._target, self._options) for fused in partitions]
 
-    @property
-    def _knobs(self) -> PlanKnobs:
-        return plan_knobs(self._known, self._graph, self._target)
+    def _knobs(self, fused: FusedGraph) -> PlanKnobs:
+        launches = select(fused, self._target, self._known)
+        return plan_knobs(self._known, self._graph, launches, self._target)
 
     def _refined(self, fused: FusedGraph) -> tuple[CompiledModule, PlanKnobs]:
         """`fused` as it is fastest in the whole graph, and the plan's knobs."""
         self._show("trying schedules in the whole graph")
         variants = Variants(fused, self._target, self._options, self._known)
-        chosen, knobs = refine(variants, self._captured, self._knobs, self._finish.end)
+        begin = self._knobs(fused)
+        chosen, knobs = refine(variants, self._captured, begin, self._finish.end)
         self._keep(list(marked(self._known, chosen)))
         return CompiledModule(variants(chosen, knobs), self._captured), knobs
 

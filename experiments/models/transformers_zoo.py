@@ -113,6 +113,20 @@ def clip() -> Model:
     return build(CLIPVisionModel(CLIPVisionConfig()), "last_hidden_state", "pooler_output")
 
 
+def clip_l14() -> Model:
+    """CLIP's ViT-L/14 vision tower: 257 tokens."""
+    from transformers import CLIPVisionConfig, CLIPVisionModel
+
+    config = CLIPVisionConfig(
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_hidden_layers=24,
+        num_attention_heads=16,
+        patch_size=14,
+    )
+    return build(CLIPVisionModel(config), "last_hidden_state", "pooler_output")
+
+
 def siglip() -> Model:
     """SigLIP-B/16's vision tower, with its attention pooling."""
     from transformers import SiglipVisionConfig, SiglipVisionModel

@@ -32,6 +32,7 @@ class Launch:
             record of a workload whose blocks do the same), "default" or "fallback".
         reason: why there is no generated kernel.
         predicted_us: its time from start to start: the record that was chosen, else a roofline.
+        workload: `workload_digest` of the workload that the record is of; empty without one.
     """
 
     group: Group
@@ -40,6 +41,7 @@ class Launch:
     source: str
     reason: str = ""
     predicted_us: float | None = None
+    workload: str = ""
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -61,8 +63,8 @@ class PlanKnobs:
     """
 
     fetch_distance: int = 0
-    late_trigger: int = 1
-    spread: int = 0
+    late_trigger: int = 0
+    spread: int = 1
 
     @classmethod
     def of(cls, schedule: Mapping[str, int]) -> PlanKnobs:
@@ -107,7 +109,7 @@ def fetch_ahead(launches: Sequence[Launch], distance: int) -> tuple[Launch, ...]
     result = []
     for index, launch in enumerate(launches):
         later = launches[index + distance] if index + distance < len(launches) else None
-        weights = _weights(later) if later is not None and distance else None
+        weights = weights_of(later) if later is not None and distance else None
         if launch.program is not None and weights is not None:
             name, nbytes = weights
             launch = replace(launch, program=launch.program.fetching(name, nbytes))
@@ -115,7 +117,7 @@ def fetch_ahead(launches: Sequence[Launch], distance: int) -> tuple[Launch, ...]
     return tuple(result)
 
 
-def _weights(launch: Launch) -> tuple[str, int] | None:
+def weights_of(launch: Launch) -> tuple[str, int] | None:
     """The largest constant that a generated kernel reads, if it is large."""
     if launch.program is None:
         return None

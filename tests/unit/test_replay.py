@@ -71,7 +71,7 @@ class Variants:
 
     def refine(self, known: Knowledge) -> tuple[replay.Choices, PlanKnobs]:
         self.known = known
-        return replay.refine(self, None, PlanKnobs(0, 0))  # type: ignore[arg-type]
+        return replay.refine(self, None, PlanKnobs(0, 0, 0))  # type: ignore[arg-type]
 
 
 def test_what_leaves_more_room_is_tried_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_the_whole_graph_decides_among_the_fastest_schedules(
         [(2, 0, 1, 1), (2, 0, 0, 1)],
         [(2, 0, 1, 1), (2, 0, 1, 0), (2, 0, 1, 2)],
     ], "again, from what was chosen so far"
-    assert knobs == PlanKnobs(1, 1)
+    assert knobs == PlanKnobs(1, 1, 0)
     assert {key: each.schedule["a"] for key, each in chosen.items()} == {
         joined.key: 2,
         other.key: 7,

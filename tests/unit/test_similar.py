@@ -18,7 +18,7 @@ from gtco.cost_model.similar import lent
 from gtco.cost_model.work import work_of
 from gtco.graph import Group
 from gtco.passes.legality import family
-from gtco.passes.tasks import Task, workload_key
+from gtco.passes.tasks import Task, workload_digest, workload_key
 from gtco.runtime.plan import Launch
 from gtco.target import TARGETS
 from tests.attention_groups import cross, packed
@@ -74,6 +74,7 @@ def test_a_workload_whose_blocks_do_the_same_lends_its_schedule(group: Group) ->
     found = launch(group, lender)
     assert found.program is not None
     assert (found.source, found.predicted_us) == ("alike", 3.0)
+    assert found.workload == workload_digest(lender.workload)
     assert (found.program.sketch, found.program.schedule) == (lender.sketch, lender.schedule)
     assert launch(group).source == "default"
 

@@ -17,11 +17,12 @@ import gtco
 from gtco import replay, tuner
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler, schedule_key
-from gtco.compiler import fuse_with, known_on, plan_knobs
+from gtco.compiler import fuse_with, known_on
 from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
 from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
+from gtco.cost_model.plans import plan_knobs
 from gtco.frontend.torch_export import Captured
 from gtco.graph import Graph
 from gtco.options import OptionError
@@ -262,19 +263,19 @@ def test_the_knobs_of_the_fastest_plan_are_kept(
 
     def nearer(variants: replay.Variants, *rest: Any) -> Any:
         began.append(rest[1])
-        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance + 1, late_trigger=0)
+        knobs = replace(rest[1], fetch_distance=rest[1].fetch_distance + 1, late_trigger=1)
         return first_of_each(variants, *rest)[0], knobs
 
     monkeypatch.setattr(tuner, "refine", nearer)
     for _ in range(2):
         tune(path, trials=20)
-    assert began == [PlanKnobs(), PlanKnobs(1, 0)]
+    assert began == [PlanKnobs(), PlanKnobs(1, 1)]
     plans = [record for record in kept(path) if record.sketch == PLAN]
     assert [dict(record.schedule) for record in plans if is_chosen(record)] == [
-        {"fetch_distance": 2, "late_trigger": 0, "spread": 0}
+        {"fetch_distance": 2, "late_trigger": 1, "spread": 1}
     ]
-    assert plan_knobs(known_on(DEVICE, path), graph, H100) == PlanKnobs(2, 0)
-    assert plan_knobs(Knowledge(DEVICE), graph, H100) == PlanKnobs()
+    assert plan_knobs(known_on(DEVICE, path), graph, (), H100) == PlanKnobs(2, 1)
+    assert plan_knobs(Knowledge(DEVICE), graph, (), H100) == PlanKnobs()
 
 
 def test_a_faster_library_is_chosen(runner: type[Runner], tmp_path: Path) -> None:

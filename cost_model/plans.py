@@ -1,0 +1,81 @@
+"""What is known of whole plans: which was the fastest when replayed, and what knobs others take."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from gtco.cost_model.database import PLAN, TuningRecord
+from gtco.cost_model.knowledge import Knowledge
+from gtco.graph import FusedGraph, Graph
+from gtco.passes.tasks import tasks, workload_digest
+from gtco.passes.workload import describe
+from gtco.runtime.plan import Launch, PlanKnobs, weights_of
+from gtco.target import Target
+
+ALIKE = 0.9
+"""Of the launches: those that a plan must share with another one to take its knobs."""
+FETCHED_AHEAD = 2
+"""Launches ahead, where nothing was measured and weights are worth fetching."""
+SLOW_WEIGHTS = 0.15
+"""Of the time of all launches: reading the weights takes at least that long where a fetch pays."""
+L2_SHARE = 0.4
+"""Of L2, which may keep a line twice: the weights of the launches under way must fit in it."""
+
+
+def plan_key(graph: Graph, target: Target) -> str:
+    """The `workload` of a record of a whole graph, which the passes have rewritten."""
+    return describe(graph).text(arch=target.arch, scope=PLAN)
+
+
+def plan_work(fused: FusedGraph, target: Target) -> dict[str, int]:
+    """The `work` of such a record: `workload_digest` of each group to how often it runs."""
+    return {workload_digest(task.key): task.weight for task in tasks(fused, target)}
+
+
+def replayed(known: Knowledge, graph: Graph, target: Target) -> TuningRecord | None:
+    """The plan with which the rewritten `graph` was fastest, if any is known."""
+    best = known.best(plan_key(graph, target))[:1] if known.has_plans else ()
+    return best[0] if best else None
+
+
+def plan_knobs(
+    known: Knowledge, graph: Graph, launches: Sequence[Launch], target: Target
+) -> PlanKnobs:
+    """Those with which the rewritten `graph` was fastest when replayed.
+
+    A graph that never was takes those of the plan that ran the same workloads, or the workloads
+    whose schedules it was lent; where there is none either, a draft decides.
+
+    Args:
+        known: the records.
+        graph: as the passes left it.
+        launches: how its groups run.
+        target: the architecture.
+    """
+    record = replayed(known, graph, target) or _alike(known, launches)
+    return _draft(launches, target) if record is None else PlanKnobs.of(record.schedule)
+
+
+def _alike(known: Knowledge, launches: Sequence[Launch]) -> TuningRecord | None:
+    """The plan that has the workloads of the most launches, if they are nearly all."""
+    workloads = Counter(launch.workload for launch in launches if launch.program is not None)
+
+    def shared(plan: TuningRecord) -> int:
+        return sum(count for name, count in workloads.items() if name in plan.work)
+
+    plans = [record for record in known.leaders() if record.sketch == PLAN]
+    best = max(plans, key=shared, default=None)
+    enough = best is not None and shared(best) >= ALIKE * max(1, workloads.total())
+    return best if enough else None
+
+
+def _draft(launches: Sequence[Launch], target: Target) -> PlanKnobs:
+    """Without any measurement: fetch weights where they are a good part of the time, and fit."""
+    nbytes = [found[1] if (found := weights_of(launch)) else 0 for launch in launches]
+    reading_us = sum(nbytes) / target.dram_gbps / 1e3
+    total_us = sum(launch.predicted_us or 0.0 for launch in launches)
+    under_way = (sum(nbytes[at : at + FETCHED_AHEAD + 1]) for at in range(len(nbytes)))
+    fits = max(under_way, default=0) <= L2_SHARE * target.l2_bytes
+    pays = reading_us > SLOW_WEIGHTS * total_us
+    return PlanKnobs(fetch_distance=FETCHED_AHEAD if fits and pays else 0)
