@@ -62,6 +62,9 @@ MMA_EFFICIENCY: Mapping[str, float] = {
 }
 """The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand. Of
 `gemm_skinny` half, and four times that because `FULL_TILE` is not about operands in registers."""
+DRAM_EFFICIENCY: Mapping[str, float] = {"gemm_skinny": 0.75}
+"""The part of `Target.dram_gbps` that a sketch's loads reach: those into registers took 4.2 to 10
+us where copies of the same 8 to 13 MB took 3.6 to 5.4 (experiments.kernel_table of ViT-L, -H)."""
 START_BOUNDARIES = 1.2
 """The fixed chain of release, launch and first bytes, in units of `Target.boundary_us`."""
 ALONE_BOUNDARIES = 0.75

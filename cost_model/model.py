@@ -162,6 +162,7 @@ def draft_us(work: Work, target: Target) -> float:
     threads = work.threads - beside  # of an epilogue
     fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles
+    dram_gbps = target.dram_gbps * timing.DRAM_EFFICIENCY.get(work.sketch, 1.0)
     return timing.chain_us(
         work.block,
         work.blocks,
@@ -169,7 +170,7 @@ def draft_us(work: Work, target: Target) -> float:
         rate * timing.MMA_EFFICIENCY.get(work.sketch, 1.0),
         target,
         pointwise_us=work.group.pointwise_flops / tiles / fp32_per_us,
-        dram_us=_per_us(work.group.weight_bytes, target.dram_gbps),
+        dram_us=_per_us(work.group.weight_bytes, dram_gbps),
         operand_bytes=timing.operand_bytes(work.sketch, work.block),
         cluster=work.cluster,
     )

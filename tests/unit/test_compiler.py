@@ -128,9 +128,14 @@ def test_a_fallback_is_named_otherwise(caplog: pytest.LogCaptureFixture) -> None
     assert len(compiled.launches) > 1
 
 
-@pytest.mark.parametrize(("rows", "sketch"), [(1, "gemm_skinny"), (6304, "gemm_persistent")])
-def test_an_untuned_group_takes_the_sketch_that_the_draft_prefers(rows: int, sketch: str) -> None:
-    group = groups.norm_linear(rows, 768, 3072, torch.float16)
+@pytest.mark.parametrize(
+    ("rows", "columns", "sketch"),
+    [(1, 1000, "gemm_skinny"), (1, 3072, "gemm_wgmma"), (6304, 3072, "gemm_persistent")],
+)
+def test_an_untuned_group_takes_the_sketch_that_the_draft_prefers(
+    rows: int, columns: int, sketch: str
+) -> None:
+    group = groups.norm_linear(rows, 768, columns, torch.float16)
     task = Task(workload_key(group, H100), group, (group,))
     (launch,) = compiler.launches_of(task, H100, Knowledge("none"))
     assert launch.program is not None
