@@ -5,21 +5,25 @@
 MODEL is `module:function` as for the command line. Each part is timed until it returns, once with
 an idle GPU and once with a busy one (a replay is under way). "besides the GPU" is a single call
 that is waited for, less the GPU's own time for a replay, which events around many replays give;
-the floor is what one small copy costs that way. Medians, in microseconds.
+the floor is what one small copy costs that way. Events around many calls show what is not hidden
+behind the GPU's work: with the same tensors each time, and with others by turns, which gtco's
+kernels have to be told of. Medians, in microseconds.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 import gtco
 from experiments.publish import provenance
@@ -29,14 +33,16 @@ from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.module import InputCheck
 
 Part = Callable[[], object]
-REPLAYS = 100
+RUNS = 100
 
 
 @dataclass(frozen=True)
 class Contestant:
-    """A way to run a model: a whole call, and the parts that it is made of."""
+    """A way to run a model: a whole call, one with other inputs, and the parts that it is made
+    of."""
 
     call: Part
+    other_call: Part
     replay: Part
     parts: Mapping[str, Part]
 
@@ -47,6 +53,8 @@ class Cost:
 
     Args:
         gpu_us: the GPU's own time for a replay, back to back.
+        same_inputs_us: a call, back to back.
+        other_inputs_us: likewise, each with other inputs than the one before.
         single_us: a call that is waited for.
         replay_us: a replay that is waited for.
         besides_gpu_us: `single_us` less `gpu_us`.
@@ -56,6 +64,8 @@ class Cost:
     """
 
     gpu_us: float
+    same_inputs_us: float
+    other_inputs_us: float
     single_us: float
     replay_us: float
     besides_gpu_us: float
@@ -71,6 +81,8 @@ def contestants(model: Located) -> dict[str, Contestant]:
     plan = replace(ours.plan, dependent_launch=False)
     apart = Executable(plan, ours.device, compile_programs(plan))
     given = tensors_of((model.args, model.kwargs))
+    args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (model.args, model.kwargs))
+    others = tensors_of((args, kwargs))
     checks = [InputCheck(name, spec) for name, spec in ours.plan.graph.inputs.items()]
     eager = GraphedEager(model.module, (model.args, model.kwargs))
 
@@ -81,16 +93,19 @@ def contestants(model: Located) -> dict[str, Contestant]:
     return {
         "gtco": Contestant(
             lambda: compiled(*model.args, **model.kwargs),
+            lambda: compiled(*args, **kwargs),
             ours.enqueue,
             {"check": check, **executable_parts(ours, given)},
         ),
         "gtco without dependent launch": Contestant(
             lambda: apart(given, static_outputs=False),
+            lambda: apart(others, static_outputs=False),
             apart.enqueue,
             executable_parts(apart, given),
         ),
         "eager": Contestant(
             lambda: eager(*model.args, **model.kwargs),
+            lambda: eager(*args, **kwargs),
             eager.graph.replay,
             {
                 "copy in": lambda: eager.copy_in(given),
@@ -116,9 +131,11 @@ def executable_parts(executable: Executable, given: list[Tensor]) -> dict[str, P
 def cost(contestant: Contestant, samples: int) -> Cost:
     idle = returned_us(contestant, lambda: None, samples)
     busy = returned_us(contestant, contestant.replay, samples)
-    gpu, single = gpu_us(contestant.replay), waited_us(contestant.call, samples)
+    gpu, same = many_us([contestant.replay]), many_us([contestant.call])
+    other = many_us([contestant.call, contestant.other_call])
+    single = waited_us(contestant.call, samples)
     replay = waited_us(contestant.replay, samples)
-    return Cost(gpu, single, replay, single - gpu, idle, busy)
+    return Cost(gpu, same, other, single, replay, single - gpu, idle, busy)
 
 
 def returned_us(contestant: Contestant, before: Part, samples: int) -> dict[str, float]:
@@ -152,17 +169,18 @@ def waited_us(part: Part, samples: int) -> float:
     return statistics.median(times) / 1e3
 
 
-def gpu_us(replay: Part, repeat: int = 5) -> float:
-    """The GPU's time from replay to replay: the median of `repeat` runs of many."""
+def many_us(parts: Sequence[Part], repeat: int = 5) -> float:
+    """The GPU's time from one to the next of many runs of `parts` by turns: the median of `repeat`
+    measurements."""
     times = []
     for _ in range(repeat):
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
-        for _ in range(REPLAYS):
-            replay()
+        for _, part in zip(range(RUNS), itertools.cycle(parts), strict=False):
+            part()
         end.record()
         end.synchronize()
-        times.append(float(begin.elapsed_time(end)) * 1e3 / REPLAYS)
+        times.append(float(begin.elapsed_time(end)) * 1e3 / RUNS)
     return statistics.median(times)
 
 
@@ -172,7 +190,8 @@ def show(costs: Mapping[str, Cost], floor: float) -> None:
         print(
             f"{name}: a call {each.single_us:.1f} us, the GPU's own time {each.gpu_us:.1f}, "
             f"besides the GPU {each.besides_gpu_us:.1f} "
-            f"(a replay alone {each.replay_us - each.gpu_us:.1f})"
+            f"(a replay alone {each.replay_us - each.gpu_us:.1f}), "
+            f"back to back {each.same_inputs_us:.1f}, with other inputs {each.other_inputs_us:.1f}"
         )
         print(f"    {'until it returns':16} {'GPU idle':>8} {'GPU busy':>8}")
         for part, idle in each.idle_us.items():

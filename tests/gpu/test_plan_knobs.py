@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -28,7 +29,7 @@ def test_dependent_launch_and_the_knobs_change_no_bit() -> None:
     known = known_on(device_name(options, target))
     fused = fuse_known(known, run_pipeline(captured.graph), target)
     launches = select(fused, target, known)
-    settings = [PlanKnobs(distance, late) for distance in (0, 1, 2) for late in (0, 1)]
+    settings = [PlanKnobs(*each) for each in itertools.product((0, 1, 2), (0, 1), (0, 1))]
     plans = [plan_of(fused, launches, target, options, knobs) for knobs in settings]
     plans.append(replace(plans[-1], dependent_launch=False))
     modules = [CompiledModule(plan, captured) for plan in plans]
