@@ -13,7 +13,6 @@ kernels have to be told of. Medians, in microseconds.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import statistics
 import time
@@ -27,7 +26,8 @@ from torch.utils import _pytree as pytree
 
 import gtco
 from experiments.publish import provenance
-from gtco.bench import GraphedEager, tensors_of
+from gtco.answers import Inputs
+from gtco.bench import CudaClock, GraphedEager, tensors_of
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.module import InputCheck
@@ -172,16 +172,11 @@ def waited_us(part: Part, samples: int) -> float:
 def many_us(parts: Sequence[Part], repeat: int = 5) -> float:
     """The GPU's time from one to the next of many runs of `parts` by turns: the median of `repeat`
     measurements."""
-    times = []
-    for _ in range(repeat):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        for _, part in zip(range(RUNS), itertools.cycle(parts), strict=False):
-            part()
-        end.record()
-        end.synchronize()
-        times.append(float(begin.elapsed_time(end)) * 1e3 / RUNS)
-    return statistics.median(times)
+    clock = CudaClock()
+    turns: list[Inputs] = [((part,), {}) for part in parts]
+    return statistics.median(
+        clock.back_to_back(lambda part: part(), turns, RUNS) for _ in range(repeat)
+    )
 
 
 def show(costs: Mapping[str, Cost], floor: float) -> None:

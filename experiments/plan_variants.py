@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from gtco import compiler
+from gtco.bench import CudaClock
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
 from gtco.cost_model.plans import plan_knobs
@@ -104,18 +105,13 @@ def main() -> None:
     modules[AT_HAND] = CompiledModule(with_weights_at_hand(planned(launches, usual)), captured)
     expected = located.module(*located.args)
     times: dict[str, list[float]] = {name: [] for name in modules}
+    clock = CudaClock()
     for _ in range(ROUNDS):
         for name, module in modules.items():
             result = module(*located.args)
             if name != AT_HAND:
                 torch.testing.assert_close(result, expected, atol=3e-2, rtol=3e-2)
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(CALLS):
-                module(*located.args)
-            end.record()
-            end.synchronize()
-            times[name].append(begin.elapsed_time(end) * 1000 / CALLS)
+            times[name].append(clock.back_to_back(module, [(located.args, {})], CALLS))
     medians = {name: statistics.median(each) for name, each in times.items()}
     for name, us in medians.items():
         print(f"{us:9.1f} us  {name}")

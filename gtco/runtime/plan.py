@@ -53,6 +53,9 @@ class Launch:
 class PlanKnobs:
     """What a plan may vary as a whole: its time, and no bit of an answer.
 
+    The defaults are what most plans are fastest with that nobody tuned
+    (experiments/notes/15-untuned_knobs.md).
+
     Args:
         fetch_distance: how many launches ahead weights are fetched to L2; 0 for not at all.
         late_trigger: 1 lets the kernel behind a `gemm_wgmma` begin when that has asked for its last
@@ -118,7 +121,7 @@ def fetch_ahead(launches: Sequence[Launch], distance: int) -> tuple[Launch, ...]
 
 
 def weights_of(launch: Launch) -> tuple[str, int] | None:
-    """The largest constant that a generated kernel reads, if it is large."""
+    """Name and bytes of the largest constant that a generated kernel reads, if it is large."""
     if launch.program is None:
         return None
     graph = launch.group.graph

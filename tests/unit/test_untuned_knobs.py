@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -33,9 +33,8 @@ def launch(known: Knowledge, predicted_us: float = 100.0, workload: str = "") ->
 
 
 def plan(key: str, *workloads: str, knobs: PlanKnobs = KNOBS, run_us: float = 9.0) -> TuningRecord:
-    schedule = {name: getattr(knobs, name) for name in ("fetch_distance", "late_trigger", "spread")}
-    counts = dict.fromkeys(workloads, 1)
-    return TuningRecord(key, DEVICE, PLAN, VERSIONS[PLAN], schedule, run_us, "", CHOSEN, counts)
+    schedule, work = asdict(knobs), dict.fromkeys(workloads, 1)
+    return TuningRecord(key, DEVICE, PLAN, VERSIONS[PLAN], schedule, run_us, "", CHOSEN, work)
 
 
 def knobs_of(launches: list[Launch], *plans: TuningRecord, target: Target = H100) -> PlanKnobs:
