@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 import gtco
 from experiments.publish import provenance
 from gtco.answers import Inputs
-from gtco.bench import CudaClock, GraphedEager, tensors_of
+from gtco.bench import CudaClock, GraphedEager, settle, tensors_of
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.module import InputCheck
@@ -170,13 +170,16 @@ def waited_us(part: Part, samples: int) -> float:
 
 
 def many_us(parts: Sequence[Part], repeat: int = 5) -> float:
-    """The GPU's time from one to the next of many runs of `parts` by turns: the median of `repeat`
-    measurements."""
+    """The GPU's time from one to the next of many runs of `parts` by turns, once clocks have
+    settled: the median of `repeat` measurements."""
     clock = CudaClock()
     turns: list[Inputs] = [((part,), {}) for part in parts]
-    return statistics.median(
-        clock.back_to_back(lambda part: part(), turns, RUNS) for _ in range(repeat)
-    )
+
+    def call(part: Part) -> None:
+        part()
+
+    settle(clock, call, turns)
+    return statistics.median(clock.back_to_back(call, turns, RUNS) for _ in range(repeat))
 
 
 def show(costs: Mapping[str, Cost], floor: float) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -60,7 +61,8 @@ class Timing:
         single_us: p50, p90 and p99 of single calls, each waited for.
         host_us: median time until a single call returns, the GPU being idle when it starts: the
             Python and CUDA calls of one call. `experiments/host_cost.py` takes it apart.
-        back_to_back_us: per call of a long run without waiting; the median of the rounds.
+        back_to_back_us: per call of a long run without waiting, once clocks have settled; the
+            median of the rounds.
         rounds_us: `back_to_back_us` of each round.
     """
 
@@ -332,6 +334,19 @@ class CudaClock:
         return float(begin.elapsed_time(end)) * 1e3 / calls
 
 
+SETTLING_US = 200_000
+"""How long calls run ahead of those whose time back to back counts. A GPU that was idle in between,
+as it is when each call is waited for, is slower for a while: an H100's multiprocessors run at 1.77
+GHz for up to 200 ms and at 1.87 then, and NVML says 1.98 of both
+(experiments/notes/16-large_models.md)."""
+
+
+def settle(clock: Clock, call: Call, inputs: Sequence[Inputs]) -> None:
+    """Let clocks and caches settle, right ahead of calls of `call` back to back."""
+    each_us = clock.back_to_back(call, inputs, 3)
+    clock.back_to_back(call, inputs, math.ceil(SETTLING_US / each_us))
+
+
 def time_rounds(
     contestants: Mapping[str, Call],
     inputs: Sequence[Inputs],
@@ -357,12 +372,12 @@ def time_rounds(
         for name in names[first:] + names[:first]:
             tell(f"round {turn + 1} of {rounds}: {name}")
             call = contestants[name]
-            clock.back_to_back(call, inputs, max(3, calls // 10))  # clocks and caches settle
+            settle(clock, call, inputs)
+            chains[name].append(clock.back_to_back(call, inputs, calls))
             for _, given in zip(range(calls), itertools.cycle(inputs), strict=False):
                 total, host = clock.single(call, given)
                 singles[name].append(total)
                 hosts[name].append(host)
-            chains[name].append(clock.back_to_back(call, inputs, calls))
     return {
         name: Timing(
             percentiles(singles[name]),

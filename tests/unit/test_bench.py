@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -14,6 +15,7 @@ from gtco import show
 from gtco.answers import Call, Inputs, fresh_inputs, in_precision, parse_peers, references
 from gtco.bench import (
     PEERS,
+    SETTLING_US,
     BenchResult,
     NoGpu,
     Timing,
@@ -31,18 +33,19 @@ from gtco.options import Options
 
 
 class ScriptedClock:
-    """Gives each contestant times of its own and keeps the order of the back-to-back runs."""
+    """Gives each contestant times of its own and keeps what was timed: a call, and how many of it
+    back to back, or one that was waited for."""
 
     def __init__(self, times: dict[Call, float]) -> None:
         self.times = times
-        self.order: list[Call] = []
+        self.timed: list[tuple[Call, int | str]] = []
 
     def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
+        self.timed.append((call, "single"))
         return self.times[call] + 5, 4.0
 
     def back_to_back(self, call: Call, inputs: Sequence[Inputs], calls: int) -> float:
-        if not self.order or self.order[-1] is not call:
-            self.order.append(call)
+        self.timed.append((call, calls))
         return self.times[call]
 
 
@@ -57,10 +60,22 @@ def test_contestants_take_turns_and_each_round_starts_with_another() -> None:
     clock = ScriptedClock({ours: 100.0, theirs: 200.0})
     inputs: list[Inputs] = [((1,), {})]
     timings = time_rounds({"gtco": ours, "eager": theirs}, inputs, clock, rounds=2, calls=10)
-    assert clock.order == [ours, theirs, ours]  # the second round starts where the first ended
+    turns = [call for call, _ in itertools.groupby(call for call, _ in clock.timed)]
+    assert turns == [ours, theirs, ours]  # the second round starts where the first ended
     assert timings["gtco"].single_us == {"p50": 105.0, "p90": 105.0, "p99": 105.0}
     assert timings["eager"].rounds_us == (200.0, 200.0)
     assert timings["eager"].host_us == 4.0
+
+
+def test_calls_that_count_follow_others_back_to_back_for_as_long_as_clocks_take_to_settle() -> None:
+    def ours(x: object) -> None: ...
+
+    clock = ScriptedClock({ours: 150.0})
+    time_rounds({"gtco": ours}, [((1,), {})], clock, rounds=1, calls=10)
+    timed = [what for _, what in clock.timed]
+    assert timed.index(10) < timed.index("single")  # the GPU is idle in between single calls
+    ahead = timed[: timed.index(10)]
+    assert sum(each for each in ahead if isinstance(each, int)) * 150.0 >= SETTLING_US
 
 
 def test_percentiles() -> None:
