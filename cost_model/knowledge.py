@@ -115,9 +115,15 @@ class Knowledge:
                     return again
         return None
 
+    def record(
+        self, workload: str, sketch: str, schedule: Mapping[str, int]
+    ) -> TuningRecord | None:
+        """What is known of one program."""
+        return self._records.get(workload, {}).get(schedule_key(sketch, schedule))
+
     def has_run(self, workload: str, sketch: str, schedule: Mapping[str, int]) -> bool:
         """Whether a program was measured and right."""
-        record = self._records.get(workload, {}).get(schedule_key(sketch, schedule))
+        record = self.record(workload, sketch, schedule)
         return record is not None and record.run_us is not None
 
     def library_us(self, workload: str) -> float | None:

@@ -26,6 +26,7 @@ HEADER = (
     "model",
     "precision",
     "gtco, us a call",
+    "x floor",
     "waited for",
     "eager in a CUDA graph",
     "Inductor's better mode",
@@ -72,13 +73,14 @@ def table(found: list[Result]) -> str:
 def row(result: Result) -> tuple[str, ...]:
     name = f"`{result['model'].rsplit('.', 1)[-1]}`"
     if "error" in result:
-        return (name, _precision(result), f"failed: {result['error']}", *[""] * 5, _gpu(result))
+        return (name, _precision(result), f"failed: {result['error']}", *[""] * 6, _gpu(result))
     ours = result["timings"]["gtco"]
-    share = result["generated_share"]
+    share, floor_us = result["generated_share"], result.get("floor_us")
     return (
         name,
         _precision(result),
         f"{ours['back_to_back_us']:.0f}",
+        f"{ours['back_to_back_us'] / floor_us:.1f}" if floor_us else "",
         f"{ours['single_us']['p50']:.0f}",
         _peer(result, "eager"),
         _peer(result, "inductor"),

@@ -105,6 +105,7 @@ class BenchResult:
         failures: contestant to why it could not run.
         ratios: peer to how many times as long as gtco it takes, by kind of time.
         launches: of the compiled module.
+        floor_us: what no plan of the model can be below (`gtco.report.floor_us`).
         kernels: what gtco's call runs on the GPU, the longest first; copies in and out as well.
     """
 
@@ -114,6 +115,7 @@ class BenchResult:
     failures: dict[str, str] = field(default_factory=dict)
     ratios: dict[str, dict[str, float]] = field(default_factory=dict)
     launches: int = 0
+    floor_us: float | None = None
     kernels: tuple[KernelTime, ...] = ()
 
     @property
@@ -166,6 +168,7 @@ def bench(
         tell("compiling with gtco")
         compiled = gtco.compile(model.module, model.args, model.kwargs, **asdict(options))
         result.launches = len(compiled.launches)
+        result.floor_us = compiled.report().floor_us
         given = (model.args, model.kwargs)
         truth = references(model, options.precision)
         contestants: dict[str, Call] = {"gtco": compiled}

@@ -17,7 +17,7 @@ from gtco.compare import Comparison, GroupCheck
 from gtco.demo import NAME, TARGET, Rehearsal
 from gtco.frontend.torch_export import Captured
 from gtco.onnx_peer import OnnxRuntime
-from gtco.report import make_report, telling_refusals
+from gtco.report import FLOOR, make_report, telling_refusals
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.module import (
     CompiledModule,
@@ -96,6 +96,12 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
         console.print(
             f"{name} takes {ratio['back_to_back']:.2f} times as long as gtco back to back "
             f"({spread} over the rounds), {ratio['single_p50']:.2f} times in single calls",
+            highlight=False,
+        )
+    if result.floor_us:
+        console.print(
+            f"gtco takes {ours / result.floor_us:.2f} times the floor back to back, "
+            f"{result.floor_us:.1f} us: {FLOOR}",
             highlight=False,
         )
     if OnnxRuntime.name in result.timings:

@@ -40,7 +40,15 @@ from gtco.graph import FusedGraph
 from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks, workload_key
-from gtco.replay import Variants, before_and_after, fastest, marked, refine, whole_us
+from gtco.replay import (
+    Variants,
+    before_and_after,
+    choices_of,
+    fastest,
+    marked,
+    refine,
+    whole_us,
+)
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
@@ -179,6 +187,7 @@ class _Tuner:
 
     def run(self) -> TuneResult:
         (before,) = self._plans([self._plan()])
+        knobs_before = self._knobs(before.fused)
         stopped = ""
         try:
             for number, part in enumerate(ROUNDS):
@@ -202,9 +211,7 @@ class _Tuner:
         self._runner.close()  # nothing else may run while whole plans are timed
         best, plans_us = fastest(plans, self._captured, self._finish.plans)
         if stopped != "interrupted" and not self._runner.host:  # whose times say little
-            best, knobs = self._refined(best.graph)
-            replayed = self._compared(before, best)
-            self._remember(best.graph, knobs, replayed[1] if replayed else whole_us(best))
+            best, replayed = self._decided(before, knobs_before, best.graph)
         elif plans_us:
             self._remember(best.graph, self._knobs(best.graph), min(plans_us))
         self._adopt(best.graph)
@@ -288,31 +295,43 @@ class _Tuner:
         launches = select(fused, self._target, self._known)
         return plan_knobs(self._known, self._graph, launches, self._target)
 
-    def _refined(self, fused: FusedGraph) -> tuple[CompiledModule, PlanKnobs]:
-        """`fused` as it is fastest in the whole graph, and the plan's knobs."""
+    def _decided(
+        self, before: Plan, knobs_before: PlanKnobs, fused: FusedGraph
+    ) -> tuple[CompiledModule, tuple[float, float] | None]:
+        """`fused` as it is fastest in the whole graph, unless the model was faster `before`; kept
+        for a later `gtco.compile`. And what both take, if that can be said."""
         self._show("trying schedules in the whole graph")
         variants = Variants(fused, self._target, self._options, self._known)
         begin = self._knobs(fused)
         chosen, knobs = refine(variants, self._captured, begin, self._finish.end)
+        best = CompiledModule(variants(chosen, knobs), self._captured)
+        was = CompiledModule(before, self._captured)
+        replayed = self._compared(was, best) if self._was_judged(before) else None
+        if replayed is not None and replayed[0] <= replayed[1]:
+            log.info("the whole graph takes %.1f us, would take %.1f, and stays", *replayed)
+            best, chosen, knobs = was, choices_of(before, self._known), knobs_before
+            replayed = (replayed[0], replayed[0])
         self._keep(list(marked(self._known, chosen)))
-        return CompiledModule(variants(chosen, knobs), self._captured), knobs
+        self._remember(best.graph, knobs, replayed[1] if replayed else whole_us(best))
+        return best, replayed
 
-    def _compared(self, before: Plan, best: CompiledModule) -> tuple[float, float] | None:
-        """What tuning has brought in the whole graph; None if that cannot be said."""
-        programs = ((each.group, each.program) for each in before.launches if each.program)
-        if not all(
-            self._known.has_run(workload_key(group, self._target), each.sketch, each.schedule)
-            for group, each in programs
-        ):
-            return None  # nothing may run here that could hang
+    def _was_judged(self, plan: Plan) -> bool:
+        """Whether each of its kernels was run and was right: others could hang."""
+        return all(
+            self._known.has_run(
+                workload_key(each.group, self._target), each.program.sketch, each.program.schedule
+            )
+            for each in plan.launches
+            if each.program
+        )
+
+    def _compared(self, was: CompiledModule, best: CompiledModule) -> tuple[float, float] | None:
+        """What tuning has brought in the whole graph; None if it does not fit the GPU twice."""
         try:
-            found = before_and_after(before, best, self._captured)
+            return before_and_after(was, best)
         except GpuMemoryError as error:
             log.warning("before and after are not compared: %s", error)
             return None
-        if found[0] < found[1]:
-            log.warning("the whole graph took %.1f us and takes %.1f now: search longer", *found)
-        return found
 
     def _remember(self, best: FusedGraph, knobs: PlanKnobs, run_us: float) -> None:
         """Let a later `gtco.compile` take the plan that was the fastest."""

@@ -107,6 +107,7 @@ def test_the_table_names_everyone_and_what_failed() -> None:
         timings={"gtco": timing(100, 100), "eager": timing(150, 170)},
         failures={"inductor max-autotune": "RuntimeError: no compiler"},
         launches=63,
+        floor_us=40.0,
         kernels=kernel_times([("gtco_gemm_1", 6.0), ("Memcpy DtoD", 2.0)], calls=1),
     )
     compare(result, ["eager", "inductor"])
@@ -114,6 +115,7 @@ def test_the_table_names_everyone_and_what_failed() -> None:
     show.bench(Console(file=out, width=120), located(nn.Identity()).name, result)
     text = out.getvalue()
     assert "eager takes 1.60 times as long as gtco back to back (1.50 to 1.70" in text
+    assert "gtco takes 2.50 times the floor back to back, 40.0 us" in text
     assert "inductor max-autotune failed: RuntimeError: no compiler" in text
     assert text.count("WRONG") == 1
     assert "63 launches; 75.0% of gtco's GPU time" in text

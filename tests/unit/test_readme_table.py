@@ -22,6 +22,7 @@ def benchmark(name: str, us: float) -> dict[str, Any]:
         "best": {"eager": "eager", "inductor": "inductor max-autotune"},
         "ratios": {"eager": {"back_to_back": 2.0}, "inductor": {"back_to_back": 1.5}},
         "launches": 63,
+        "floor_us": 100.0,
         "generated_share": 0.987,
         "environment": {"gpus": [{"name": "NVIDIA H100"}]},
     }
@@ -43,7 +44,7 @@ def test_the_last_result_of_a_case_counts_and_failures_are_shown(tmp_path: Path)
     text = readme_table.table(readme_table.results(tmp_path))
     header, _, first, second = text.splitlines()
     assert header.count("|") == first.count("|") == second.count("|")
-    assert "| 400 | 420 | 800, 2.00x | 600, 1.50x (max-autotune) | 63 | 98.7% |" in first
+    assert "| 400 | 4.0 | 420 | 800, 2.00x | 600, 1.50x (max-autotune) | 63 | 98.7% |" in first
     assert "| failed: no |" in second
 
 
