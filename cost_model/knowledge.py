@@ -121,11 +121,6 @@ class Knowledge:
         """What is known of one program."""
         return self._records.get(workload, {}).get(schedule_key(sketch, schedule))
 
-    def has_run(self, workload: str, sketch: str, schedule: Mapping[str, int]) -> bool:
-        """Whether a program was measured and right."""
-        record = self.record(workload, sketch, schedule)
-        return record is not None and record.run_us is not None
-
     def library_us(self, workload: str) -> float | None:
         """Microseconds of the ATen calls, if they were measured."""
         times = (record.run_us for record in self.records(workload) if record.sketch == LIBRARY)

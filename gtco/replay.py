@@ -224,15 +224,20 @@ def _contenders(ranked: Sequence[TuningRecord], target: Target) -> list[TuningRe
     return found
 
 
-def choices_of(plan: Plan, known: Knowledge) -> Choices:
-    """The records of what `plan` runs, as far as there are any."""
+def choices_of(plan: Plan, known: Knowledge) -> Choices | None:
+    """The records of what `plan` runs; None if a kernel of it was never judged, which could hang.
+
+    ATen's calls may be without a record.
+    """
     found = {}
     for launch in plan.launches:
-        key = workload_key(launch.group, plan.target)
-        program = launch.program
+        key, program = workload_key(launch.group, plan.target), launch.program
         how = (program.sketch, program.schedule) if program else (LIBRARY, {})
-        if (record := known.record(key, *how)) is not None:
+        record = known.record(key, *how)
+        if record is not None and record.run_us is not None:
             found[key] = record
+        elif program is not None:
+            return None
     return found
 
 

@@ -39,7 +39,7 @@ from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph
 from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
-from gtco.passes.tasks import Task, tasks, workload_key
+from gtco.passes.tasks import Task, tasks
 from gtco.replay import (
     Variants,
     before_and_after,
@@ -305,30 +305,24 @@ class _Tuner:
         begin = self._knobs(fused)
         chosen, knobs = refine(variants, self._captured, begin, self._finish.end)
         best = CompiledModule(variants(chosen, knobs), self._captured)
-        was = CompiledModule(before, self._captured)
-        replayed = self._compared(was, best) if self._was_judged(before) else None
-        if replayed is not None and replayed[0] <= replayed[1]:
-            log.info("the whole graph takes %.1f us, would take %.1f, and stays", *replayed)
-            best, chosen, knobs = was, choices_of(before, self._known), knobs_before
-            replayed = (replayed[0], replayed[0])
+        replayed, chosen_before = None, choices_of(before, self._known)
+        if chosen_before is not None and (compared := self._compared(before, best)) is not None:
+            was, replayed = compared
+            if replayed[0] <= replayed[1]:
+                log.info("the whole graph takes %.1f us, would take %.1f, and stays", *replayed)
+                best, chosen, knobs = was, chosen_before, knobs_before
+                replayed = (replayed[0], replayed[0])
         self._keep(list(marked(self._known, chosen)))
         self._remember(best.graph, knobs, replayed[1] if replayed else whole_us(best))
         return best, replayed
 
-    def _was_judged(self, plan: Plan) -> bool:
-        """Whether each of its kernels was run and was right: others could hang."""
-        return all(
-            self._known.has_run(
-                workload_key(each.group, self._target), each.program.sketch, each.program.schedule
-            )
-            for each in plan.launches
-            if each.program
-        )
-
-    def _compared(self, was: CompiledModule, best: CompiledModule) -> tuple[float, float] | None:
-        """What tuning has brought in the whole graph; None if it does not fit the GPU twice."""
+    def _compared(
+        self, before: Plan, best: CompiledModule
+    ) -> tuple[CompiledModule, tuple[float, float]] | None:
+        """The model as it was, and what both take; None if they do not fit the GPU together."""
         try:
-            return before_and_after(was, best)
+            was = CompiledModule(before, self._captured)
+            return was, before_and_after(was, best)
         except GpuMemoryError as error:
             log.warning("before and after are not compared: %s", error)
             return None
