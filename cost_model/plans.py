@@ -1,4 +1,4 @@
-"""What is known of whole plans: which was the fastest when replayed, and what knobs others take."""
+"""What is known of whole plans: the fastest when replayed, knobs that others take, the floor."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 from gtco.cost_model.database import PLAN, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.work import group_work
 from gtco.graph import FusedGraph, Graph
 from gtco.passes.tasks import tasks, workload_digest
 from gtco.passes.workload import describe
-from gtco.runtime.plan import Launch, PlanKnobs, weights_of
+from gtco.runtime.plan import Launch, Plan, PlanKnobs, weights_of
 from gtco.target import Target
 
 ALIKE = 0.9
@@ -79,3 +80,25 @@ def _draft(launches: Sequence[Launch], target: Target) -> PlanKnobs:
     fits = max(under_way, default=0) <= L2_SHARE * target.l2_bytes
     pays = reading_us > SLOW_WEIGHTS * total_us
     return PlanKnobs(fetch_distance=FETCHED_AHEAD if fits and pays else 0)
+
+
+FLOOR = "weights, inputs and outputs once from device memory, or the products alone"
+
+
+def floor_us(plan: Plan) -> float:
+    """Microseconds of what no plan of the same graph avoids.
+
+    That is each constant that it reads, its inputs and its outputs once at the rate of the target's
+    device memory, or its products at the peak rate of their precision, whichever takes longer.
+    """
+    target, graph = plan.target, plan.graph
+    groups = [launch.group for launch in plan.launches]
+    constants = {id(each): each for group in groups for each in group.graph.constants.values()}
+    nbytes = sum(each.nbytes for each in constants.values())
+    nbytes += sum(graph.specs[name].nbytes for name in {*graph.inputs, *graph.outputs})
+    full = target.matmul_tflops / 2 if plan.options.precision == "tf32" else target.fp32_tflops
+    products_us = sum(
+        work.matmul_flops / (target.matmul_tflops if work.half else full) / 1e6
+        for work in map(group_work, groups)
+    )
+    return max(nbytes / target.dram_gbps / 1e3, products_us)

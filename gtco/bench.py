@@ -28,6 +28,7 @@ from gtco.answers import (
     references,
 )
 from gtco.check import Verdict, judge
+from gtco.cost_model.plans import floor_us
 from gtco.locate import Located
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
@@ -105,7 +106,7 @@ class BenchResult:
         failures: contestant to why it could not run.
         ratios: peer to how many times as long as gtco it takes, by kind of time.
         launches: of the compiled module.
-        floor_us: what no plan of the model can be below (`gtco.report.floor_us`).
+        floor_us: what no plan of the model can be below (`gtco.cost_model.plans.floor_us`).
         kernels: what gtco's call runs on the GPU, the longest first; copies in and out as well.
     """
 
@@ -168,7 +169,7 @@ def bench(
         tell("compiling with gtco")
         compiled = gtco.compile(model.module, model.args, model.kwargs, **asdict(options))
         result.launches = len(compiled.launches)
-        result.floor_us = compiled.report().floor_us
+        result.floor_us = floor_us(compiled.prepare().plan)
         given = (model.args, model.kwargs)
         truth = references(model, options.precision)
         contestants: dict[str, Call] = {"gtco": compiled}

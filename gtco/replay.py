@@ -270,7 +270,8 @@ def _duel(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[f
     limit of its power a GPU changes its clock by a quarter within a tenth of a second. Medians of
     both were up to 7% off there, this is within 0.3% (experiments/notes/16-large_models.md).
     """
-    best(), challenger()  # in vain
+    for each in (best, challenger):
+        each()  # in vain
     ours = [best()]
     parts: list[float] = []
     while len(parts) < ROUNDS and not (len(parts) == FEWEST and min(parts) > HOPELESS):

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from gtco.cost_model.work import group_work
 from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow
 from gtco.runtime.plan import Plan
@@ -59,7 +58,6 @@ class Report:
         legal_plans: partitions that the search chose from.
         predicted_us: of one run, if every launch has a prediction.
         predicted_generated: share of that time in generated kernels.
-        floor_us: what no plan of one run can be below: see `floor_us`.
     """
 
     target: str
@@ -77,7 +75,6 @@ class Report:
     legal_plans: int
     predicted_us: float | None
     predicted_generated: float | None
-    floor_us: float
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -124,7 +121,6 @@ class Report:
         if self.predicted_us is not None and self.predicted_generated is not None:
             share = f"{self.predicted_generated:.0%} in generated kernels"
             yield "predicted", f"{self.predicted_us:.0f} us, {share}"
-        yield "floor", f"{self.floor_us:.3g} us: {FLOOR}"
 
     def _refusal_table(self) -> Table:
         table = Table(title="edges not fused", title_justify="left")
@@ -193,28 +189,7 @@ def make_report(plan: Plan, captured: Graph, uncaptured: tuple[str, ...] = ()) -
         legal_plans=plan.fused.legal_plans,
         predicted_us=total,
         predicted_generated=ours / total if total else None,
-        floor_us=floor_us(plan),
     )
-
-
-FLOOR = "weights, inputs and outputs once from device memory, or the products alone"
-
-
-def floor_us(plan: Plan) -> float:
-    """Microseconds of what no plan of the same graph avoids: every constant that it reads, inputs
-    and outputs once at the rate of the target's device memory, or its products at the peak rate of
-    their precision, whichever takes longer."""
-    target, graph = plan.target, plan.graph
-    groups = [launch.group for launch in plan.launches]
-    constants = {id(each): each for group in groups for each in group.graph.constants.values()}
-    nbytes = sum(each.nbytes for each in constants.values())
-    nbytes += sum(graph.specs[name].nbytes for name in {*graph.inputs, *graph.outputs})
-    full = target.matmul_tflops / 2 if plan.options.precision == "tf32" else target.fp32_tflops
-    products_us = sum(
-        work.matmul_flops / (target.matmul_tflops if work.half else full) / 1e6
-        for work in map(group_work, groups)
-    )
-    return max(nbytes / target.dram_gbps / 1e3, products_us)
 
 
 def bytes_moved(graph: Graph, parts: Iterable[Iterable[Node]]) -> int:

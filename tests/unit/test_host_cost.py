@@ -31,12 +31,13 @@ def test_calls_with_the_same_inputs_and_with_others_by_turns(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     ran: list[str] = []
+    monkeypatch.setattr(host_cost, "settle", lambda clock, call, inputs: ran.append("|"))
     call, other, replay, part = (partial(ran.append, name) for name in "cors")
     found = host_cost.cost(host_cost.Contestant(call, other, replay, {"part": part}), samples=2)
     assert found.gpu_us == found.same_inputs_us == found.other_inputs_us == 30.0
     assert set(found.idle_us) == set(found.busy_us) == {"part", "rest", "call"}
     runs = 5 * host_cost.RUNS
     assert Counter(ran)["o"] == runs // 2
-    assert "co" * (runs // 2) in "".join(ran)
+    assert "|" + "co" * (runs // 2) in "".join(ran)
     host_cost.show({"gtco": found}, 1.0)
     assert "back to back 30.0, with other inputs 30.0" in capsys.readouterr().out
