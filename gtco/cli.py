@@ -32,7 +32,7 @@ from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
 from gtco.runtime.artifact import read
 from gtco.runtime.executable import compile_programs
-from gtco.target import TargetError
+from gtco.target import HOST, TargetError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -152,7 +152,7 @@ def tune_command(
     if as_json:
         print_json(model=model, options=dataclasses.asdict(options), **result.to_dict())
     else:
-        cli_tune.show(out, model, result)
+        cli_tune.show(out, model, result, host=options.target == HOST)
 
 
 @app.command("bench")

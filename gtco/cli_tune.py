@@ -17,6 +17,7 @@ from rich.table import Table
 from gtco.locate import Located, UsageError
 from gtco.options import Options
 from gtco.tune_result import TaskRow, TuneResult, TuneStatus
+from gtco.tune_state import FINISH_PART, FINISH_S
 from gtco.tuner import tune
 
 Db = Annotated[
@@ -24,7 +25,8 @@ Db = Annotated[
     typer.Option("--db", metavar="PATH", help="database of tuning records; the user's by default"),
 ]
 Seconds = Annotated[
-    float | None, typer.Option(min=0, help="of searching; 0.4 of it, at least 30, follow")
+    float | None,
+    typer.Option(min=0, help=f"of searching; {FINISH_PART} of it, at least {FINISH_S:.0f}, follow"),
 ]
 TrialsFlag = Annotated[int | None, typer.Option(min=1, help="programs to measure at most")]
 Seed = Annotated[int, typer.Option(help="of the search")]
@@ -65,8 +67,8 @@ def run(
         )
 
 
-def show(out: Console, model: str, result: TuneResult) -> None:
-    """Print what tuning found."""
+def show(out: Console, model: str, result: TuneResult, *, host: bool = False) -> None:
+    """Print what tuning found, on a GPU or by the host build."""
     out.print(task_table(model, result.rows))
     phases = ", ".join(f"{name} {spent:.1f} s" for name, spent in result.phases.items())
     ran_out = {"seconds": "the time was up", "trials": "the trials were used up"}
@@ -79,6 +81,9 @@ def show(out: Console, model: str, result: TuneResult) -> None:
     if result.plans_us:
         replayed = ", ".join(f"{us:.1f}" for us in result.plans_us)
         out.print(f"whole plans replayed, us: {replayed}")
+    if host:
+        out.print("all of this is of the host build: it says nothing of a GPU")
+        return
     before_us, after_us = result.replayed_us or (result.before_us, result.after_us)
     what = "the whole graph" if result.replayed_us else "predicted latency"
     out.print(f"{what}: {before_us:.1f} us before, {after_us:.1f} us now")
