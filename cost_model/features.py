@@ -46,8 +46,7 @@ def _waves(work: Work, target: Target) -> float:
 
 
 def _mma_us(work: Work, target: Target) -> float:
-    rate = target.matmul_tflops if work.group.half else target.fp32_tflops
-    return work.blocks * work.block.mma_flops / (rate * 1e6)
+    return work.blocks * work.block.mma_flops / (work.group.peak_tflops(target) * 1e6)
 
 
 def _moved(work: Work) -> int:

@@ -107,10 +107,9 @@ class Knowledge:
 
     def once_chosen(self, workload: str) -> TuningRecord | None:
         """The program that a whole graph chose before kernels changed, if it was measured since."""
-        programs = self._records.get(workload, {})
         for record in self.stale:
             if record.workload == workload and record.device == self.device and is_chosen(record):
-                again = programs.get(schedule_key(record.sketch, record.schedule))
+                again = self.record(workload, record.sketch, record.schedule)
                 if again is not None and again.run_us is not None:
                     return again
         return None

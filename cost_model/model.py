@@ -157,7 +157,7 @@ def draft_us(work: Work, target: Target) -> float:
     """
     resident = resident_blocks(work, target)
     together = min(-(-work.blocks // target.sm_count), resident)
-    rate = target.matmul_tflops if work.group.half else target.fp32_tflops
+    rate = work.group.peak_tflops(target)
     beside = WARPGROUP * (work.block.consumers - 1) + work.block.copy_threads
     threads = work.threads - beside  # of an epilogue
     fp32_per_us = timing.fp32_per_us(together * threads, target)

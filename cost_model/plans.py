@@ -92,13 +92,12 @@ def floor_us(plan: Plan) -> float:
     device memory, or its products at the peak rate of their precision, whichever takes longer.
     """
     target, graph = plan.target, plan.graph
-    groups = [launch.group for launch in plan.launches]
-    constants = {id(each): each for group in groups for each in group.graph.constants.values()}
-    nbytes = sum(each.nbytes for each in constants.values())
+    read = (graph.constants[name] for name in plan.constants)
+    nbytes = sum({id(each): each.nbytes for each in read}.values())  # of tied weights one
     nbytes += sum(graph.specs[name].nbytes for name in {*graph.inputs, *graph.outputs})
-    full = target.matmul_tflops / 2 if plan.options.precision == "tf32" else target.fp32_tflops
-    products_us = sum(
-        work.matmul_flops / (target.matmul_tflops if work.half else full) / 1e6
-        for work in map(group_work, groups)
-    )
+    products_us = 0.0
+    for work in (group_work(launch.group) for launch in plan.launches):
+        as_tf32 = plan.options.precision == "tf32" and not work.half
+        rate = target.matmul_tflops / 2 if as_tf32 else work.peak_tflops(target)
+        products_us += work.matmul_flops / rate / 1e6
     return max(nbytes / target.dram_gbps / 1e3, products_us)

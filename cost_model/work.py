@@ -17,6 +17,7 @@ from gtco.codegen.sketch import BlockWork
 from gtco.codegen.timing import TANH_FLOPS
 from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
+from gtco.target import Target
 
 CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
 _SLOW = frozenset(
@@ -43,6 +44,10 @@ class GroupWork:
     read_bytes: int
     written_bytes: int
     half: int
+
+    def peak_tflops(self, target: Target) -> float:
+        """The dense rate of its products on `target`, TFLOP/s."""
+        return target.matmul_tflops if self.half else target.fp32_tflops
 
 
 @dataclass(frozen=True)

@@ -101,5 +101,5 @@ def row_of(task: Task) -> TaskRow:
 def peak_us(task: Task, target: Target) -> float:
     """What the task's arithmetic takes at the target's peak rates."""
     work = group_work(task.group)
-    rate = target.matmul_tflops if work.half else target.fp32_tflops
+    rate = work.peak_tflops(target)
     return (work.matmul_flops / rate + work.pointwise_flops / target.fp32_tflops) / 1e6

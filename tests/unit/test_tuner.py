@@ -255,7 +255,10 @@ def test_before_is_replayed_only_if_all_its_kernels_were_judged(
 
 
 def test_a_model_that_was_faster_stays_as_it_was(
-    runner: type[Runner], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runner: type[Runner],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     path = tmp_path / "t.sqlite"
     first = tune(path, trials=60)
@@ -272,7 +275,9 @@ def test_a_model_that_was_faster_stays_as_it_was(
     before = chosen()
     monkeypatch.setattr(tuner, "refine", others)
     monkeypatch.setattr(tuner, "before_and_after", lambda before, after: (2.0, 2.1))
-    second = tune(path, trials=20)
+    with caplog.at_level("INFO", "gtco.tune"):
+        second = tune(path, trials=20)
+    assert "takes 2.0 us, would take 2.1, and stays" in caplog.text
     assert second.replayed_us == (2.0, 2.0)
     assert [x.kernel for x in second.compiled.launches] == [
         x.kernel for x in first.compiled.launches
