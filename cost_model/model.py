@@ -64,7 +64,7 @@ def roofline_us(group: Group, target: Target) -> float:
             arithmetic_us += _gemm_us(graph, node, target)
         elif node.op == "attention":
             arithmetic_us += _attention_us(graph, node, target)
-        elif node.op == "conv2d":
+        elif node.op in ("conv", "conv2d"):
             rate = _rate(graph.specs[node.inputs[0]].dtype, target) * LIBRARY_EFFICIENCY
             arithmetic_us += node_flops(graph, node) / (rate * 1e6)
         else:

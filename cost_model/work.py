@@ -19,7 +19,7 @@ from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
 from gtco.target import Target
 
-CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv2d"))
+CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv", "conv2d"))
 _SLOW = frozenset(
     ("gelu", "erf", "exp", "log", "tanh", "sigmoid", "silu", "sin", "cos", "pow", "softmax")
 )
@@ -30,7 +30,7 @@ class GroupWork:
     """What any program of one group does.
 
     Args:
-        matmul_flops: of linear, matmul, attention and conv2d, without padding.
+        matmul_flops: of linear, matmul, attention and convolutions, without padding.
         pointwise_flops: fp32 instructions of all other nodes and of attention's softmax.
         weight_bytes: constants, which come from device memory.
         read_bytes: inputs, which the kernels before have just written; of a slice, only the slice.

@@ -69,6 +69,9 @@ class Op:
             second input is the attribute `other`), `{name}` an attribute.
         flops: floating-point operations, from input specs, output specs and attributes.
         is_view: the result aliases the input: no kernel is needed.
+        family: of the kernels that are built around this op: "gemm" (products that sum over the
+            last dimension of both operands), "attention" or "stencil" (windows of an image, each
+            channel by itself). Empty for an op that joins the kernels of others.
     """
 
     name: str
@@ -77,6 +80,7 @@ class Op:
     cuda: str | None = None
     flops: FlopCount = _one_per_output
     is_view: bool = False
+    family: str = ""
 
     @property
     def is_pointwise(self) -> bool:
@@ -183,6 +187,38 @@ def _conv2d(
     groups: int,
 ) -> Tensor:
     return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def _window(x: Tensor, before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
+    """The image `x` [N, H, W, C] as [N, C, H', W'] in channels-last memory, with a border."""
+    top, left = before
+    bottom, right = after
+    image = x.permute(0, 3, 1, 2)
+    if not any((top, left, bottom, right)):
+        return image
+    return F.pad(image, (left, right, top, bottom), value=value)
+
+
+def _conv(
+    x: Tensor,
+    w: Tensor,
+    *,
+    stride: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Tensor:
+    """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out].
+
+    `before` and `after` are rows and columns of zeros around the image.
+    """
+    padding: tuple[int, ...] = (0, 0)
+    if tuple(before) == tuple(after):
+        padding, before, after = tuple(before), (0, 0), (0, 0)
+    image, kernel = _window(x, before, after, 0.0), w.permute(0, 3, 1, 2)
+    y = F.conv2d(image, kernel, None, tuple(stride), padding, tuple(dilation), groups)
+    return y.permute(0, 2, 3, 1).contiguous()
 
 
 def _batch_norm(
@@ -301,10 +337,12 @@ _ROWS: tuple[Op, ...] = (
     Op("row_stats", Pattern.REDUCTION, _row_stats, flops=_one_per_input),
     Op("merge_stats", Pattern.REDUCTION, _merge_stats, flops=_one_per_input),
     # Contractions.
-    Op("linear", Pattern.COMPLEX_OUT_FUSABLE, _linear, flops=_linear_flops),
-    Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, torch.matmul, flops=_linear_flops),
-    Op("attention", Pattern.COMPLEX_OUT_FUSABLE, _attention, flops=_attention_flops),
-    # Library only until their sketches exist.
+    Op("linear", Pattern.COMPLEX_OUT_FUSABLE, _linear, flops=_linear_flops, family="gemm"),
+    Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, torch.matmul, flops=_linear_flops, family="gemm"),
+    Op("attention", Pattern.COMPLEX_OUT_FUSABLE, _attention, flops=_attention_flops,
+       family="attention"),
+    # Images: conv2d and batch_norm are [N, C, H, W], as captured; conv is [N, H, W, C].
+    Op("conv", Pattern.OPAQUE, _conv, flops=_conv_flops),
     Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops),
     Op("batch_norm", Pattern.OPAQUE, _batch_norm),
     Op("aten", Pattern.OPAQUE, _aten),

@@ -15,6 +15,7 @@ from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
+from gtco.passes.layout import channels_last
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
 from gtco.passes.rewrite import Log
@@ -36,6 +37,7 @@ PIPELINE: tuple[Pass, ...] = (
     canonicalize,
     fold_constants,
     fold_convolutions,
+    channels_last,
     pad_patches,
     fuse_attention,
     fuse_normalization,

@@ -49,7 +49,7 @@ def bind_library(
 
 
 def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> bool:
-    """Run a matrix product straight into `out`; False if `node` is something else."""
+    """Run a product or a convolution straight into `out`; False if `node` is something else."""
     inputs = [values[name] for name in node.inputs]
     if any(tensor.dtype != out.dtype for tensor in inputs):
         return False
@@ -63,6 +63,23 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
         return True
     if node.op == "matmul":
         torch.matmul(inputs[0], inputs[1], out=out)
+        return True
+    if node.op == "conv" and out.is_cuda and node.attrs["before"] == node.attrs["after"]:
+        # cuDNN reads and stores channels last where the strides say so: no copy around it.
+        image, kernel = (tensor.permute(0, 3, 1, 2) for tensor in inputs)
+        attrs = node.attrs
+        torch.ops.aten.cudnn_convolution.out(
+            image,
+            kernel,
+            attrs["before"],
+            attrs["stride"],
+            attrs["dilation"],
+            attrs["groups"],
+            torch.backends.cudnn.benchmark,
+            torch.backends.cudnn.deterministic,
+            torch.backends.cudnn.allow_tf32,
+            out=out.permute(0, 3, 1, 2),
+        )
         return True
     return False
 

@@ -229,7 +229,7 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
     run("compile", "models_here:mlp", "--target", "sm_80", "-o", "mlp.gtco")
     assert run("inspect", "mlp.gtco", "--dump", "artifact").code == 0
     names = {path.name for path in (tmp_path / "artifact").iterdir()}
-    assert {"11-fused.txt", "kernels.txt"} < names and "repro.py" not in names
+    assert {"12-fused.txt", "kernels.txt"} < names and "repro.py" not in names
     (tmp_path / "file").write_text("")
     refused = run("inspect", "models_here:mlp", "--target", "sm_80", "--dump", "file")
     assert refused.code == 1

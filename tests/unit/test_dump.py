@@ -48,8 +48,8 @@ def test_a_dump_holds_every_step(folder: Path) -> None:
     module = compiled("sm_80")
     names = sorted(path.name for path in folder.iterdir())
     passes = [name for name in names if name[:2].isdigit()]
-    assert passes[0] == "00-captured.txt" and passes[-1] == "11-fused.txt" and len(passes) == 12
-    assert (folder / "11-fused.txt").read_text() == f"{module.graph}\n"
+    assert passes[0] == "00-captured.txt" and passes[-1] == "12-fused.txt" and len(passes) == 12
+    assert (folder / "12-fused.txt").read_text() == f"{module.graph}\n"
     (kernel,) = module.kernels
     assert kernel.name in (folder / f"{kernel.name}.cu").read_text()
     assert len((folder / f"{kernel.name}.cubin").read_bytes()) == kernel.cubin_bytes
@@ -70,7 +70,7 @@ def test_each_later_compilation_has_a_folder_of_its_own(folder: Path) -> None:
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     gtco.compile(nn.Linear(64, 8).eval().half(), (X,), target="sm_80")
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
-    assert (folder / "2" / "11-fused.txt").exists()
+    assert (folder / "2" / "12-fused.txt").exists()
 
 
 def test_the_captured_model_comes_back(folder: Path) -> None:

@@ -1,0 +1,179 @@
+"""Images run with their channels last: a layout is a permute, and permutes move until they cancel.
+
+%c: f16[1,64,56,56] = conv2d(%x, %w, %b)          %n = conv(permute(%x), %w')
+%r: f16[1,64,56,56] = relu(%c)              ->    %r = relu(add(%n, %b))
+%d: f16[1,64,56,56] = conv2d(%r, %v)              %d = permute(conv(%r, %v'))
+
+A convolution by 1x1 becomes a linear of the pixels. Then each permute from channels last to
+channels first moves behind what reads it, until it meets the permute of another convolution, or
+the end of the graph. Graphs without convolutions stay as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from gtco.graph import Graph, Node
+from gtco.passes import views
+from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+
+FIRST = (0, 3, 1, 2)
+"""The permute from [N, H, W, C] to [N, C, H, W]: dimension i of its result is FIRST[i] of x."""
+LAST = (0, 2, 3, 1)
+"""The permute back."""
+
+# -- convolutions ---------------------------------------------------------------------------------
+
+
+def _any(edit: Editor, node: Node) -> Node:
+    return node
+
+
+def _is_plain(edit: Editor, node: Node) -> bool:
+    """Whether each pixel of the result is made of one pixel."""
+    attrs = node.attrs
+    ones = all(n == 1 for n in (*edit.shape(node.inputs[1])[2:], *attrs["stride"]))
+    return ones and not any(attrs["padding"]) and attrs["groups"] == 1
+
+
+def _channels_last(edit: Editor, node: Node) -> str:
+    x, w, *bias = node.inputs
+    image = edit.add("permute", x, dims=LAST)
+    if _is_plain(edit, node):
+        out, channels = edit.shape(w)[:2]
+        matrix = edit.add("reshape", w, shape=(out, channels))
+        if (weight := edit.constant(w)) is not None:
+            matrix = edit.add_constant(f"{w}_matrix", weight.reshape(out, channels))
+        y = edit.add("linear", image, matrix, *bias)
+    else:
+        attrs = dict(node.attrs)
+        padding = attrs.pop("padding")
+        kernel = _turned(edit, w, LAST)
+        y = edit.add("conv", image, kernel, before=padding, after=padding, **attrs)
+        if bias:
+            y = edit.add("add", y, *bias)
+    return edit.add("permute", y, dims=FIRST)
+
+
+def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
+    """`value` permuted; a constant is moved now."""
+    tensor = edit.constant(value)
+    if tensor is None:
+        return edit.add("permute", value, dims=tuple(dims))
+    return edit.add_constant(f"{value}_nhwc", tensor.permute(*dims).contiguous())
+
+
+# -- permutes move down -----------------------------------------------------------------------------
+
+
+def _image(edit: Editor, value: str) -> str | None:
+    """The image with its channels last that `value` is a permute of."""
+    node = edit.producer(value, "permute")
+    return node.inputs[0] if node is not None and node.attrs["dims"] == FIRST else None
+
+
+def _reads_image(edit: Editor, node: Node) -> Node | None:
+    return node if node.inputs and _image(edit, node.inputs[0]) is not None else None
+
+
+def _pointwise(edit: Editor, node: Node) -> Node | None:
+    if not node.definition.is_pointwise or node.outputs[0].rank != 4:
+        return None
+    return node if any(_image(edit, value) is not None for value in node.inputs) else None
+
+
+def _as_last(edit: Editor, value: str) -> str:
+    """An operand of up to four dimensions as one of an image with its channels last."""
+    image = _image(edit, value)
+    if image is not None:
+        return image
+    sizes = edit.shape(value)
+    if all(size == 1 for size in sizes):
+        return value
+    whole = (1,) * (4 - len(sizes)) + sizes
+    tensor = edit.constant(value)
+    if tensor is not None:
+        return edit.add_constant(
+            f"{value}_nhwc", tensor.reshape(whole).permute(*LAST).contiguous()
+        )
+    if whole != sizes:
+        value = edit.add("reshape", value, shape=whole)
+    return edit.add("permute", value, dims=LAST)
+
+
+def _pointwise_last(edit: Editor, node: Node) -> str:
+    inputs = [_as_last(edit, value) for value in node.inputs]
+    return edit.add("permute", edit.add(node.op, *inputs, **node.attrs), dims=FIRST)
+
+
+def _reduced_last(edit: Editor, node: Node) -> str:
+    image = _image(edit, node.inputs[0])
+    assert image is not None
+    dims = tuple(FIRST[dim] for dim in node.attrs["dims"])
+    y = edit.add(node.op, image, dims=dims, keepdim=node.attrs["keepdim"])
+    if node.attrs["keepdim"]:
+        return edit.add("permute", y, dims=FIRST)
+    kept = [FIRST[dim] for dim in range(4) if FIRST[dim] not in dims]
+    order = tuple(sorted(kept).index(dim) for dim in kept)
+    return edit.add("permute", y, dims=order) if order != tuple(range(len(kept))) else y
+
+
+def _softmax_last(edit: Editor, node: Node) -> str:
+    image = _image(edit, node.inputs[0])
+    assert image is not None
+    return edit.add(
+        "permute", edit.add("softmax", image, dim=FIRST[node.attrs["dim"]]), dims=FIRST
+    )
+
+
+def _joined(edit: Editor, node: Node) -> Node | None:
+    return node if any(_image(edit, value) is not None for value in node.inputs) else None
+
+
+def _joined_last(edit: Editor, node: Node) -> str:
+    pieces = [_as_last(edit, value) for value in node.inputs]
+    y = edit.add("concat", *pieces, dim=FIRST[node.attrs["dim"]])
+    return edit.add("permute", y, dims=FIRST)
+
+
+def _padded_last(edit: Editor, node: Node) -> str:
+    image = _image(edit, node.inputs[0])
+    assert image is not None
+    amounts = {name: tuple(node.attrs[name][dim] for dim in LAST) for name in ("before", "after")}
+    return edit.add("permute", edit.add("pad", image, **amounts), dims=FIRST)
+
+
+def _sliced_last(edit: Editor, node: Node) -> str:
+    image = _image(edit, node.inputs[0])
+    assert image is not None
+    y = edit.add("slice", image, **{**node.attrs, "dim": FIRST[node.attrs["dim"]]})
+    return edit.add("permute", y, dims=FIRST)
+
+
+_CONVOLUTIONS: tuple[Rule[Any], ...] = (
+    Rule("conv2d(x, w, b) -> permute(conv(permute(x), permute(w)) + b)", ("conv2d",),
+         _any, _channels_last),
+)  # fmt: skip
+
+_MOVES: tuple[Rule[Any], ...] = (
+    *views.RULES,
+    Rule("f(permute(x), y) -> permute(f(x, permute(y)))", (), _pointwise, _pointwise_last),
+    Rule("reduce(permute(x)) -> permute(reduce(x))", ("sum", "mean", "amax"),
+         _reads_image, _reduced_last),
+    Rule("softmax(permute(x)) -> permute(softmax(x))", ("softmax",), _reads_image, _softmax_last),
+    Rule("concat(permute(x), y) -> permute(concat(x, permute(y)))", ("concat",),
+         _joined, _joined_last),
+    Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _reads_image, _padded_last),
+    Rule("slice(permute(x)) -> permute(slice(x))", ("slice",), _reads_image, _sliced_last),
+)  # fmt: skip
+
+
+def channels_last(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    if not any(node.op == "conv2d" for node in graph.nodes):
+        return graph
+    graph = rewrite(graph, _CONVOLUTIONS, log)
+    return merge_duplicates(rewrite(graph, _MOVES, log), log)

@@ -1,0 +1,116 @@
+"""Images with their channels last: permutes cancel, and no answer changes."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtco.passes import run_pipeline
+from gtco.passes.layout import channels_last
+from tests.pass_checks import Function, Golden, captured, check, ops, random
+
+
+def _permutes(graph: object) -> int:
+    return str(graph).count("= permute(")
+
+
+def test_a_residual_block_has_permutes_at_its_ends_alone(golden: Golden) -> None:
+    def block(m: Function, x: Tensor) -> Tensor:
+        y = F.relu(F.conv2d(x, m.w, m.b, stride=2, padding=1))
+        z = F.relu(F.conv2d(y, m.v, padding=1) + m.c + y)
+        return F.conv2d(z, m.u)
+
+    x = random(2, 3, 9, 7)
+    tensors = {
+        "w": random(8, 3, 3, 3, seed=1),
+        "b": random(8, seed=2),
+        "v": random(8, 8, 3, 3, seed=3),
+        "c": random(8, 1, 1, seed=4),
+        "u": random(5, 8, 1, 1, seed=5),
+    }
+    graph, args = captured(block, x, **tensors)
+    result = check(channels_last, graph, args)
+    assert _permutes(result) == 2
+    assert ops(result)["conv"] == 2 and ops(result)["linear"] == 1
+    golden("passes/channels_last.txt", result)
+
+
+def test_permutes_move_behind_what_reads_an_image() -> None:
+    def model(m: Function, x: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, m.w, padding=1)
+        gate = torch.sigmoid(y.mean((2, 3), keepdim=True))
+        joined = torch.cat((y * gate, F.pad(y[:, :2], (0, 0, 0, 0, 1, 0)), x), 1)
+        attention = torch.softmax(y, 1) + torch.softmax(y, 3)
+        sums = y.sum((1,)) + y.amax(1), y.sum((0, 2)), y.mean((0, 1, 2, 3))
+        return F.conv2d(joined, m.v), attention, *sums, y[:, :, 1:3, ::2] * 2
+
+    x = random(2, 3, 6, 5)
+    graph, args = captured(model, x, w=random(4, 3, 3, 3, seed=1), v=random(2, 10, 1, 1, seed=2))
+    result = check(channels_last, graph, args)
+    inner = {"concat", "pad", "softmax", "sum", "mean", "amax", "mul", "sigmoid"}
+    for node in result.nodes:
+        for name in node.inputs:
+            made = result.producers.get(name)
+            from_image = made is not None and made.attrs.get("dims") == (0, 3, 1, 2)
+            assert not (node.op in inner and from_image), str(node)
+
+
+def test_operands_of_every_rank_are_turned_with_the_image() -> None:
+    def model(m: Function, x: Tensor, row: Tensor, whole: Tensor) -> Tensor:
+        y = F.conv2d(x, m.w, padding=1)
+        y = torch.where(y > m.scalar, y * m.row + row, y + m.plane)
+        return F.conv2d(y + m.whole - whole, m.w)
+
+    x = random(2, 3, 6, 5)
+    graph, args = captured(
+        model,
+        x,
+        random(5, seed=7),
+        random(1, 3, 6, 5, seed=8),
+        w=random(3, 3, 3, 3, seed=1),
+        scalar=random(1, 1, seed=2),
+        row=random(5, seed=3),
+        plane=random(6, 5, seed=4),
+        whole=random(2, 3, 6, 5, seed=5),
+    )
+    check(channels_last, graph, args)
+
+
+def test_strides_dilations_groups_and_computed_weights() -> None:
+    def model(m: Function, x: Tensor, w: Tensor) -> Tensor:
+        y = F.conv2d(x, w, None, (2, 1), (2, 3), (1, 2))
+        return F.conv2d(y, m.v, m.b, groups=2) + F.conv2d(y, w[:, :, :1, :1].repeat(1, 1, 1, 1))
+
+    x, w = random(2, 4, 11, 8), random(4, 4, 3, 3, seed=1)
+    graph, args = captured(model, x, w, v=random(4, 2, 1, 1, seed=2), b=random(4, seed=3))
+    check(channels_last, graph, args)
+
+
+def test_a_graph_without_convolutions_stays() -> None:
+    def model(m: Function, x: Tensor) -> Tensor:
+        return torch.relu(x.permute(0, 3, 1, 2)) + 1
+
+    graph, _ = captured(model, random(2, 3, 4, 5))
+    assert channels_last(graph) is graph
+
+
+def test_the_pipeline_joins_convolutions_into_one_layout() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.GELU(),
+        nn.Conv2d(8, 8, 3, padding=1, groups=8),
+        nn.BatchNorm2d(8),
+        nn.SiLU(),
+        nn.Conv2d(8, 4, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    ).eval()
+    for norm in (model[1], model[4]):
+        norm.running_mean.normal_()
+        norm.running_var.uniform_(0.5, 2)
+    model = model.double()
+    graph, args = captured(lambda m, x: model(x), random(2, 3, 8, 6))
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    assert _permutes(result) == 1
