@@ -12,8 +12,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -27,6 +26,12 @@ from onnx.external_data_helper import load_external_data_for_tensor, uses_extern
 from torch import Tensor, nn
 
 from gtco.frontend.onnx_call import Call, OnnxError, Op, concrete
+from gtco.frontend.onnx_inputs import (
+    check_inputs,
+    declared_inputs,
+    example_inputs,
+    with_shapes,
+)
 from gtco.frontend.onnx_math import MATH
 from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, KNOWN_FROM_SHAPES, SHAPES
 from gtco.frontend.onnx_windows import WINDOWS
@@ -45,19 +50,6 @@ SMALL_ELEMENTS = 1024
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
-@dataclass(frozen=True)
-class Input:
-    """An input as the graph declares it; a dimension without a fixed size is its name or None."""
-
-    name: str
-    dtype: torch.dtype
-    shape: tuple[int | str | None, ...] | None
-
-    def __str__(self) -> str:
-        sizes = "..." if self.shape is None else ", ".join(str(size or "?") for size in self.shape)
-        return f"{self.name!r}: {self.dtype} [{sizes}]"
-
-
 class OnnxModel(nn.Module):
     """The graph of an ONNX model as a module.
 
@@ -68,9 +60,15 @@ class OnnxModel(nn.Module):
         model: a checked model without local functions.
         folder: where its external data is. Read tensor by tensor from there, so that a model of
             3 GB takes 3 GB.
+        shapes: sizes to compile for, by input; needed only where the model leaves axes free.
     """
 
-    def __init__(self, model: onnx.ModelProto, folder: Path | None = None) -> None:
+    def __init__(
+        self,
+        model: onnx.ModelProto,
+        folder: Path | None = None,
+        shapes: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
         super().__init__()
         graph = model.graph
         opset = _opset(model)
@@ -82,7 +80,7 @@ class OnnxModel(nn.Module):
             self._store(tensor.name, value, by_content, index)
         if graph.sparse_initializer:
             raise OnnxError("sparse initializers are not supported; store them dense")
-        self.inputs = tuple(_input(i) for i in graph.input if i.name not in self._buffer_of)
+        self.inputs = with_shapes(declared_inputs(graph, self._buffer_of), shapes or {})
         self._outputs = tuple(output.name for output in graph.output)
         self._calls = tuple(
             _call(node, index, opset, folder) for index, node in enumerate(graph.node)
@@ -105,22 +103,9 @@ class OnnxModel(nn.Module):
         """Inputs of the declared shapes: random floats, zeros for the rest.
 
         Raises:
-            OnnxError: an input has a dimension without a fixed size.
+            OnnxError: an input has an axis without a fixed size.
         """
-        generator = torch.Generator().manual_seed(0)
-        made = []
-        for declared in self.inputs:
-            shape = [size for size in declared.shape or (None,) if isinstance(size, int)]
-            if declared.shape is None or len(shape) != len(declared.shape):
-                raise OnnxError(
-                    f"input {declared} has no fixed size; pass example arguments of the sizes to "
-                    f"compile for (gtco.compile(path, (x,))), or export the model with fixed sizes"
-                )
-            if declared.dtype.is_floating_point:
-                made.append(torch.randn(shape, generator=generator).to(declared.dtype))
-            else:
-                made.append(torch.zeros(shape, dtype=declared.dtype))
-        return tuple(made)
+        return example_inputs(self.inputs)
 
     def forward(self, *args: Tensor) -> Any:
         """Run the graph.
@@ -129,7 +114,7 @@ class OnnxModel(nn.Module):
             OnnxError: an input does not fit its declaration, or a node is not supported in the
                 form that the model has it.
         """
-        self._check(args)
+        check_inputs(self.inputs, args)
         values = {name: self.get_buffer(buffer) for name, buffer in self._buffer_of.items()}
         values |= {declared.name: x for declared, x in zip(self.inputs, args, strict=True)}
         known = dict(self._known)
@@ -174,38 +159,28 @@ class OnnxModel(nn.Module):
         if missing:
             raise call.refuse(f"its outputs {', '.join(missing)} are not supported")
 
-    def _check(self, args: tuple[Tensor, ...]) -> None:
-        if len(args) != len(self.inputs):
-            raise OnnxError(
-                f"the model has {len(self.inputs)} inputs "
-                f"({'; '.join(map(str, self.inputs))}), but {len(args)} were given"
-            )
-        bound: dict[str, int] = {}
-        for declared, x in zip(self.inputs, args, strict=True):
-            fits = isinstance(x, Tensor) and x.dtype == declared.dtype
-            if fits and declared.shape is not None:
-                fits = len(declared.shape) == x.dim()
-                for size, given in zip(declared.shape, x.shape, strict=False):
-                    expected = bound.setdefault(size, given) if isinstance(size, str) else size
-                    fits = fits and expected in (None, given)
-            if not fits:
-                shown = f"{x.dtype} {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
-                raise OnnxError(f"input {declared} was given a {shown}")
 
-
-def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModel:
+def load_onnx(
+    source: str | os.PathLike[str] | onnx.ModelProto,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> OnnxModel:
     """Read and check an ONNX model.
 
     Args:
         source: a file, or a model that is in memory with all its data.
+        shapes: the size of every axis, by input, such as `{"x": (1, 3, 224, 224)}`. Axes of one
+            name have one size, so that one input may stand for all; a model whose axes all have
+            fixed sizes needs none.
 
     Raises:
         OnnxError: the file is damaged or no ONNX model, its graph is not well formed, its external
-            data leaves its folder, or gtco does not support its opset or one of its operators.
+            data leaves its folder, gtco does not support its opset or one of its operators, or
+            `shapes` does not fit its inputs.
         FileNotFoundError: there is no such file.
     """
     if isinstance(source, onnx.ModelProto):
-        return OnnxModel(_checked(source, "the model"))
+        return OnnxModel(_checked(source, "the model"), None, shapes)
     path = Path(source)
     if path.suffix != ".onnx":
         raise OnnxError(f"{path} has to be the path of an .onnx file")
@@ -222,7 +197,7 @@ def load_onnx(source: str | os.PathLike[str] | onnx.ModelProto) -> OnnxModel:
         onnx.checker.check_model(path, full_check=True)  # by path: it also checks external data
     except Exception as error:
         raise OnnxError(f"{path} is not valid ({_line(error)})") from error
-    return OnnxModel(_inlined(model), path.parent)
+    return OnnxModel(_inlined(model), path.parent, shapes)
 
 
 def _checked(model: onnx.ModelProto, label: str) -> onnx.ModelProto:
@@ -296,23 +271,3 @@ def _with_data(proto: onnx.TensorProto, folder: Path | None) -> onnx.TensorProto
     loaded.CopyFrom(proto)
     load_external_data_for_tensor(loaded, str(folder))
     return loaded
-
-
-def _input(value: onnx.ValueInfoProto) -> Input:
-    kind = value.type.WhichOneof("value")
-    if kind != "tensor_type":
-        raise OnnxError(f"input {value.name!r} is a {kind}; gtco takes tensors")
-    tensor = value.type.tensor_type
-    if tensor.elem_type not in DTYPES:
-        name = onnx.TensorProto.DataType.Name(tensor.elem_type)
-        raise OnnxError(f"input {value.name!r} is of type {name}, which {FLOAT8_AND_STRINGS}")
-    shape = None
-    if tensor.HasField("shape"):
-        shape = tuple(_dimension(dimension) for dimension in tensor.shape.dim)
-    return Input(value.name, DTYPES[tensor.elem_type], shape)
-
-
-def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    if dimension.HasField("dim_value"):
-        return int(dimension.dim_value)
-    return dimension.dim_param or None

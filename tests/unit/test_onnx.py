@@ -65,6 +65,54 @@ def test_inputs_may_be_left_out_where_their_sizes_are_fixed(tmp_path: Path) -> N
         locate(str(tmp_path / "none.onnx"))
 
 
+def two_inputs() -> onnx.ModelProto:
+    """y = x + bias, both of `batch` rows."""
+    inputs = {"x": ["batch", 4, None], "bias": ["batch", 1, 1]}
+    graph = helper.make_graph(
+        [helper.make_node("Add", ["x", "bias"], ["y"])],
+        "g",
+        [helper.make_tensor_value_info(name, 1, shape) for name, shape in inputs.items()],
+        [helper.make_tensor_value_info("y", 1, ["batch", 4, None])],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+
+
+def test_shapes_fix_what_the_model_leaves_free() -> None:
+    model = two_inputs()
+    loaded = load_onnx(model, shapes={"x": (2, 4, 3)})
+    assert [tuple(x.shape) for x in loaded.example()] == [(2, 4, 3), (2, 1, 1)]
+    assert gtco.capture(loaded, loaded.example()).outputs
+    with pytest.raises(OnnxError, match=r"\[2, 4, 3\] was given"):
+        loaded(torch.zeros(3, 4, 3), torch.zeros(3, 1, 1))
+
+
+def test_free_axes_are_listed_with_the_remedy() -> None:
+    words = (
+        r"'x': torch.float32 \[batch, 4, \?\]: axis 0 \(batch\), axis 2; "
+        r"'bias': .*: axis 0 \(batch\).*shapes=\{'x': \(1, 4, 1\)\}.*--shape x=1x4x1"
+    )
+    with pytest.raises(OnnxError, match=words):
+        load_onnx(two_inputs()).example()
+    with pytest.raises(OnnxError, match=r"'x': .* axis 2"):
+        load_onnx(two_inputs(), shapes={"bias": (2, 1, 1)}).example()
+
+
+@pytest.mark.parametrize(
+    "shapes, words",
+    [
+        ({"X": (2, 4, 3)}, "names 'X'.*inputs are 'x'"),
+        ({"x": (2, 4)}, r"'x'.*\[2, 4\].*do not fit"),
+        ({"x": (2, 5, 3)}, "do not fit"),
+        ({"x": (-1, 4, 3)}, "do not fit"),
+        ({"x": (2.0, 4, 3)}, "do not fit"),
+        ({"x": (2, 4, 3), "bias": (3, 1, 1)}, "'bias'.*one size"),
+    ],
+)
+def test_shapes_have_to_fit(shapes: dict[str, Any], words: str) -> None:
+    with pytest.raises(OnnxError, match=words):
+        load_onnx(two_inputs(), shapes=shapes)
+
+
 @pytest.mark.parametrize(
     "args",
     [(), (torch.zeros(3, 5),), (torch.zeros(3, 4).double(),), (torch.zeros(3, 4),) * 2, (3.0,)],
