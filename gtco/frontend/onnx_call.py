@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
+from gtco.frontend.onnx_sizes import TooLargeError, bounded
 from gtco.frontend.torch_export import CaptureError
 
 
@@ -63,10 +64,13 @@ class Call:
         self.values = values
         self._read.clear()
         try:
-            result = function(self, *arguments)
+            with bounded(arguments):
+                result = function(self, *arguments)
         except CaptureError:
             raise
-        except (RuntimeError, TypeError, IndexError, ValueError) as error:
+        except TooLargeError as error:
+            raise self.refuse(str(error)) from error
+        except (RuntimeError, TypeError, LookupError, ValueError, ArithmeticError) as error:
             line = str(error).partition("\n")[0]
             raise self.refuse(f"torch refuses it ({type(error).__name__}: {line})") from error
         for name in self.attrs:

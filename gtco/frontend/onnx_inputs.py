@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gtco.frontend.onnx_call import OnnxError
 from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS
+from gtco.frontend.onnx_sizes import TooLargeError, check_size
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,27 @@ def declared_inputs(graph: onnx.GraphProto, initializers: Mapping[str, Any]) -> 
     """The inputs of `graph` that are no initializers.
 
     Raises:
-        OnnxError: an input is no tensor, or of a type that gtco has not.
+        OnnxError: an input is no tensor, of a type that gtco has not, or larger than memory.
     """
-    return tuple(_input(value) for value in graph.input if value.name not in initializers)
+    return tuple(_sized(_input(value)) for value in graph.input if value.name not in initializers)
+
+
+def _sized(declared: Input) -> Input:
+    """The same, if there can be such a tensor.
+
+    Raises:
+        OnnxError: a size below 0, or more than memory holds.
+    """
+    fixed = [size for size in declared.shape or () if isinstance(size, int)]
+    if any(size < 0 for size in fixed):
+        raise OnnxError(
+            f"input {declared} has a size below 0; a size that may vary is declared by a name"
+        )
+    try:
+        check_size(fixed, declared.dtype.itemsize)
+    except TooLargeError as error:
+        raise OnnxError(f"input {declared}: {error}") from error
+    return declared
 
 
 def _input(value: onnx.ValueInfoProto) -> Input:
@@ -78,7 +97,8 @@ def with_shapes(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]]) ->
     """`inputs` with the sizes of `shapes`, by input; one axis name is one size everywhere.
 
     Raises:
-        OnnxError: a name is no input's, or a shape does not fit what the model declares.
+        OnnxError: a name is no input's, a shape does not fit what the model declares, or is of a
+            tensor larger than memory.
     """
     unknown = sorted(set(shapes) - {declared.name for declared in inputs})
     if unknown:
@@ -99,9 +119,11 @@ def with_shapes(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]]) ->
                 f"to all axes of one name"
             )
     return tuple(
-        replace(declared, shape=tuple(shapes[declared.name]))
-        if declared.name in shapes
-        else replace(declared, shape=_bound(declared.shape, sizes))
+        _sized(
+            replace(declared, shape=tuple(shapes[declared.name]))
+            if declared.name in shapes
+            else replace(declared, shape=_bound(declared.shape, sizes))
+        )
         for declared in inputs
     )
 

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtco.frontend.onnx_call import Call, Op
+from gtco.frontend.onnx_sizes import check_size
 
 FLOAT8_AND_STRINGS = "is not supported; gtco has floating-point, integer and boolean tensors"
 
@@ -253,6 +254,7 @@ def _pad(
         return F.pad(x, flat, value=value)
     if mode not in ("reflect", "edge", "wrap"):
         raise call.refuse(f"mode={mode!r} is not supported")
+    check_size([size + sum(amounts.get(axis, (0, 0))) for axis, size in enumerate(x.shape)])
     for axis, (before, after) in amounts.items():
         size = x.shape[axis]
         positions = range(-before, size + after)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from gtco.frontend.onnx_call import Call, Op
 from gtco.frontend.onnx_shapes import take
+from gtco.frontend.onnx_sizes import check_size
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 MAX_POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
@@ -236,6 +237,7 @@ def _resize(
             f"mode={mode!r} of {x.dtype} is not supported: it does not say how to round"
         )
     axes = _resized_axes(call, x, coordinates)
+    check_size([axes[axis].out if axis in axes else size for axis, size in enumerate(x.shape)])
     if mode == "nearest":
         for axis, along in axes.items():
             points = [along.coordinate(i, coordinates) for i in range(along.out)]
