@@ -25,6 +25,8 @@ from onnx import numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor, uses_external_data
 from torch import Tensor, nn
 
+from gtco.frontend.onnx_activations import ACTIVATIONS
+from gtco.frontend.onnx_attention import ATTENTION
 from gtco.frontend.onnx_call import Call, OnnxError, Op, concrete
 from gtco.frontend.onnx_inputs import (
     check_inputs,
@@ -33,12 +35,30 @@ from gtco.frontend.onnx_inputs import (
     with_shapes,
 )
 from gtco.frontend.onnx_math import MATH
+from gtco.frontend.onnx_norms import NORMS
+from gtco.frontend.onnx_quantize import QUANTIZED
+from gtco.frontend.onnx_recurrent import RECURRENT
+from gtco.frontend.onnx_sampling import SAMPLING
+from gtco.frontend.onnx_select import SELECT
 from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, KNOWN_FROM_SHAPES, SHAPES
 from gtco.frontend.onnx_windows import WINDOWS
 
 __all__ = ["OPS", "OnnxError", "OnnxModel", "load_onnx"]
 
-OPS: Mapping[str, Op] = MappingProxyType({**MATH, **SHAPES, **WINDOWS})
+OPS: Mapping[str, Op] = MappingProxyType(
+    {
+        **ACTIVATIONS,
+        **ATTENTION,
+        **MATH,
+        **NORMS,
+        **QUANTIZED,
+        **RECURRENT,
+        **SAMPLING,
+        **SELECT,
+        **SHAPES,
+        **WINDOWS,
+    }
+)
 """The operators that gtco claims, each with its function."""
 
 OPSETS = range(11, 29)
@@ -244,6 +264,12 @@ def _attribute(attribute: onnx.AttributeProto, where: str, folder: Path | None) 
     value = onnx.helper.get_attribute_value(attribute)
     if isinstance(value, onnx.TensorProto):
         return _tensor(value, f"{where}: attribute {attribute.name!r}", folder)
+    if isinstance(value, list):
+        return [_text(item) for item in value]
+    return _text(value)
+
+
+def _text(value: Any) -> Any:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 

@@ -140,3 +140,8 @@ class Call:
 
 Op = Callable[..., Any]
 """`(call, *inputs) -> Tensor or tuple of them`; an omitted optional input is None."""
+
+
+def plain(function: Callable[..., Tensor]) -> Op:
+    """An operator without attributes that is one torch function."""
+    return lambda call, *inputs: function(*inputs)

@@ -1,7 +1,7 @@
-"""ONNX operators that compute: pointwise, reductions, norms and matrix products.
+"""ONNX operators that compute: arithmetic, reductions, scans and matrix products.
 
-Softmax(x), opset 11, axis 1   -> x.flatten(1).softmax(1).reshape(x.shape)
-Gemm(a, b, c), transB=1        -> F.linear(a, b, c)
+ReduceL1(x, axes=[1])     -> x.abs().sum([1], True)
+Gemm(a, b, c), transB=1   -> F.linear(a, b, c)
 """
 
 from __future__ import annotations
@@ -16,14 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtco.frontend.onnx_call import Call, Op
+from gtco.frontend.onnx_call import Call, Op, plain
+from gtco.frontend.onnx_shapes import dtype_of
 
 # -- pointwise -----------------------------------------------------------------------------------
-
-
-def _plain(function: Callable[..., Tensor]) -> Op:
-    """An operator without attributes that is one torch function."""
-    return lambda call, *inputs: function(*inputs)
 
 
 def _variadic(function: Callable[[Tensor, Tensor], Tensor]) -> Op:
@@ -48,6 +44,24 @@ def _mod(call: Call, a: Tensor, b: Tensor) -> Tensor:
     return torch.fmod(a, b) if call.attr("fmod", 0) else torch.remainder(a, b)
 
 
+def _bit_shift(call: Call, x: Tensor, places: Tensor) -> Tensor:
+    direction = call.attr("direction")
+    if direction not in ("LEFT", "RIGHT"):
+        raise call.refuse(f"direction={direction!r} is not LEFT or RIGHT")
+    width = 8 * x.element_size()  # torch leaves shifts by it or more open
+    if direction == "RIGHT" and x.dtype.is_signed:
+        return torch.bitwise_right_shift(x, places.clamp_max(width - 1))
+    shift = torch.bitwise_left_shift if direction == "LEFT" else torch.bitwise_right_shift
+    return torch.where(places < width, shift(x, places.clamp_max(width - 1)), 0)
+
+
+def _bit_cast(call: Call, x: Tensor) -> Tensor:
+    dtype = dtype_of(call, call.attr("to"))
+    if dtype.itemsize != x.element_size():
+        raise call.refuse(f"{x.dtype} and {dtype} are not of one width")
+    return x.view(dtype)
+
+
 def _mean(call: Call, *inputs: Tensor) -> Tensor:
     return reduce(torch.add, inputs) / len(inputs)
 
@@ -65,47 +79,7 @@ def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None 
     return x
 
 
-def _gelu(call: Call, x: Tensor) -> Tensor:
-    kind = call.attr("approximate", "none")
-    if kind not in ("none", "tanh"):
-        raise call.refuse(f"approximate={kind!r} is not supported")
-    return F.gelu(x, approximate=kind)
-
-
-def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
-    line: Tensor = x * call.attr("alpha", 0.2) + call.attr("beta", 0.5)
-    return line.clamp(0, 1)
-
-
-def _prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
-    return torch.where(x < 0, x * slope, x)
-
-
-def _dropout(
-    call: Call, x: Tensor, ratio: Tensor | None = None, training_mode: Tensor | None = None
-) -> Any:
-    call.ignore("ratio", "seed")
-    training = call.has(2) and any(call.constant(2))
-    if training and (not call.has(1) or any(call.constant(1))):
-        raise call.refuse("training_mode is on; export the model in eval mode")
-    return (x, torch.ones_like(x, dtype=torch.bool)) if call.wants(1) else x
-
-
-# -- softmax, reductions -------------------------------------------------------------------------
-
-
-def _softmax(function: Callable[[Tensor, int], Tensor]) -> Op:
-    def run(call: Call, x: Tensor) -> Tensor:
-        if call.opset >= 13:
-            return function(x, call.axis(call.attr("axis", -1), x.dim()))
-        axis = call.attr("axis", 1)
-        axis = axis + x.dim() if axis < 0 else axis
-        if axis == x.dim() - 1:
-            return function(x, axis)
-        rows = math.prod(x.shape[:axis])
-        return function(x.reshape(rows, -1), 1).reshape(x.shape)
-
-    return run
+# -- reductions ----------------------------------------------------------------------------------
 
 
 def _reduction(function: Callable[[Tensor, list[int], bool], Tensor]) -> Op:
@@ -167,15 +141,18 @@ def _arg(sign: int) -> Op:
     return run
 
 
-def _cumsum(call: Call, x: Tensor, axis_input: Tensor) -> Tensor:
-    axis = call.axis(int(call.constant(1)[0]), x.dim())
-    exclusive, backwards = call.attr("exclusive", 0), call.attr("reverse", 0)
-    x = x.flip(axis) if backwards else x
-    if exclusive:
-        first = torch.zeros_like(x.narrow(axis, 0, 1))
-        x = torch.cat((first, x.narrow(axis, 0, x.shape[axis] - 1)), axis)
-    total = x.cumsum(axis, dtype=x.dtype)
-    return total.flip(axis) if backwards else total
+def _cumulative(function: Callable[..., Tensor], neutral: int) -> Op:
+    def run(call: Call, x: Tensor, axis_input: Tensor) -> Tensor:
+        axis = call.axis(int(call.constant(1)[0]), x.dim())
+        exclusive, backwards = call.attr("exclusive", 0), call.attr("reverse", 0)
+        x = x.flip(axis) if backwards else x
+        if exclusive and x.shape[axis]:
+            first = torch.full_like(x.narrow(axis, 0, 1), neutral)
+            x = torch.cat((first, x.narrow(axis, 0, x.shape[axis] - 1)), axis)
+        total = function(x, axis, dtype=x.dtype)
+        return total.flip(axis) if backwards else total
+
+    return run
 
 
 def _topk(call: Call, x: Tensor, k_input: Tensor) -> tuple[Tensor, Tensor]:
@@ -185,50 +162,6 @@ def _topk(call: Call, x: Tensor, k_input: Tensor) -> tuple[Tensor, Tensor]:
     # equal elements come in the order of their index, which torch.topk does not promise
     values, indices = torch.sort(x, dim=axis, descending=bool(call.attr("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)
-
-
-# -- normalisation -------------------------------------------------------------------------------
-
-
-def _layer_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
-    axis = call.axis(call.attr("axis", -1), x.dim())
-    eps = call.attr("epsilon", 1e-5)
-    if call.attr("stash_type", 1) not in (1, 11):
-        raise call.refuse("stash_type has to be float or double")
-    shape = x.shape[axis:]
-    scale = scale.expand(shape)
-    y = F.layer_norm(x, shape, scale, None if bias is None else bias.expand(shape), eps)
-    if not (call.wants(1) or call.wants(2)):
-        return y
-    axes = list(range(axis, x.dim()))
-    wide = x if x.dtype == torch.float64 else x.float()
-    mean = wide.mean(axes, True)
-    return y, mean, ((wide - mean).square().mean(axes, True) + eps).rsqrt()
-
-
-def _instance_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    return F.group_norm(x, x.shape[1], scale, bias, call.attr("epsilon", 1e-5))
-
-
-def _group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-    groups = int(call.attr("num_groups"))
-    if call.attr("stash_type", 1) not in (1, 11):
-        raise call.refuse("stash_type has to be float or double")
-    return F.group_norm(x, groups, scale, bias, call.attr("epsilon", 1e-5))
-
-
-def _batch_norm(
-    call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    call.ignore("momentum")
-    if call.attr("training_mode", 0) or call.wants(1):
-        raise call.refuse("training_mode is on; export the model in eval mode")
-    if not mean.dtype == scale.dtype == x.dtype:  # statistics may be wider than x
-        wide = torch.promote_types(mean.dtype, torch.promote_types(scale.dtype, x.dtype))
-        tensors = tuple(each.to(wide) for each in (x, scale, bias, mean, variance))
-        return _batch_norm(call, *tensors).to(x.dtype)
-    eps = call.attr("epsilon", 1e-5)
-    return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, eps)
 
 
 # -- products ------------------------------------------------------------------------------------
@@ -254,14 +187,6 @@ def _einsum(call: Call, *inputs: Tensor) -> Tensor:
     return product
 
 
-def _leaky_relu(call: Call, x: Tensor) -> Tensor:
-    return F.leaky_relu(x, call.attr("alpha", 0.01))
-
-
-def _elu(call: Call, x: Tensor) -> Tensor:
-    return F.elu(x, call.attr("alpha", 1.0))
-
-
 def _is_inf(call: Call, x: Tensor) -> Tensor:
     positive, negative = call.attr("detect_positive", 1), call.attr("detect_negative", 1)
     none = torch.zeros_like(x, dtype=torch.bool)
@@ -270,55 +195,58 @@ def _is_inf(call: Call, x: Tensor) -> Tensor:
 
 MATH: Mapping[str, Op] = MappingProxyType(
     {
-        "Abs": _plain(torch.abs),
-        "Add": _plain(torch.add),
-        "And": _plain(torch.logical_and),
+        "Abs": plain(torch.abs),
+        "Acos": plain(torch.acos),
+        "Acosh": plain(torch.acosh),
+        "Add": plain(torch.add),
+        "And": plain(torch.logical_and),
         "ArgMax": _arg(1),
         "ArgMin": _arg(-1),
-        "BatchNormalization": _batch_norm,
-        "Ceil": _plain(torch.ceil),
+        "Asin": plain(torch.asin),
+        "Asinh": plain(torch.asinh),
+        "Atan": plain(torch.atan),
+        "Atanh": plain(torch.atanh),
+        "BitCast": _bit_cast,
+        "BitShift": _bit_shift,
+        "BitwiseAnd": plain(torch.bitwise_and),
+        "BitwiseNot": plain(torch.bitwise_not),
+        "BitwiseOr": plain(torch.bitwise_or),
+        "BitwiseXor": plain(torch.bitwise_xor),
+        "Ceil": plain(torch.ceil),
         "Clip": _clip,
-        "Cos": _plain(torch.cos),
-        "CumSum": _cumsum,
+        "Cos": plain(torch.cos),
+        "Cosh": plain(torch.cosh),
+        "CumProd": _cumulative(torch.cumprod, 1),
+        "CumSum": _cumulative(torch.cumsum, 0),
+        "Det": plain(torch.linalg.det),
         "Div": _div,
-        "Dropout": _dropout,
         "Einsum": _einsum,
-        "Elu": _elu,
-        "Equal": _plain(torch.eq),
-        "Erf": _plain(torch.erf),
-        "Exp": _plain(torch.exp),
-        "Floor": _plain(torch.floor),
-        "Gelu": _gelu,
+        "Equal": plain(torch.eq),
+        "Erf": plain(torch.erf),
+        "Exp": plain(torch.exp),
+        "Floor": plain(torch.floor),
         "Gemm": _gemm,
-        "Greater": _plain(torch.gt),
-        "GreaterOrEqual": _plain(torch.ge),
-        "GroupNormalization": _group_norm,
-        "HardSigmoid": _hard_sigmoid,
-        "HardSwish": _plain(F.hardswish),
-        "InstanceNormalization": _instance_norm,
+        "Greater": plain(torch.gt),
+        "GreaterOrEqual": plain(torch.ge),
         "IsInf": _is_inf,
-        "IsNaN": _plain(lambda x: x != x),  # an op that fuses; torch.isnan is none
-        "LayerNormalization": _layer_norm,
-        "LeakyRelu": _leaky_relu,
-        "Less": _plain(torch.lt),
-        "LessOrEqual": _plain(torch.le),
-        "Log": _plain(torch.log),
-        "LogSoftmax": _softmax(lambda x, axis: F.log_softmax(x, axis)),
-        "MatMul": _plain(torch.matmul),
+        "IsNaN": plain(lambda x: x != x),  # an op that fuses; torch.isnan is none
+        "Less": plain(torch.lt),
+        "LessOrEqual": plain(torch.le),
+        "Log": plain(torch.log),
+        "MatMul": plain(torch.matmul),
         "Max": _variadic(torch.maximum),
         "Mean": _mean,
         "Min": _variadic(torch.minimum),
-        "Mish": _plain(F.mish),
         "Mod": _mod,
-        "Mul": _plain(torch.mul),
-        "Neg": _plain(torch.neg),
-        "Not": _plain(torch.logical_not),
-        "Or": _plain(torch.logical_or),
-        "PRelu": _prelu,
+        "Mul": plain(torch.mul),
+        "Neg": plain(torch.neg),
+        "Not": plain(torch.logical_not),
+        "Or": plain(torch.logical_or),
         "Pow": _pow,
-        "Reciprocal": _plain(torch.reciprocal),
+        "Reciprocal": plain(torch.reciprocal),
         "ReduceL1": _reduction(lambda x, axes, keep: _sum(x.abs(), axes, keep)),
         "ReduceL2": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep).sqrt().to(x.dtype)),
+        "ReduceLogSum": _reduction(lambda x, axes, keep: _sum(x, axes, keep).log().to(x.dtype)),
         "ReduceLogSumExp": _reduction(torch.logsumexp),
         "ReduceMax": _reduction(lambda x, axes, keep: _extreme(x, axes, keep, 1)),
         "ReduceMean": _reduction(_average),
@@ -326,18 +254,15 @@ MATH: Mapping[str, Op] = MappingProxyType(
         "ReduceProd": _reduction(_prod),
         "ReduceSum": _reduction(_sum),
         "ReduceSumSquare": _reduction(lambda x, axes, keep: _sum(x * x, axes, keep)),
-        "Relu": _plain(torch.relu),
-        "Round": _plain(torch.round),
-        "Sigmoid": _plain(torch.sigmoid),
-        "Sign": _plain(torch.sign),
-        "Sin": _plain(torch.sin),
-        "Softmax": _softmax(lambda x, axis: F.softmax(x, axis)),
-        "Softplus": _plain(F.softplus),
-        "Sqrt": _plain(torch.sqrt),
-        "Sub": _plain(torch.sub),
+        "Round": plain(torch.round),
+        "Sign": plain(torch.sign),
+        "Sin": plain(torch.sin),
+        "Sinh": plain(torch.sinh),
+        "Sqrt": plain(torch.sqrt),
+        "Sub": plain(torch.sub),
         "Sum": _variadic(torch.add),
-        "Tanh": _plain(torch.tanh),
+        "Tan": plain(torch.tan),
         "TopK": _topk,
-        "Xor": _plain(torch.logical_xor),
+        "Xor": plain(torch.logical_xor),
     }
 )

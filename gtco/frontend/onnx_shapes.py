@@ -1,4 +1,4 @@
-"""ONNX operators that move, select or make data.
+"""ONNX operators that move or make data.
 
 Reshape(x, [0, -1])                    -> x.reshape(x.shape[0], -1)
 Slice(x, [1], [9], [2])                -> x.narrow(2, 1, 8)
@@ -51,6 +51,11 @@ def take(x: Tensor, axis: int, positions: Sequence[int]) -> Tensor:
             index = [slice(None)] * axis + [slice(positions[0], positions[-1] + 1, step)]
             return x[tuple(index)]
     return x.index_select(axis, torch.tensor(positions, dtype=torch.int64, device=x.device))
+
+
+def wrap(indices: Tensor, size: int) -> Tensor:
+    """Indices counted from the front."""
+    return torch.where(indices < 0, indices + size, indices).long()
 
 
 # -- shapes --------------------------------------------------------------------------------------
@@ -150,83 +155,6 @@ def _slice(
     return x
 
 
-# -- selection -----------------------------------------------------------------------------------
-
-
-def _wrap(indices: Tensor, size: int) -> Tensor:
-    """Indices counted from the front."""
-    return torch.where(indices < 0, indices + size, indices).long()
-
-
-def _gather(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    axis = call.axis(call.attr("axis", 0), x.dim())
-    size = x.shape[axis]
-    if call.known(1) is not None and indices.numel() <= 4096:
-        positions = [int(index) for index in call.constant(1)]
-        if any(not -size <= index < size for index in positions):
-            raise call.refuse(f"an index is out of range for {size} elements")
-        taken = take(x, axis, [index % size for index in positions])
-    else:
-        taken = x.index_select(axis, _wrap(indices, size).reshape(-1))
-    return taken.reshape((*x.shape[:axis], *indices.shape, *x.shape[axis + 1 :]))
-
-
-def _gather_elements(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    axis = call.axis(call.attr("axis", 0), x.dim())
-    return torch.gather(x, axis, _wrap(indices, x.shape[axis]))
-
-
-def _gather_nd(call: Call, x: Tensor, indices: Tensor) -> Tensor:
-    batch = call.attr("batch_dims", 0)
-    rows = math.prod(x.shape[:batch])
-    data = x.reshape(rows, *x.shape[batch:])
-    flat = indices.reshape(rows, -1, indices.shape[-1])
-    depth = indices.shape[-1]
-    where = [_wrap(flat[..., i], x.shape[batch + i]) for i in range(depth)]
-    first = torch.arange(rows, device=x.device).reshape(-1, 1).expand(flat.shape[:2])
-    return data[(first, *where)].reshape(*indices.shape[:-1], *x.shape[batch + depth :])
-
-
-def _scatter_nd(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    reduction = call.attr("reduction", "none")
-    kinds = {"none": None, "add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    if reduction not in kinds:
-        raise call.refuse(f"reduction={reduction!r} is not supported")
-    depth = indices.shape[-1]
-    where = [_wrap(indices[..., i], x.shape[i]).reshape(-1) for i in range(depth)]
-    tail = x.shape[depth:]
-    rows = torch.zeros_like(where[0])
-    for size, each in zip(x.shape[:depth], where, strict=True):
-        rows = rows * size + each
-    flat = x.reshape(math.prod(x.shape[:depth]), *tail)
-    source = updates.reshape(rows.shape[0], *tail)
-    if reduction == "none":
-        return flat.index_put((rows,), source).reshape(x.shape)
-    index = rows.reshape(-1, *[1] * len(tail)).expand(source.shape)
-    return flat.scatter_reduce(0, index, source, kinds[reduction]).reshape(x.shape)  # type: ignore[arg-type]
-
-
-def _scatter_elements(call: Call, x: Tensor, indices: Tensor, updates: Tensor) -> Tensor:
-    axis = call.axis(call.attr("axis", 0), x.dim())
-    reduction = call.attr("reduction", "none")
-    kinds = {"add": "sum", "mul": "prod", "max": "amax", "min": "amin"}
-    index = _wrap(indices, x.shape[axis])
-    if reduction == "none":
-        return x.scatter(axis, index, updates)
-    if reduction not in kinds:
-        raise call.refuse(f"reduction={reduction!r} is not supported")
-    return x.scatter_reduce(axis, index, updates, kinds[reduction])
-
-
-def _one_hot(call: Call, indices: Tensor, depth_input: Tensor, values: Tensor) -> Tensor:
-    depth = int(call.constant(1)[0])
-    axis = call.axis(call.attr("axis", -1), indices.dim() + 1)
-    index = torch.where(indices < 0, indices + depth, indices).unsqueeze(axis)
-    shape = [-1 if i == axis else 1 for i in range(index.dim())]
-    hot = index == torch.arange(depth, device=indices.device).reshape(shape)
-    return torch.where(hot, values[1], values[0])
-
-
 def _trilu(call: Call, x: Tensor, k_input: Tensor | None = None) -> Tensor:
     diagonal = int(call.constant(1)[0]) if call.has(1) else 0
     return x.triu(diagonal) if call.attr("upper", 1) else x.tril(diagonal)
@@ -273,6 +201,17 @@ def _outside(position: int, size: int, mode: str) -> int:
     period = max(2 * (size - 1), 1)
     position %= period
     return position if position < size else period - position
+
+
+def _center_crop_pad(call: Call, x: Tensor, shape_input: Tensor) -> Tensor:
+    axes = call.axes(call.attr("axes", list(range(x.dim()))), x.dim())
+    pads = [0] * (2 * x.dim())  # for F.pad: last axis first
+    for axis, size in zip(axes, call.ints(1) or [], strict=True):
+        before = abs(size - x.shape[axis]) // 2
+        before = before if size > x.shape[axis] else -before
+        place = 2 * (x.dim() - 1 - axis)
+        pads[place : place + 2] = before, size - x.shape[axis] - before
+    return F.pad(x, pads)
 
 
 def _block_order(call: Call) -> str:
@@ -344,6 +283,17 @@ def _constant(call: Call) -> Tensor:
     raise call.refuse("it holds a sparse tensor or a string, which is not supported")
 
 
+def _eye_like(call: Call, x: Tensor) -> Tensor:
+    if x.dim() != 2:
+        raise call.refuse(f"its input has {x.dim()} dimensions, not 2")
+    code = call.attr("dtype")
+    dtype = x.dtype if code is None else dtype_of(call, code)
+    rows, columns = x.shape
+    places = torch.arange(columns) - torch.arange(rows).reshape(-1, 1)
+    diagonal: Tensor = places == call.attr("k", 0)
+    return diagonal.to(dtype)
+
+
 def _range(call: Call, start: Tensor, limit: Tensor, delta: Tensor) -> Tensor:
     first, last, step = (call.constant(index)[0] for index in range(3))
     count = max(math.ceil((last - first) / step), 0)
@@ -363,22 +313,18 @@ SHAPES: Mapping[str, Op] = MappingProxyType(
     {
         "Cast": _cast,
         "CastLike": _cast_like,
+        "CenterCropPad": _center_crop_pad,
         "Concat": _concat,
         "Constant": _constant,
         "ConstantOfShape": _constant_of_shape,
         "DepthToSpace": _depth_to_space,
+        "EyeLike": _eye_like,
         "Expand": _expand,
         "Flatten": _flatten,
-        "Gather": _gather,
-        "GatherElements": _gather_elements,
-        "GatherND": _gather_nd,
         "Identity": _identity,
-        "OneHot": _one_hot,
         "Pad": _pad,
         "Range": _range,
         "Reshape": _reshape,
-        "ScatterElements": _scatter_elements,
-        "ScatterND": _scatter_nd,
         "Shape": _shape,
         "Size": _size,
         "Slice": _slice,
@@ -393,5 +339,5 @@ SHAPES: Mapping[str, Op] = MappingProxyType(
     }
 )
 
-KNOWN_FROM_SHAPES = frozenset({"Shape", "Size"})
+KNOWN_FROM_SHAPES = frozenset({"EyeLike", "Shape", "Size"})
 """Operators whose result is known when the shape of their input is."""

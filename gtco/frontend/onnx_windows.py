@@ -1,14 +1,14 @@
-"""ONNX operators that look at neighbours: convolution, pooling, resizing, sampling.
+"""ONNX operators with sliding windows: convolution, pooling and what undoes them.
 
 MaxPool(x), pads [0, 0, 1, 1]   -> F.max_pool2d(F.pad(x, (0, 1, 0, 1), value=-inf), ...)
-Resize(x), tf_half_pixel_for_nn -> weights(out, in) @ x, an axis at a time
+ConvTranspose(x, w), pads [0, 1] -> F.pad(F.conv_transpose1d(x, w), (0, -1))
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -17,10 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtco.frontend.onnx_call import Call, Op
-from gtco.frontend.onnx_shapes import take
-from gtco.frontend.onnx_sizes import check_size
 
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+TRANSPOSED = {1: F.conv_transpose1d, 2: F.conv_transpose2d, 3: F.conv_transpose3d}
 MAX_POOLS = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}
 AVERAGE_POOLS = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}
 
@@ -88,7 +87,8 @@ def _window(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
     return Window(list(kernel), stride, dilation, before, after, overhang)
 
 
-def _conv(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def convolve(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A convolution with the attributes of Conv: x is [n, c, *sizes], weight [m, c / group, *k]."""
     kernel = list(weight.shape[2:])
     if list(call.attr("kernel_shape", kernel)) != kernel:
         raise call.refuse(f"kernel_shape is not that of its weight, {kernel}")
@@ -97,8 +97,42 @@ def _conv(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> 
     if not window.symmetric:
         x, padding = F.pad(x, window.pads(overhang=False)), [0] * len(kernel)
     groups = call.attr("group", 1)
-    convolve = CONVOLUTIONS[len(kernel)]
-    return convolve(x, weight, bias, window.stride, padding, window.dilation, groups)
+    function = CONVOLUTIONS[len(kernel)]
+    return function(x, weight, bias, window.stride, padding, window.dilation, groups)
+
+
+def _conv_transpose(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    kernel, sizes = list(weight.shape[2:]), list(x.shape[2:])
+    rank = len(kernel)
+    if rank not in TRANSPOSED:
+        raise call.refuse(f"{rank} spatial dimensions are not supported; 1 to 3 are")
+    if list(call.attr("kernel_shape", kernel)) != kernel:
+        raise call.refuse(f"kernel_shape is not that of its weight, {kernel}")
+    stride, dilation = call.attr("strides", [1] * rank), call.attr("dilations", [1] * rank)
+    extra = list(call.attr("output_padding", [0] * rank))
+    pads, auto = list(call.attr("pads", [0] * (2 * rank))), call.attr("auto_pad", "NOTSET")
+    wanted = call.attr("output_shape")
+    if wanted is None and auto in ("SAME_UPPER", "SAME_LOWER"):
+        wanted = [size * step for size, step in zip(sizes, stride, strict=True)]
+    reach = [d * (k - 1) + 1 for d, k in zip(dilation, kernel, strict=True)]
+    whole = [s * (n - 1) + r for s, n, r in zip(stride, sizes, reach, strict=True)]
+    before, after = pads[:rank], pads[rank:]
+    if auto == "VALID":
+        before, after = [0] * rank, [0] * rank
+    if wanted is not None:
+        for i in range(rank):
+            total = whole[i] + extra[i] - wanted[-rank:][i]
+            small, large = total // 2, total - total // 2
+            before[i], after[i] = (small, large) if auto == "SAME_UPPER" else (large, small)
+    groups = call.attr("group", 1)
+    function = TRANSPOSED[rank]
+    fits = all(e < max(s, d) for e, s, d in zip(extra, stride, dilation, strict=True))
+    if before == after and min(before) >= 0 and fits:
+        return function(x, weight, bias, stride, before, extra, groups, dilation)
+    y = function(x, weight, None, stride, 0, 0, groups, dilation)
+    cut = [size for i in reversed(range(rank)) for size in (-before[i], extra[i] - after[i])]
+    y = F.pad(y, cut)
+    return y if bias is None else y + bias.reshape([-1] + [1] * rank)
 
 
 def _max_pool(call: Call, x: Tensor) -> Any:
@@ -137,6 +171,73 @@ def _max_pool_padded(window: Window, x: Tensor, value: float) -> Tensor:
     return pool(padded, window.kernel, window.stride, 0, window.dilation)
 
 
+def _max_unpool(call: Call, x: Tensor, places: Tensor, shape_input: Tensor | None = None) -> Tensor:
+    """Into a tensor of the wanted shape; `places` are indices into the one before its pads."""
+    kernel = list(call.attr("kernel_shape"))
+    rank = len(kernel)
+    stride, pads = call.attr("strides", [1] * rank), call.attr("pads", [0] * (2 * rank))
+    sizes = [
+        (x.shape[i + 2] - 1) * stride[i] - pads[i] - pads[i + rank] + kernel[i] for i in range(rank)
+    ]
+    shape = [*x.shape[:2], *sizes]
+    flat = x.new_zeros(math.prod(shape)).scatter(0, places.reshape(-1), x.reshape(-1))
+    y = flat.reshape(shape)
+    if not call.has(2):
+        return y
+    wanted = call.ints(2) or []
+    flat_pads = [b - a for a, b in zip(reversed(shape), reversed(wanted), strict=True)]
+    return F.pad(y, [size for pad in flat_pads for size in (0, pad)])
+
+
+def _column_to_image(call: Call, x: Tensor, image_input: Tensor, block_input: Tensor) -> Tensor:
+    """Overlapping blocks are added: a transposed convolution with one weight per block element."""
+    image, block = call.ints(1) or [], call.ints(2) or []
+    rank = len(image)
+    if rank not in TRANSPOSED:
+        raise call.refuse(f"{rank} spatial dimensions are not supported; 1 to 3 are")
+    stride, dilation = call.attr("strides", [1] * rank), call.attr("dilations", [1] * rank)
+    pads = call.attr("pads", [0] * (2 * rank))
+    elements = math.prod(block)
+    counts = [
+        (image[i] + pads[i] + pads[i + rank] - dilation[i] * (block[i] - 1) - 1) // stride[i] + 1
+        for i in range(rank)
+    ]
+    columns = x.reshape(-1, elements, *counts)
+    weight = torch.eye(elements, dtype=x.dtype, device=x.device).reshape(elements, 1, *block)
+    y = TRANSPOSED[rank](columns, weight, None, stride, 0, 0, 1, dilation)
+    cut = []
+    for i in reversed(range(rank)):
+        cut += [-pads[i], image[i] + pads[i] - y.shape[i + 2]]
+    return F.pad(y, cut).reshape(x.shape[0], -1, *image)
+
+
+def _window_sums(window: Window, x: Tensor) -> Tensor:
+    """The sum of each window of x, whose padding counts as zero."""
+    channels, padded = x.shape[1], F.pad(x, window.pads(overhang=True))
+    ones = torch.ones((channels, 1, *window.kernel), dtype=x.dtype, device=x.device)
+    function = CONVOLUTIONS[len(window.kernel)]
+    return function(padded, ones, None, window.stride, 0, window.dilation, channels)
+
+
+def _root(total: Tensor, p: int) -> Tensor:
+    return total if p == 1 else total.sqrt() if p == 2 else total.pow(1 / p)
+
+
+def _powers(x: Tensor, p: int) -> Tensor:
+    return x.abs() if p == 1 else x * x if p == 2 else x.abs().pow(p)
+
+
+def _lp_pool(call: Call, x: Tensor) -> Tensor:
+    p = call.attr("p", 2)
+    window = _window(call, x.shape[2:], call.attr("kernel_shape"))
+    return _root(_window_sums(window, _powers(x, p)), p)
+
+
+def _global_lp_pool(call: Call, x: Tensor) -> Tensor:
+    p = call.attr("p", 2)
+    return _root(_powers(x, p).sum(list(range(2, x.dim())), True), p)
+
+
 def _average_pool(call: Call, x: Tensor) -> Tensor:
     include = bool(call.attr("count_include_pad", 0))
     window = _window(call, x.shape[2:], call.attr("kernel_shape"))
@@ -145,17 +246,14 @@ def _average_pool(call: Call, x: Tensor) -> Tensor:
     if window.symmetric and fits and set(window.dilation) == {1}:
         pool = AVERAGE_POOLS[len(window.kernel)]
         return pool(x, window.kernel, window.stride, padding, False, include)
-    channels = x.shape[1]
-    ones = torch.ones((channels, 1, *window.kernel), dtype=x.dtype, device=x.device)
     counted = torch.ones((1, 1, *x.shape[2:]), dtype=x.dtype, device=x.device)
+    rank = len(window.kernel)
     plain = window.pads(overhang=False)
     full = window.pads(overhang=True)
     counted = F.pad(counted, plain, value=1.0 if include else 0.0)
     counted = F.pad(counted, [a - b for a, b in zip(full, plain, strict=True)])
-    convolve = CONVOLUTIONS[len(window.kernel)]
-    stride, dilation = window.stride, window.dilation
-    total = convolve(F.pad(x, full), ones, None, stride, 0, dilation, channels)
-    return total / convolve(counted, ones[:1], None, stride, 0, dilation)
+    inside = replace(window, before=[0] * rank, after=[0] * rank, overhang=[0] * rank)
+    return _window_sums(window, x) / _window_sums(inside, counted)
 
 
 def _global_average_pool(call: Call, x: Tensor) -> Tensor:
@@ -166,239 +264,17 @@ def _global_max_pool(call: Call, x: Tensor) -> Tensor:
     return x.amax(list(range(2, x.dim())), True)
 
 
-# -- resize --------------------------------------------------------------------------------------
-
-COORDINATES = (
-    "half_pixel",
-    "half_pixel_symmetric",
-    "pytorch_half_pixel",
-    "align_corners",
-    "asymmetric",
-    "tf_crop_and_resize",
-)
-
-
-@dataclass(frozen=True)
-class Axis:
-    """One axis that Resize changes.
-
-    Args:
-        size, out: its length before and after.
-        scale: out / size, as the model gives it or as the sizes imply.
-        roi: start and end of the region of interest, 0 to 1.
-    """
-
-    size: int
-    out: int
-    scale: float
-    roi: tuple[float, float] = (0.0, 1.0)
-
-    def coordinate(self, position: int, mode: str) -> float:
-        """Where in the input the output's element `position` lies."""
-        match mode:
-            case "half_pixel":
-                return (position + 0.5) / self.scale - 0.5
-            case "half_pixel_symmetric":
-                adjustment = self.out / (self.scale * self.size)
-                offset = self.size / 2 * (1 - adjustment)
-                return offset + (position + 0.5) / self.scale - 0.5
-            case "pytorch_half_pixel":
-                return (position + 0.5) / self.scale - 0.5 if self.out > 1 else 0.0
-            case "align_corners":
-                return position * (self.size - 1) / (self.out - 1) if self.out > 1 else 0.0
-            case "asymmetric":
-                return position / self.scale
-        start, end = self.roi
-        if self.out > 1:
-            step = (end - start) * (self.size - 1) / (self.out - 1)
-            return start * (self.size - 1) + position * step
-        return 0.5 * (start + end) * (self.size - 1)
-
-
-def _resize(
-    call: Call,
-    x: Tensor,
-    roi_input: Tensor | None = None,
-    scales_input: Tensor | None = None,
-    sizes_input: Tensor | None = None,
-) -> Tensor:
-    mode = call.attr("mode", "nearest")
-    coordinates = call.attr("coordinate_transformation_mode", "half_pixel")
-    nearest = call.attr("nearest_mode", "round_prefer_floor")
-    a = call.attr("cubic_coeff_a", -0.75)
-    exclude, antialias = bool(call.attr("exclude_outside", 0)), bool(call.attr("antialias", 0))
-    extrapolation = call.attr("extrapolation_value", 0.0)
-    if mode not in ("nearest", "linear", "cubic"):
-        raise call.refuse(f"mode={mode!r} is not supported")
-    if coordinates not in COORDINATES:
-        raise call.refuse(f"coordinate_transformation_mode={coordinates!r} is not supported")
-    if mode != "nearest" and not x.is_floating_point():
-        raise call.refuse(
-            f"mode={mode!r} of {x.dtype} is not supported: it does not say how to round"
-        )
-    axes = _resized_axes(call, x, coordinates)
-    check_size([axes[axis].out if axis in axes else size for axis, size in enumerate(x.shape)])
-    if mode == "nearest":
-        for axis, along in axes.items():
-            points = [along.coordinate(i, coordinates) for i in range(along.out)]
-            taken = [_nearest(call, point, nearest, along.scale) for point in points]
-            x = take(x, axis, [min(max(index, 0), along.size - 1) for index in taken])
-    elif (plain := _interpolate(x, axes, mode, coordinates, a, exclude, antialias)) is not None:
-        return plain
-    else:
-        for axis, along in axes.items():
-            if along.out == along.size and along.scale == 1 and along.roi == (0.0, 1.0):
-                continue
-            weights = _weights(along, mode, coordinates, a, exclude, antialias)
-            x = _along(x, axis, torch.tensor(weights, dtype=torch.float64, device=x.device))
-    return _extrapolate(x, axes, coordinates, extrapolation)
-
-
-def _resized_axes(call: Call, x: Tensor, coordinates: str) -> dict[int, Axis]:
-    given = call.attr("axes")
-    axes = list(range(x.dim())) if given is None else call.axes(given, x.dim())
-    policy = call.attr("keep_aspect_ratio_policy", "stretch")
-    if policy not in ("stretch", "not_larger", "not_smaller"):
-        raise call.refuse(f"keep_aspect_ratio_policy={policy!r} is not supported")
-    roi = call.constant(1) if coordinates == "tf_crop_and_resize" and call.has(1) else []
-    regions = [(0.0, 1.0)] * len(axes)
-    if roi:
-        regions = [(roi[i], roi[i + len(axes)]) for i in range(len(axes))]
-    found = [x.shape[axis] for axis in axes]
-    scales = call.constant(2) if call.has(2) else []
-    if scales:
-        pairs = zip(found, scales, regions, strict=True)
-        sizes = [math.floor(size * (b - a) * scale) for size, scale, (a, b) in pairs]
-    else:
-        sizes = call.ints(3) or []
-        scales = [out / size for out, size in zip(sizes, found, strict=True)]
-        if policy != "stretch":
-            scale = min(scales) if policy == "not_larger" else max(scales)
-            scales = [scale] * len(axes)
-            sizes = [math.floor(size * scale + 0.5) for size in found]
-    rows = list(zip(axes, found, sizes, scales, regions, strict=True))
-    if coordinates == "align_corners" and any(
-        abs(size * scale - out) > 1e-4 for _, size, out, scale, _ in rows
-    ):
-        raise call.refuse(
-            "align_corners with scales that give no whole size means one thing in the ONNX "
-            "reference and another in ONNX Runtime and torch; give sizes instead"
-        )
-    return {
-        axis: Axis(size, int(out), float(scale), region)
-        for axis, size, out, scale, region in rows
-        if out != size or scale != 1 or region != (0.0, 1.0)
-    }
-
-
-def _nearest(call: Call, point: float, mode: str, scale: float) -> int:
-    match mode:
-        case "round_prefer_floor":
-            return math.ceil(point - 0.5)
-        case "round_prefer_ceil":
-            return math.floor(point + 0.5)
-        case "floor":
-            return math.floor(point)
-        case "ceil":
-            return math.ceil(point)
-    raise call.refuse(f"nearest_mode={mode!r} is not supported")
-
-
-def _interpolate(
-    x: Tensor,
-    axes: Mapping[int, Axis],
-    mode: str,
-    coordinates: str,
-    a: float,
-    exclude: bool,
-    antialias: bool,
-) -> Tensor | None:
-    """By torch's own kernel where it means the same."""
-    exact = all(along.out == along.size * along.scale for along in axes.values())
-    half = coordinates == "half_pixel" or (
-        coordinates == "pytorch_half_pixel" and all(along.out > 1 for along in axes.values())
-    )
-    means_the_same = x.dim() == 4 and set(axes) <= {2, 3} and not (exclude or antialias)
-    if not (means_the_same and (coordinates == "align_corners" or (half and exact))):
-        return None
-    if mode == "cubic" and a != -0.75:
-        return None
-    size = [axes[axis].out if axis in axes else x.shape[axis] for axis in (2, 3)]
-    kind = "bilinear" if mode == "linear" else "bicubic"
-    return F.interpolate(x, size, mode=kind, align_corners=coordinates == "align_corners")
-
-
-def _kernel(distance: float, mode: str, a: float) -> float:
-    d = abs(distance)
-    if mode == "linear":
-        return max(1.0 - d, 0.0)
-    if d <= 1:
-        return ((a + 2) * d - (a + 3)) * d * d + 1
-    return ((a * d - 5 * a) * d + 8 * a) * d - 4 * a if d < 2 else 0.0
-
-
-def _weights(
-    along: Axis, mode: str, coordinates: str, a: float, exclude: bool, antialias: bool
-) -> list[list[float]]:
-    """(out, size): what each input element adds to each output element."""
-    shrink = min(along.scale, 1.0) if antialias else 1.0
-    reach = (1 if mode == "linear" else 2) / shrink
-    rows = []
-    for position in range(along.out):
-        point = along.coordinate(position, coordinates)
-        row = [0.0] * along.size
-        taps = range(math.floor(point - reach) + 1, math.ceil(point + reach))
-        found = {tap: _kernel((tap - point) * shrink, mode, a) for tap in taps}
-        if exclude:
-            found = {tap: w for tap, w in found.items() if 0 <= tap < along.size}
-        total = sum(found.values()) if exclude or antialias else 1.0
-        for tap, weight in found.items():
-            row[min(max(tap, 0), along.size - 1)] += weight / total
-        rows.append(row)
-    return rows
-
-
-def _along(x: Tensor, axis: int, weights: Tensor) -> Tensor:
-    """`weights` (out, in) applied to `axis` of `x`."""
-    return torch.matmul(x.movedim(axis, -1), weights.to(x.dtype).t()).movedim(-1, axis)
-
-
-def _extrapolate(x: Tensor, axes: Mapping[int, Axis], coordinates: str, value: float) -> Tensor:
-    if coordinates != "tf_crop_and_resize":
-        return x
-    for axis, along in axes.items():
-        points = [along.coordinate(i, coordinates) for i in range(along.out)]
-        inside = torch.tensor([0 <= p <= along.size - 1 for p in points], device=x.device)
-        x = torch.where(inside.reshape([-1] + [1] * (x.dim() - 1 - axis)), x, value)
-    return x
-
-
-def _grid_sample(call: Call, x: Tensor, grid: Tensor) -> Tensor:
-    mode = call.attr("mode", "linear" if call.opset >= 20 else "bilinear")
-    kinds = {
-        "linear": "bilinear",
-        "bilinear": "bilinear",
-        "nearest": "nearest",
-        "cubic": "bicubic",
-        "bicubic": "bicubic",
-    }
-    padding = call.attr("padding_mode", "zeros")
-    if mode not in kinds or (kinds[mode] == "bicubic" and x.dim() != 4):
-        raise call.refuse(f"mode={mode!r} of {x.dim() - 2} spatial dimensions is not supported")
-    if padding not in ("zeros", "border", "reflection"):
-        raise call.refuse(f"padding_mode={padding!r} is not supported")
-    corners = bool(call.attr("align_corners", 0))
-    return F.grid_sample(x, grid.to(x.dtype), kinds[mode], padding, corners)
-
-
 WINDOWS: Mapping[str, Op] = MappingProxyType(
     {
         "AveragePool": _average_pool,
-        "Conv": _conv,
+        "Col2Im": _column_to_image,
+        "Conv": convolve,
+        "ConvTranspose": _conv_transpose,
         "GlobalAveragePool": _global_average_pool,
+        "GlobalLpPool": _global_lp_pool,
         "GlobalMaxPool": _global_max_pool,
-        "GridSample": _grid_sample,
+        "LpPool": _lp_pool,
         "MaxPool": _max_pool,
-        "Resize": _resize,
+        "MaxUnpool": _max_unpool,
     }
 )

@@ -9,12 +9,17 @@ from pathlib import Path
 
 import pytest
 
+from gtco.cost_model.database import (
+    LIBRARY,
+    DatabaseError,
+    TuningRecord,
+    read_jsonl,
+    shipped_records,
+)
 from gtco.cost_model.knowledge import VERSIONS
-from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, read_jsonl, shipped_records
-from tests.records import key
 
 RECORD = TuningRecord(
-    workload=key("linear"),
+    workload='{"arch":"sm_90a","nodes":[]}',
     device="NVIDIA H100 80GB HBM3",
     sketch="gemm_wgmma",
     version=2,

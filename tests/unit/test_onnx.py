@@ -184,7 +184,7 @@ def unknown_operator(model: onnx.ModelProto) -> None:
 
 
 def not_claimed(model: onnx.ModelProto) -> None:
-    model.graph.node[1].op_type = "Hardmax"
+    model.graph.node[1].op_type = "Bernoulli"
 
 
 def foreign_domain(model: onnx.ModelProto) -> None:
@@ -222,7 +222,7 @@ def strings(model: onnx.ModelProto) -> None:
         (wrong_shape, "not valid"),
         (short_data, "not valid|cannot be read"),
         (unknown_operator, "NoSuchOperator"),
-        (not_claimed, r"relu \(Hardmax\): the operator Hardmax is not supported"),
+        (not_claimed, r"relu \(Bernoulli\): the operator Bernoulli is not supported"),
         (foreign_domain, r"relu.*com\.microsoft::Relu is not supported"),
         (opset(10), "opset 10; gtco reads 11 to"),
         (opset(99), "opset 99; gtco reads 11 to"),
