@@ -1,8 +1,7 @@
-"""Tuning records: what was measured, where, and with which schedule.
+"""The user's tuning records: what was measured, where, and with which schedule.
 
-A record is one line of JSON. Records made on an H100 ship with the package, so that a first compile
-needs no search; the user's own are rows of a `Database`. A key is the whole workload text, so a hit
-is always compared in full.
+Records made on an H100 ship with the package, so that a first compile needs no search; the user's
+own are rows of a `Database`. A key is the whole workload text, so a hit is always compared in full.
 """
 
 from __future__ import annotations
@@ -17,17 +16,23 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from importlib import resources
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import platformdirs
 
+from gtco.cost_model.record import (
+    LIBRARY,
+    NAMED,
+    DatabaseError,
+    TuningRecord,
+    problem_of,
+    scan_jsonl,
+)
+
 log = logging.getLogger("gtco.tune")
 
-LIBRARY, PLAN = "library", "plan"
-"""The `sketch` of a record of a group's ATen calls; of a whole model, whose `work` names groups."""
 BUSY_S = 60.0
 """How long a process waits for another that writes."""
 SCHEMA_VERSION = 1
@@ -51,96 +56,6 @@ _SCHEMA = (
 )
 _SELECT = f"""SELECT records.id, text, {", ".join(_KEY + _VALUES)} FROM records
     JOIN workloads ON workloads.id = records.workload"""
-
-
-class DatabaseError(ValueError):
-    """A record that cannot be read; the message names file and line."""
-
-
-@dataclass(frozen=True)
-class TuningRecord:
-    """One measurement; failure is a result too.
-
-    Args:
-        workload: `gtco.passes.tasks.workload_key` of the group.
-        device: the GPU's name, such as "NVIDIA H100 80GB HBM3".
-        sketch: the sketch's name, "library" for the ATen call or "plan" for a whole model.
-        version: the sketch's version when the record was made; an older one is stale.
-        schedule: knob name to value.
-        run_us: microseconds from start to start in a chain, or None if it failed.
-        error: why it failed, or "".
-        versions: of gtco's generated code, driver and NVRTC: provenance.
-        work: `gtco.cost_model.work.work_of(candidate).numbers()` to train on, or empty; of a plan,
-            each group's `workload_digest` to how often it runs.
-    """
-
-    workload: str
-    device: str
-    sketch: str
-    version: int
-    schedule: Mapping[str, int]
-    run_us: float | None
-    error: str = ""
-    versions: Mapping[str, str] = field(default_factory=dict)
-    work: Mapping[str, int] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self), sort_keys=True)
-
-    @staticmethod
-    def from_json(text: str) -> TuningRecord:
-        """Parse one line.
-
-        Raises:
-            DatabaseError: it is no record.
-        """
-        try:
-            data = json.loads(text)
-            record = TuningRecord(**data)
-            schedule = {str(name): int(value) for name, value in record.schedule.items()}
-        except (TypeError, ValueError, AttributeError) as error:
-            raise DatabaseError(f"no tuning record: {error}") from None
-        return TuningRecord(**{**data, "schedule": schedule})
-
-
-def read_jsonl(path: Path) -> Iterator[TuningRecord]:
-    """The records of a JSONL file.
-
-    Raises:
-        DatabaseError: naming the file and the line that is damaged.
-    """
-    with path.open() as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                yield TuningRecord.from_json(line)
-            except DatabaseError as error:
-                raise DatabaseError(f"{path}:{number}: {error}") from None
-
-
-def write_jsonl(path: Path, records: Iterable[TuningRecord]) -> int:
-    """Write `records` as lines of `path`, all or none; how many they were, or a `DatabaseError`."""
-    lines = [record.to_json() + "\n" for record in records]
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text("".join(lines))
-        temporary.replace(path)
-    except OSError as error:
-        raise DatabaseError(f"cannot write {path}: {error}") from None
-    finally:
-        temporary.unlink(missing_ok=True)
-    return len(lines)
-
-
-def shipped_records() -> tuple[TuningRecord, ...]:
-    """The records that come with the package."""
-    folder = resources.files("gtco.cost_model") / "records"
-    found: list[TuningRecord] = []
-    if folder.is_dir():
-        for entry in sorted(folder.iterdir(), key=lambda item: item.name):
-            if entry.name.endswith(".jsonl"):
-                with resources.as_file(entry) as path:
-                    found.extend(read_jsonl(path))
-    return tuple(found)
 
 
 def is_fresh(record: TuningRecord, device: str, versions: Mapping[str, int]) -> bool:
@@ -202,7 +117,8 @@ class Database:
         The key is workload, device, sketch, version and schedule.
 
         Raises:
-            DatabaseError: the file is read-only, the disk is full, or it stayed locked.
+            DatabaseError: the file is read-only, the disk is full, it stayed locked, or no
+                measurement says what one of the records does.
         """
         self._write(records, "DO UPDATE SET " + ", ".join(f"{n} = excluded.{n}" for n in _VALUES))
 
@@ -215,7 +131,11 @@ class Database:
         return self._write(records, "DO NOTHING")
 
     def _write(self, records: Iterable[TuningRecord], on_conflict: str) -> int:
-        rows = [(record.workload, _row(record)) for record in records]
+        rows = []
+        for record in records:
+            if problem := problem_of(record):
+                raise DatabaseError(f"cannot keep records in {self.path}: {problem}")
+            rows.append((record.workload, _row(record)))
         if self.read_only:
             raise DatabaseError(
                 f"{self.path} is read-only, so nothing can be kept: make the file and its folder "
@@ -284,12 +204,19 @@ class Database:
         """`merge` the records of a JSONL file; how many were new.
 
         Raises:
-            DatabaseError: naming the file and the line that is damaged; then nothing is kept.
+            DatabaseError: the file cannot be read; or lines of it are no records, which the message
+                names with their causes: then all others are kept.
         """
-        try:
-            return self.merge(list(read_jsonl(path)))
-        except (OSError, UnicodeDecodeError) as error:
-            raise DatabaseError(f"cannot read {path}: {error}") from None
+        found = list(scan_jsonl(path))
+        new = self.merge(each for each in found if isinstance(each, TuningRecord))
+        problems = [str(each) for each in found if isinstance(each, DatabaseError)]
+        if problems:
+            more = [f"and {len(problems) - NAMED} more"] if len(problems) > NAMED else []
+            raise DatabaseError(
+                f"added {new} records, and left {len(problems)} lines out:\n  "
+                + "\n  ".join([*problems[:NAMED], *more])
+            )
+        return new
 
     # -- opening -------------------------------------------------------------------------------
 
@@ -412,7 +339,7 @@ def _record(row: Sequence[Any]) -> TuningRecord:
     """The record of a row of `_SELECT`.
 
     Raises:
-        DatabaseError: its checksum differs.
+        DatabaseError: its checksum differs, or no measurement says so.
     """
     number, workload, device, sketch, version, schedule, run_us, error, versions, work, digest = row
     try:
@@ -428,10 +355,12 @@ def _record(row: Sequence[Any]) -> TuningRecord:
             json.loads(work),
         )
         sound = _digest(record) == digest
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         sound = False
     if not sound:
         raise DatabaseError(f"record {number}: its checksum differs")
+    if problem := problem_of(record):
+        raise DatabaseError(f"record {number}: {problem}")
     return record
 
 

@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Key, schedule_key
-from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord, is_fresh
+from gtco.cost_model.database import is_fresh
 from gtco.cost_model.model import roofline_us
+from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
 from gtco.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from gtco.cost_model.database import PLAN, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.record import PLAN, TuningRecord
 from gtco.cost_model.work import group_work
 from gtco.graph import FusedGraph, Graph
 from gtco.passes.tasks import tasks, workload_digest

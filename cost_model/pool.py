@@ -23,8 +23,8 @@ import numpy as np
 
 from gtco.codegen.sampler import Key, schedule_key
 from gtco.codegen.sketch import Schedule
-from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.ranker import Measured
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.work import Work
 
 SUFFIX = ".pool.jsonl.gz"

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.features import FEATURES, FEATURES_VERSION, features
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.work import Work
 from gtco.target import Target
 

@@ -21,10 +21,10 @@ from typing import Generic, Protocol, TypeVar
 
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Key, Sampler, schedule_key
-from gtco.cost_model.database import LIBRARY, PLAN, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.ranker import Measured, Ranker
+from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
 from gtco.cost_model.similar import lent, likeness
 from gtco.cost_model.work import Work, work_of
 from gtco.passes.legality import family

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Sketch
-from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.work import CONTRACTIONS, Work, group_work, work_of
 
 SAME_SIZE = 0.9

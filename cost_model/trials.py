@@ -23,7 +23,6 @@ import torch
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sampler import Candidate
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import CHAIN, FINAL, HOST_CLOCK
 from gtco.cost_model.measure import (
     DEADLINE_S,
@@ -37,6 +36,7 @@ from gtco.cost_model.measure import (
     measure,
     start,
 )
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.work import work_of
 from gtco.runtime.compile_pool import CompileJob, CompilePool
 from gtco.runtime.cubin import CompiledKernel

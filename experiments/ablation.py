@@ -39,11 +39,12 @@ from gtco.answers import compute_precision, references
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import capture_for, fuse_with, plan_with, resolve_target
-from gtco.cost_model.database import LIBRARY, Database, TuningRecord
+from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import Knowledge, finalists
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.ranker import Ranker, shipped_ranker
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import Search, candidate_of, search_task
 from gtco.cost_model.trials import Trials
 from gtco.graph import FusedGraph, Graph, Group

@@ -24,9 +24,9 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import capture_for, device_name, known_on, resolve_target
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import Subject
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.graph import Graph, Group

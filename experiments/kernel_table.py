@@ -33,10 +33,10 @@ from gtco.compiler import (
     known_on,
     resolve_target,
 )
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.cost_model.work import group_work

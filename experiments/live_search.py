@@ -20,11 +20,11 @@ import gtco
 from experiments.publish import markdown, microseconds, provenance, publish
 from experiments.replay_searches import Curve, at, curve, reached, replayed
 from gtco.codegen.sampler import Candidate
-from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.pool import PoolTask, read_pool
 from gtco.cost_model.ranker import Ranker, train
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.search import Strategy, search_task
 from gtco.cost_model.trials import Trials
 from gtco.locate import Located, UsageError, locate

@@ -28,11 +28,12 @@ from pathlib import Path
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.cost_model.database import Database, TuningRecord
+from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import CHAIN, HOST_CLOCK
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.pool import SUFFIX, Entry, PoolTask, write_pool
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.trials import Trials
 from gtco.cost_model.work import work_of
 from gtco.locate import locate

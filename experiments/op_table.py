@@ -38,9 +38,9 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.codegen.sketch import Sketch
 from gtco.compiler import known_on
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import Subject
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.passes.legality import family

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from experiments.publish import provenance, publish
-from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolSpace, PoolTask, read_pool
 from gtco.cost_model.ranker import Ranker, train
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.search import P, Search, Strategy
 from gtco.target import Target, find_target
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from gtco.cost_model.database import read_jsonl
 from gtco.cost_model.pool import read_pool
 from gtco.cost_model.ranker import by_workload, train
+from gtco.cost_model.record import read_jsonl
 from gtco.target import find_target
 
 

@@ -14,16 +14,9 @@ from rich.console import Console
 from rich.table import Table
 
 from gtco.cli_tune import Db
-from gtco.cost_model.database import (
-    LIBRARY,
-    PLAN,
-    Database,
-    TuningRecord,
-    database_path,
-    is_fresh,
-    write_jsonl,
-)
+from gtco.cost_model.database import Database, database_path, is_fresh
 from gtco.cost_model.knowledge import VERSIONS, Knowledge, is_chosen
+from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, write_jsonl
 from gtco.locate import UsageError
 
 Best = Annotated[

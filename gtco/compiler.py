@@ -21,17 +21,11 @@ from gtco import dump, logs
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
-from gtco.cost_model.database import (
-    LIBRARY,
-    Database,
-    DatabaseError,
-    TuningRecord,
-    database_path,
-    shipped_records,
-)
+from gtco.cost_model.database import Database, database_path
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us, roofline_us
 from gtco.cost_model.plans import plan_knobs, plan_work, replayed
+from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, shipped_records
 from gtco.cost_model.similar import lent
 from gtco.cost_model.work import work_of
 from gtco.frontend.onnx import load_onnx

@@ -14,9 +14,9 @@ import torch
 
 from gtco.codegen.sampler import Key, schedule_key
 from gtco.compiler import launches_of, plan_of
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.judge import random_values
 from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen, same_tile
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.frontend.torch_export import Captured
 from gtco.graph import FusedGraph, Group
 from gtco.options import Options

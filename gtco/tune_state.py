@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from gtco.codegen.sampler import Candidate
-from gtco.cost_model.database import LIBRARY
 from gtco.cost_model.knowledge import Knowledge, finalists
 from gtco.cost_model.measure import Subject
+from gtco.cost_model.record import LIBRARY
 from gtco.cost_model.search import Search, candidate_of, other_rings
 from gtco.passes.tasks import Task
 from gtco.target import Target

@@ -26,12 +26,13 @@ from gtco.compiler import (
     select,
 )
 from gtco.cost_model.budget import Budget
-from gtco.cost_model.database import LIBRARY, PLAN, Database, DatabaseError, TuningRecord
+from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import CHOSEN, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
 from gtco.cost_model.ranker import shipped_ranker
+from gtco.cost_model.record import LIBRARY, PLAN, DatabaseError, TuningRecord
 from gtco.cost_model.search import Search, search_task
 from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials

@@ -20,8 +20,9 @@ from torch import Tensor, nn
 import gtco
 from gtco.codegen.sampler import Candidate, schedule_key
 from gtco.cost_model import measure
-from gtco.cost_model.database import LIBRARY, Database, TuningRecord
+from gtco.cost_model.database import Database
 from gtco.cost_model.measure import Subject
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.trials import Trials
 from gtco.tune_result import TuneResult, TuneStatus
 from tests.processes import environment

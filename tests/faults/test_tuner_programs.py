@@ -15,8 +15,8 @@ import pytest
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.cost_model import measure
-from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.trials import Trials
 from gtco.passes.legality import family
 from gtco.passes.tasks import workload_key

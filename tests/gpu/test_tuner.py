@@ -12,8 +12,8 @@ import torch
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.cost_model.database import TuningRecord
 from gtco.cost_model.measure import Subject
+from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.trials import Trials
 from gtco.passes.legality import family
 from gtco.passes.tasks import workload_key

@@ -13,11 +13,13 @@ import pytest
 from gtco import cli
 from gtco.cli_db import describe, summarize
 from gtco.codegen.rules import SKETCHES
-from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord, read_jsonl
+from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import VERSIONS
+from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, read_jsonl
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
 from tests.groups import GEMM_CASES
+from tests.records import key
 
 WORKLOAD = workload_key(GEMM_CASES["projection"](), TARGETS["sm_90a"])
 VERSION = {kind.name: kind.version for kind in SKETCHES}["gemm_wgmma"]
@@ -96,8 +98,8 @@ def test_what_ships_is_the_best_of_each_workload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     slower = [replace(RECORD, schedule={"swap": 1, "a": n}, run_us=5.0 + n) for n in range(4)]
-    plan = replace(RECORD, workload="m", sketch=PLAN, version=VERSIONS[PLAN], work={"d": 12})
-    old_plan = replace(plan, workload="n", version=VERSIONS[PLAN] - 1)
+    plan = replace(RECORD, workload=key("m"), sketch=PLAN, version=VERSIONS[PLAN], work={"d": 12})
+    old_plan = replace(plan, workload=key("n"), version=VERSIONS[PLAN] - 1)
     path, lines = tmp_path / "tuning.sqlite", tmp_path / "out.jsonl"
     with Database(path) as database:
         database.add([*slower, *RECORDS, plan, old_plan])

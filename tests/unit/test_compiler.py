@@ -18,8 +18,8 @@ from gtco import compiler
 from gtco.check import judge
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.compiler import FallbackError
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.graph import Group
 from gtco.options import OptionError
 from gtco.passes.tasks import Task, workload_key

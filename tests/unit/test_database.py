@@ -9,17 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gtco.cost_model.database import (
-    LIBRARY,
-    DatabaseError,
-    TuningRecord,
-    read_jsonl,
-    shipped_records,
-)
 from gtco.cost_model.knowledge import VERSIONS
+from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, read_jsonl, shipped_records
+from tests.records import key
 
 RECORD = TuningRecord(
-    workload='{"arch":"sm_90a","nodes":[]}',
+    workload=key("linear"),
     device="NVIDIA H100 80GB HBM3",
     sketch="gemm_wgmma",
     version=2,

@@ -29,9 +29,9 @@ from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.cost_model.database import LIBRARY, TuningRecord, shipped_records
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
+from gtco.cost_model.record import LIBRARY, TuningRecord, shipped_records
 from gtco.cost_model.trials import Trials
 from gtco.interpreter import interpret
 from gtco.passes.tasks import workload_key

@@ -14,13 +14,15 @@ import pytest
 from experiments import measure_pools, replay_searches, train_ranker
 from experiments.replay_searches import at, ranking, reached, replay, spearman, table
 from gtco.codegen.sampler import Candidate
-from gtco.cost_model.database import LIBRARY, Database, TuningRecord
+from gtco.cost_model.database import Database
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.pool import SUFFIX, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import Strategy
 from gtco.target import find_target
 from tests.pools import synthetic_pool
+from tests.records import key
 
 CURVE = [(3, 9.0), (7, 5.0), (20, 4.0), (32, 4.0)]
 
@@ -82,7 +84,7 @@ def test_the_shipped_model_is_trained_on_all_pools(
         write_pool(folder / f"{task.name}{SUFFIX}", task)
     task = synthetic_pool()[0]
     records = [
-        replace(task.record(entry), workload="another", work=entry.work.numbers())
+        replace(task.record(entry), workload=key("another"), work=entry.work.numbers())
         for entry in task.entries[:50]
     ]
     (tmp_path / "r.jsonl").write_text("".join(f"{each.to_json()}\n" for each in records))

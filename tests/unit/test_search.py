@@ -14,11 +14,11 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import launches_of
 from gtco.cost_model import ranker as ranker_module
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolError, PoolSpace, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker, RankerError, by_workload, shipped_ranker, train
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import Search, Strategy, search_task
 from gtco.cost_model.work import Work, work_of
 from gtco.passes.legality import family

@@ -12,8 +12,8 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Sketch
 from gtco.compiler import launches_of
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import CHOSEN, Knowledge
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.similar import lent
 from gtco.cost_model.work import work_of
 from gtco.graph import Group

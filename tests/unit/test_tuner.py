@@ -18,11 +18,12 @@ from gtco import replay, tuner
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler, schedule_key
 from gtco.compiler import fuse_with, known_on
-from gtco.cost_model.database import LIBRARY, PLAN, Database, TuningRecord
+from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import plan_knobs
+from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
 from gtco.frontend.torch_export import Captured
 from gtco.graph import Graph
 from gtco.options import OptionError

@@ -19,10 +19,10 @@ from experiments.partitions import unfused
 from experiments.publish import provenance
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import fuse_with
-from gtco.cost_model.database import LIBRARY, TuningRecord
 from gtco.cost_model.knowledge import CHAIN, FINAL, Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.pool import SUFFIX, Entry, PoolTask, write_pool
+from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.work import work_of
 from gtco.locate import UsageError
 from gtco.passes import run_pipeline

@@ -9,9 +9,9 @@ import torch
 
 import gtco
 from gtco.compiler import launches_of, plan_with
-from gtco.cost_model.database import PLAN, TuningRecord
 from gtco.cost_model.knowledge import CHOSEN, VERSIONS, Knowledge
 from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
+from gtco.cost_model.record import PLAN, TuningRecord
 from gtco.graph import Graph
 from gtco.options import Options
 from gtco.passes import run_pipeline

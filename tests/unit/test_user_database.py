@@ -17,24 +17,18 @@ from pathlib import Path
 import pytest
 
 from gtco.cost_model import database as module
-from gtco.cost_model.database import (
-    LIBRARY,
-    Database,
-    DatabaseError,
-    TuningRecord,
-    database_path,
-    is_fresh,
-    read_jsonl,
-    write_jsonl,
-)
+from gtco.cost_model.database import Database, database_path, is_fresh
+from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, read_jsonl, write_jsonl
 from tests.processes import environment
+from tests.records import key
 
 H100 = "NVIDIA H100 80GB HBM3"
 
 
 def record(number: int, run_us: float | None = 1.0, workload: str = "w", **fields: object):
+    """Of the workload of one operator called `workload`."""
     made = TuningRecord(
-        workload,
+        key(workload),
         H100,
         "gemm_wgmma",
         2,
@@ -102,12 +96,12 @@ def test_export_and_import_are_a_round_trip(database: Database, tmp_path: Path) 
         assert list(other.records()) == kept
 
 
-def test_a_damaged_line_imports_nothing(database: Database, tmp_path: Path) -> None:
+def test_a_damaged_line_is_named_and_costs_no_other(database: Database, tmp_path: Path) -> None:
     lines = tmp_path / "in.jsonl"
-    lines.write_text(f"{record(0).to_json()}\nrubbish\n")
-    with pytest.raises(DatabaseError, match=r"in\.jsonl:2"):
+    lines.write_text(f"{record(0).to_json()}\nrubbish\n{record(1).to_json()}\n")
+    with pytest.raises(DatabaseError, match=r"added 2 records, and left 1 lines out:\n.*jsonl:2: "):
         database.import_jsonl(lines)
-    assert list(database.records()) == []
+    assert list(database.records()) == [record(0), record(1)]
     with pytest.raises(DatabaseError, match="cannot read"):
         database.import_jsonl(tmp_path / "missing.jsonl")
     with pytest.raises(DatabaseError, match="cannot write"):
@@ -143,18 +137,19 @@ def test_the_default_path_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path
 WRITER = """
 import sys
 from pathlib import Path
-from gtco.cost_model.database import Database, TuningRecord
-path, name, count = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+from gtco.cost_model.database import Database
+from gtco.cost_model.record import TuningRecord
+path, name, count, workload = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 with Database(path) as database:
     for number in range(count):
-        database.add([TuningRecord("w", name, "s", 1, {"n": number}, 1.0)])
+        database.add([TuningRecord(workload, name, "s", 1, {"n": number}, 1.0)])
         print(number, flush=True)
 """
 
 
 def writer(path: Path, name: str, count: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", WRITER, str(path), name, str(count)],
+        [sys.executable, "-c", WRITER, str(path), name, str(count), key("w")],
         stdout=subprocess.PIPE,
         text=True,
         env=environment(),
