@@ -19,8 +19,26 @@ class Pointer:
 
 
 @dataclass(frozen=True)
+class WindowBox:
+    """Where the windows begin whose first tap a tensor map of an image walks over, width first.
+
+    Args:
+        lower: of the first window, in pixels of the image; negative where zeros lie around it.
+        upper: beyond the last pixel, which the last window begins at or before.
+        stride: pixels from one window to the next.
+    """
+
+    lower: tuple[int, int]
+    upper: tuple[int, int]
+    stride: tuple[int, int]
+
+
+@dataclass(frozen=True)
 class TensorMapArgument:
-    """A kernel argument: a tiled tensor map of three or five dimensions over a stored value.
+    """A kernel argument: a tensor map over a stored value, of tiles or of windows of images.
+
+    Tiled maps have three or five dimensions. A map of windows has four, channel, column, row and
+    image, and its box is so many channels of so many windows, one after another.
 
     Args:
         value: the stored value.
@@ -30,6 +48,7 @@ class TensorMapArgument:
         strides: of all dimensions but the innermost, in elements.
         box: the tile that one copy brings, innermost dimension first.
         swizzle_bytes: 0, 32, 64 or 128.
+        window: which windows there are; None for a map of tiles.
     """
 
     value: str
@@ -39,6 +58,7 @@ class TensorMapArgument:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle_bytes: int = 128
+    window: WindowBox | None = None
 
 
 Argument = Pointer | TensorMapArgument

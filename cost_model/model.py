@@ -25,7 +25,6 @@ from gtco.codegen.sampler import Candidate
 from gtco.cost_model.work import (
     Work,
     fp32_instructions,
-    node_flops,
     read_bytes,
     weight_bytes,
     work_of,
@@ -39,8 +38,6 @@ FIXED_BOUNDARIES = 1.7
 """The fixed chain of a kernel in units of `Target.boundary_us`."""
 MATMUL_EFFICIENCY = 0.6
 """The part of the peak matrix rate that a block's main loop reaches."""
-LIBRARY_EFFICIENCY = 0.5
-"""The part of the peak rate of library convolutions at batch 1."""
 TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16, 257, 8))
 """Sides of a block's tile; either may be the rows."""
 SPLITS = (1, 2, 4, 8)
@@ -60,13 +57,10 @@ def roofline_us(group: Group, target: Target) -> float:
     times = [_per_us(weights, target.dram_gbps), _per_us(moved, target.l2_gbps)]
     arithmetic_us = 0.0
     for node in group.compute:
-        if node.op in ("linear", "matmul"):
+        if node.definition.family == "gemm":
             arithmetic_us += _gemm_us(graph, node, target)
         elif node.op == "attention":
             arithmetic_us += _attention_us(graph, node, target)
-        elif node.op in ("conv", "conv2d"):
-            rate = _rate(graph.specs[node.inputs[0]].dtype, target) * LIBRARY_EFFICIENCY
-            arithmetic_us += node_flops(graph, node) / (rate * 1e6)
         else:
             arithmetic_us += fp32_instructions(graph, node) / (target.fp32_tflops * 1e6)
     fixed_us = FIXED_BOUNDARIES * target.boundary_us
@@ -91,7 +85,9 @@ def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
     out = node.outputs[0]
     depth = operand.sizes[-1]
     columns = out.sizes[-1] if out.rank else 1
-    if node.op == "linear" or graph.specs[node.inputs[1]].rank < 3:
+    if node.op == "conv":
+        depth = math.prod(graph.specs[node.inputs[1]].sizes[1:])
+    if node.op != "matmul" or graph.specs[node.inputs[1]].rank < 3:
         batch, rows = 1, out.numel // columns
     else:
         rows = out.sizes[-2]

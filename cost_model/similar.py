@@ -13,6 +13,7 @@ from gtco.codegen.sketch import Illegal, Sketch
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.work import CONTRACTIONS, Work, group_work, work_of
+from gtco.ops import OPS
 
 SAME_SIZE = 0.9
 """Least ratio of the FLOPs of two contractions whose best programs may have equal blocks: 197 rows
@@ -87,7 +88,7 @@ def _loop(workload: str) -> tuple[object, ...]:
         *(
             (op, _sizes(outputs[0])[-1:], len(operands) > 3, bool(attrs.get("causal")))
             for op, attrs, outputs, operands in content["nodes"]
-            if op in CONTRACTIONS
+            if OPS[op].family in CONTRACTIONS
         ),
     )
 

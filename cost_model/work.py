@@ -19,7 +19,8 @@ from gtco.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
 from gtco.target import Target
 
-CONTRACTIONS = frozenset(("linear", "matmul", "attention", "conv", "conv2d"))
+CONTRACTIONS = ("gemm", "attention")
+"""Families whose ops are matrix products."""
 _SLOW = frozenset(
     ("gelu", "erf", "exp", "log", "tanh", "sigmoid", "silu", "sin", "cos", "pow", "softmax")
 )
@@ -136,13 +137,13 @@ def group_work(group: Group) -> GroupWork:
     half = graph.specs[graph.outputs[0]].dtype.itemsize == 2
     for node in group.compute:
         flops = node_flops(graph, node)
-        if node.op in CONTRACTIONS:
+        if node.definition.family in CONTRACTIONS:
             matmul_flops += flops
             half = graph.specs[node.inputs[0]].dtype in (torch.float16, torch.bfloat16)
         if node.op == "attention":
             q, k = (graph.specs[name] for name in node.inputs[:2])
             pointwise_flops += TANH_FLOPS * q.numel // max(1, q.sizes[-1]) * k.sizes[-2]
-        elif node.op not in CONTRACTIONS:
+        elif node.definition.family not in CONTRACTIONS:
             pointwise_flops += fp32_instructions(graph, node)
     return GroupWork(
         matmul_flops,

@@ -207,7 +207,7 @@ def _conv(
     before: Sequence[int],
     after: Sequence[int],
     dilation: Sequence[int],
-    groups: int,
+    groups: int = 1,
 ) -> Tensor:
     """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out].
 
@@ -341,8 +341,9 @@ _ROWS: tuple[Op, ...] = (
     Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, torch.matmul, flops=_linear_flops, family="gemm"),
     Op("attention", Pattern.COMPLEX_OUT_FUSABLE, _attention, flops=_attention_flops,
        family="attention"),
-    # Images: conv2d and batch_norm are [N, C, H, W], as captured; conv is [N, H, W, C].
-    Op("conv", Pattern.OPAQUE, _conv, flops=_conv_flops),
+    # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
+    Op("conv", Pattern.COMPLEX_OUT_FUSABLE, _conv, flops=_conv_flops, family="gemm"),
+    Op("grouped_conv", Pattern.OPAQUE, _conv, flops=_conv_flops),
     Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops),
     Op("batch_norm", Pattern.OPAQUE, _batch_norm),
     Op("aten", Pattern.OPAQUE, _aten),

@@ -178,8 +178,8 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     return None
 
 
-_FINITE = frozenset(("linear", "matmul", "conv2d", "attention", "layer_norm", "softmax", "tanh",
-                     "sigmoid", "erf", "sin", "cos"))  # fmt: skip
+_FINITE = frozenset(("linear", "matmul", "conv", "grouped_conv", "conv2d", "attention",
+                     "layer_norm", "softmax", "tanh", "sigmoid", "erf", "sin", "cos"))  # fmt: skip
 """Ops that no mask passes: what they give is finite in a model that does not overflow."""
 _PASSES_MASKS = frozenset(("add", "sub", "mul", "relu", "where", "concat", "reshape", "permute",
                            "expand", "slice"))  # fmt: skip

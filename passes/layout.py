@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from gtco.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
@@ -51,8 +49,12 @@ def _channels_last(edit: Editor, node: Node) -> str:
     else:
         attrs = dict(node.attrs)
         padding = attrs.pop("padding")
+        op = "grouped_conv"
+        if attrs["groups"] == 1:
+            op = "conv"
+            del attrs["groups"]
         kernel = _turned(edit, w, LAST)
-        y = edit.add("conv", image, kernel, before=padding, after=padding, **attrs)
+        y = edit.add(op, image, kernel, before=padding, after=padding, **attrs)
         if bias:
             y = edit.add("add", y, *bias)
     return edit.add("permute", y, dims=FIRST)
@@ -66,7 +68,7 @@ def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
     return edit.add_constant(f"{value}_nhwc", tensor.permute(*dims).contiguous())
 
 
-# -- permutes move down -----------------------------------------------------------------------------
+# -- permutes move down ---------------------------------------------------------------------------
 
 
 def _image(edit: Editor, value: str) -> str | None:
@@ -96,9 +98,7 @@ def _as_last(edit: Editor, value: str) -> str:
     whole = (1,) * (4 - len(sizes)) + sizes
     tensor = edit.constant(value)
     if tensor is not None:
-        return edit.add_constant(
-            f"{value}_nhwc", tensor.reshape(whole).permute(*LAST).contiguous()
-        )
+        return edit.add_constant(f"{value}_nhwc", tensor.reshape(whole).permute(*LAST).contiguous())
     if whole != sizes:
         value = edit.add("reshape", value, shape=whole)
     return edit.add("permute", value, dims=LAST)
@@ -124,9 +124,7 @@ def _reduced_last(edit: Editor, node: Node) -> str:
 def _softmax_last(edit: Editor, node: Node) -> str:
     image = _image(edit, node.inputs[0])
     assert image is not None
-    return edit.add(
-        "permute", edit.add("softmax", image, dim=FIRST[node.attrs["dim"]]), dims=FIRST
-    )
+    return edit.add("permute", edit.add("softmax", image, dim=FIRST[node.attrs["dim"]]), dims=FIRST)
 
 
 def _joined(edit: Editor, node: Node) -> Node | None:

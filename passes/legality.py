@@ -4,8 +4,8 @@ Legality is an algebra over patterns. A group is one of a few families, and a ke
 walks one iteration shape, its frame, in which each member is a full value (one element per point)
 or a row value (one element per row):
 
-    gemm         one linear or matmul; then pointwise nodes of the result; row_stats of a stored
-                 result may end it. merge_stats of stats from outside are row values.
+    gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
+                 stored result may end it. merge_stats of stats from outside are row values.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
@@ -35,8 +35,6 @@ MAX_REDUCTIONS = 4
 MAX_COLUMNS = 16384
 """Most elements of one row that a block keeps in registers and shared memory."""
 
-_GEMM = frozenset(("linear", "matmul"))
-_ANCHORS = _GEMM | {"attention"}
 _TENSOR_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
 _ELEMENT_DTYPES = _TENSOR_DTYPES | {
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
@@ -63,13 +61,23 @@ def _family(nodes: Sequence[Node]) -> str:
         return "library"
     if "attention" in ops:
         return "attention"
-    if ops & _GEMM:
+    if any(_contracts(node) for node in nodes):
         return "gemm"
     return "rowwise" if any(_is_reduction(node) for node in nodes) else "elementwise"
 
 
 def _is_reduction(node: Node) -> bool:
     return node.pattern is Pattern.REDUCTION
+
+
+def _contracts(node: Node) -> bool:
+    """Whether a GEMM kernel is built around `node`."""
+    return node.definition.family == "gemm"
+
+
+def _is_anchor(node: Node) -> bool:
+    """Whether a kernel of its own is built around `node`."""
+    return bool(node.definition.family)
 
 
 def is_convex(flow: Flow, mask: int) -> bool:
@@ -162,14 +170,14 @@ class Legality:
             return f"%{node.name} has a dimension that is not known before it runs"
         if any(0 in spec.sizes for spec in specs):
             return f"%{node.name} has an empty operand or result"
-        floats_only = node.op in _ANCHORS or _is_reduction(node)
+        floats_only = _is_anchor(node) or _is_reduction(node)
         allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
         for spec in specs:
             if spec.dtype not in allowed:
                 return f"{node.op} of {spec} has no generated kernel"
-        if node.op in _ANCHORS and len({spec.dtype for spec in specs[:2]}) > 1:
+        if _is_anchor(node) and len({spec.dtype for spec in specs[:2]}) > 1:
             return f"{node.op} mixes operands of two dtypes"
-        if node.op in _ANCHORS and node.outputs[0].rank < 2:
+        if _is_anchor(node) and node.outputs[0].rank < 2:
             return f"the result of %{node.name} is no matrix"
         if _is_reduction(node) and node.op != "merge_stats":
             frame = self.frame(node)
@@ -190,7 +198,7 @@ class Legality:
         return self._frames[node.name]
 
     def _make_frame(self, node: Node) -> Frame:
-        if node.op in _ANCHORS:
+        if _is_anchor(node):
             columns = node.outputs[0].sizes[-1]
             rows = node.outputs[0].numel // columns
             return Frame((rows, columns), (rows, 1))
@@ -265,12 +273,12 @@ class Legality:
                 if isinstance(found, str):
                     return found
                 continue
-            if user.op == "attention" or (user.op in _GEMM and slot < 2):
+            if user.op == "attention" or (_contracts(user) and slot < 2):
                 return (
-                    f"the operand of a tensor-core {'GEMM' if user.op in _GEMM else 'attention'} "
+                    f"the operand of a tensor-core {'GEMM' if _contracts(user) else 'attention'} "
                     f"is copied to shared memory unchanged: %{read.value} must be stored first"
                 )
-            if user.op in _GEMM:
+            if _contracts(user):
                 return f"the bias %{read.value} must be stored first"
             if made_by.op == "row_stats":
                 return (
@@ -300,16 +308,16 @@ class Legality:
             if node.op == "row_stats" and share % STATS_CHUNK:
                 return f"{share} columns of a head's block cut the chunks of the row statistics"
             return self._kinds(projection, node)
-        if anchor.op in _ANCHORS:
+        if _is_anchor(anchor):
             if node.op == "attention" and self.projection(node) is anchor:
                 return None
-            if node.op in _ANCHORS:
+            if _is_anchor(node):
                 return f"{anchor.op} and {node.op} are two contractions"
             if node.op in GATHERS:
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
             if _is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
-            if node.op == "row_stats" and anchor.op not in _GEMM:
+            if node.op == "row_stats" and not _contracts(anchor):
                 return f"the epilogue of {anchor.op} has no row statistics"
             if node.op == "row_stats":
                 columns = self.frame(anchor).full[1]
@@ -328,7 +336,7 @@ class Legality:
         elif node.op == "merge_stats":
             if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
                 return f"merge_stats and {anchor.op} reduce different things"
-        elif node.op not in _ANCHORS:
+        elif not _is_anchor(node):
             return self._in_frame(anchor, node)
         return None
 
@@ -362,8 +370,8 @@ class Legality:
         kind = _family(nodes)
         reductions = [node for node in nodes if _is_reduction(node)]
         if kind in ("gemm", "attention"):
-            anchors = [node for node in nodes if node.op in _ANCHORS]
-            anchor = max(anchors, key=lambda node: node.op in _GEMM)  # a projection, if any
+            anchors = [node for node in nodes if _is_anchor(node)]
+            anchor = max(anchors, key=lambda node: _contracts(node))  # a projection, if any
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
         elif kind == "rowwise":
@@ -391,7 +399,7 @@ class Legality:
         inside = {node.name for node in nodes}
         full: dict[str, bool] = {}
         for node in sorted(nodes, key=lambda node: self.flow.index[node.name]):
-            if node.op in _ANCHORS:
+            if _is_anchor(node):
                 full[node.name] = True
                 continue
             if node.op == "merge_stats":

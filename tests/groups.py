@@ -110,3 +110,53 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),
     "bmm_shared": lambda: batched_matmul(2, 33, 64, 48, F16, transposed=True, shared=True),
 }
+
+
+def convolution(
+    image: tuple[int, int, int, int],
+    columns: int,
+    kernel: tuple[int, int],
+    dtype: torch.dtype,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    before: tuple[int, int] = (1, 1),
+    after: tuple[int, int] | None = None,
+    dilation: tuple[int, int] = (1, 1),
+    residual: bool = True,
+    channels: tuple[int, int] | None = None,
+) -> Group:
+    """relu(conv(x) + bias + residual); `channels` are those of a larger image that it reads."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(image, dtype))
+    if channels is not None:
+        x = b.add("slice", x, dim=3, start=channels[0], end=channels[1])
+    depth = b.specs[x].sizes[3]
+    w = b.constant("w", _weights(columns, *kernel, depth, dtype=dtype) / (kernel[0] * kernel[1]))
+    y = b.add("conv", x, w, stride=stride, before=before, after=before if after is None else after,
+              dilation=dilation)  # fmt: skip
+    y = b.add("add", y, b.constant("bias", _weights(columns, dtype=dtype)))
+    if residual:
+        y = b.add("add", y, b.input("residual", b.specs[y]))
+    return Group("convolution", b.build([b.add("relu", y)]))
+
+
+CONV_CASES: dict[str, Callable[[], Group]] = {
+    "conv_3x3": lambda: convolution((2, 7, 5, 64), 72, (3, 3), F16),
+    "conv_stride": lambda: convolution((2, 9, 8, 64), 64, (3, 3), BF16, stride=(2, 2)),
+    "conv_1x1_stride": lambda: convolution(
+        (1, 9, 11, 128), 32, (1, 1), F16, stride=(2, 2), before=(0, 0)
+    ),
+    "conv_dilated": lambda: convolution(
+        (1, 9, 10, 72), 40, (3, 2), F16, before=(2, 1), after=(1, 2), dilation=(2, 3)
+    ),
+    "conv_far_border": lambda: convolution(
+        (1, 3, 4, 64), 8, (5, 5), F16, before=(4, 3), after=(2, 4), stride=(3, 2)
+    ),
+    "conv_wide_channels": lambda: convolution((1, 5, 6, 200), 64, (3, 3), F16, residual=False),
+    "conv_of_some_channels": lambda: convolution(
+        (2, 5, 6, 192), 64, (2, 2), F16, before=(0, 0), channels=(64, 128)
+    ),
+    "conv_few_channels": lambda: convolution((1, 8, 9, 3), 16, (3, 3), F16, stride=(2, 2)),
+    "conv_odd": lambda: convolution((1, 6, 7, 5), 7, (3, 3), BF16, stride=(1, 2)),
+    "conv_one_pixel": lambda: convolution((1, 1, 1, 64), 64, (3, 3), F16),
+}

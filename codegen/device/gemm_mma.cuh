@@ -1,11 +1,13 @@
 // D[rows, columns] = A[rows, K] B[columns, K]^T on mma.sync with cp.async, any strided operands.
 //
 // An operand is a struct with a constexpr VECTOR (elements a copy may take), K_MAJOR (whether the
-// vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`.
+// vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`;
+// the `at` of a window struct (windows.cuh) also says what lies outside of the image.
 // Tiles lie in shared memory in 16-byte chunks, XOR-swizzled so that ldmatrix meets no bank twice.
 #pragma once
 
 #include "epilogue.cuh"
+#include "windows.cuh"
 
 namespace gtco {
 
@@ -42,8 +44,14 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
       k = item / (ROWS / V);
       r = item % (ROWS / V) * V;
     }
-    const bool valid = row0 + r < row_count && k0 + k < K;
-    const Element* from = valid ? operand.at(batch, row0 + r, k0 + k) : operand.base;
+    bool valid = row0 + r < row_count && k0 + k < K;
+    const Element* from = operand.base;
+    if constexpr (is_windows<Operand>) {
+      const Element* at = operand.at(batch, row0 + r, k0 + k, valid);
+      if (valid) from = at;
+    } else {
+      if (valid) from = operand.at(batch, row0 + r, k0 + k);
+    }
     Element* to = tile + tile_offset<Operand::K_MAJOR, ROWS, BLOCK_K>(r, k);
     if constexpr (V * sizeof(Element) >= 4) {
       ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to), from, valid);

@@ -9,6 +9,8 @@
 // their partial sums of the parts that each finishes. The neighbours exchange nothing: they read
 // the same tiles of P from one place of the chip, which asks the rest of it for them once.
 //
+// With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
+//
 // The epilogue works on the accumulators where wgmma leaves them, so that only partial sums and
 // statistics go through shared memory. Where columns are P, the copy engine brings their rows of
 // weights in an order in which a thread has two columns side by side (WIDTH 2).
@@ -17,6 +19,7 @@
 #include "epilogue.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
+#include "windows.cuh"
 
 namespace gtco {
 
@@ -35,7 +38,7 @@ constexpr bool LATE_TRIGGER = false;
 // P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are
 // issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or
 // 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
-template <class C, class Functor>
+template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
   using Element = typename C::Element;
@@ -50,7 +53,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   static_assert(C::SPLIT * C::CLUSTER_Q == 1 || C::MULTICAST == 1, "shares Q, and nothing else");
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
   static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
-  constexpr int ALL_STEPS = ceil_div(C::K, BLOCK_K);
+  constexpr int ALL_STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
   constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
   constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
@@ -63,6 +66,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   static_assert(C::BLOCK_Q % PART == 0, "parts are whole");
   static_assert(!C::SWAP || C::WIDTH == 1 || (C::WIDTH == 2 && C::COLUMNS % 16 == 0), "pairs");
   static_assert(C::SWAP || C::WIDTH == 2 || C::MULTICAST == 1, "a copy that reorders goes to one");
+  static_assert(!is_windows<Windows> || !C::SWAP || C::MULTICAST == 1, "windows go to one block");
   constexpr int PITCH = C::BLOCK_P / 8;  // moments of a row: two for every 16 columns
 
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -178,12 +182,22 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       fill_row_values<ROWS, 96>(functor, row_values + row, thread - THREADS - 32,
                                 batch * C::ROWS + row0 + row, (batch + 1) * C::ROWS);
     } else if (lane == 0) {  // the producer
+      const CopyOfWindows<Windows, ATOM_K> windows(C::SWAP ? q0 : p0);
+      const auto k_of = [&](int step, int atom) {
+        if constexpr (is_windows<Windows>) {
+          return windows.k((first + step) * C::ATOMS + atom);
+        } else {
+          return (first + step) * BLOCK_K + atom * ATOM_K;
+        }
+      };
       const auto copy_p = [&](int s, int step) {
 #pragma unroll
         for (int atom = 0; atom < C::ATOMS; ++atom) {
           const u32 to = ring + s * STAGE_BYTES + atom * P_BYTES;
-          const int k = (first + step) * BLOCK_K + atom * ATOM_K;
-          if constexpr (C::SWAP && C::WIDTH == 2) {
+          const int k = k_of(step, atom);
+          if constexpr (is_windows<Windows> && !C::SWAP) {
+            windows.copy(to, p_map, (first + step) * C::ATOMS + atom, full + 8 * s);
+          } else if constexpr (C::SWAP && C::WIDTH == 2) {
             ptx::cp_async_bulk_tensor(to, p_map, k, 0, 0, p0 / 16, batch, full + 8 * s);
           } else {
             ptx::cp_async_bulk_tensor(to, p_map, k, p0, batch, full + 8 * s);
@@ -195,8 +209,10 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
 #pragma unroll
         for (int atom = 0; atom < C::ATOMS; ++atom) {
           const u32 to = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES + atom * Q_BYTES;
-          const int k = (first + step) * BLOCK_K + atom * ATOM_K;
-          if constexpr (C::MULTICAST > 1) {
+          const int k = k_of(step, atom);
+          if constexpr (is_windows<Windows> && C::SWAP) {
+            windows.copy(to, q_map, (first + step) * C::ATOMS + atom, full + 8 * s);
+          } else if constexpr (C::MULTICAST > 1) {
             ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,
                                                 (1 << C::MULTICAST) - 1);
           } else if constexpr (!C::SWAP && C::WIDTH == 8) {

@@ -266,6 +266,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor(u32 to_shared, const Tensor
       : "memory");
 }
 
+// 5.5.4, im2col mode: channels from `c` of a row of windows, of each the pixel at (tap_w, tap_h).
+// The first window is the one that begins at (w, h) of image n.
+__device__ __forceinline__ void cp_async_bulk_tensor_im2col(u32 to_shared, const TensorMap& map,
+                                                            int c, int w, int h, int n, int tap_w,
+                                                            int tap_h, u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8};" ::"r"(to_shared),
+      "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<u16>(tap_w)),
+      "h"(static_cast<u16>(tap_h))
+      : "memory");
+}
+
 // 9.7.9.25.5.2 cp.async.bulk.prefetch: brings `bytes` (a multiple of 16) from device memory to L2.
 __device__ __forceinline__ void cp_async_bulk_prefetch(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");

@@ -178,7 +178,33 @@ struct RowOfBox {
   u64 from;
 };
 
+RowOfBox row_of_window(const TensorMap& map, const Place& place, int row) {
+  gtco::i64 window[2], count[2];  // of the first: which it is along width and height
+  for (int i = 0; i < 2; ++i) {
+    const int from = place.at[1 + i] - map.lower[i];
+    count[i] = (map.sizes[1 + i] + map.upper[i] - map.lower[i] - 1) / map.stride[i] + 1;
+    if (from % map.stride[i] != 0 || from < 0 || from / map.stride[i] >= count[i])
+      fail("a copy of windows begins between them, or outside");
+    window[i] = from / map.stride[i];
+  }
+  const gtco::i64 all = window[0] + count[0] * (window[1] + count[1] * place.at[3]) + row;
+  const gtco::i64 at[3] = {
+      map.lower[0] + all % count[0] * map.stride[0] + place.tap[0],
+      map.lower[1] + all / count[0] % count[1] * map.stride[1] + place.tap[1],
+      all / (count[0] * count[1]),
+  };
+  const gtco::i64 left = map.sizes[0] - place.at[0];
+  bool inside = left > 0;
+  u64 from = map.base + place.at[0] * gtco::i64(map.element_bytes);
+  for (int i = 0; i < 3; ++i) {
+    inside = inside && at[i] >= 0 && at[i] < map.sizes[1 + i];
+    from += at[i] * map.strides[i];
+  }
+  return {inside ? (left < map.box[0] ? left : map.box[0]) : 0, from};
+}
+
 RowOfBox row_of_box(const TensorMap& map, const Place& place, int row) {
+  if (map.windows) return row_of_window(map, place, row);
   const gtco::i64 x = place.at[0];
   bool inside = x >= 0 && x < map.sizes[0];
   u64 from = map.base + x * map.element_bytes;

@@ -16,12 +16,16 @@ struct alignas(64) TensorMap {
   u64 base;
   i64 sizes[5], strides[4];  // elements; bytes, of all dimensions but the innermost
   i32 box[5], element_bytes, swizzle_bytes, dimensions;
-  u8 rest[16];
+  // Where windows begin, width first: of the first one, of the last one beyond the image's end, and
+  // from one to the next (5.5.4 of the PTX manual, im2col mode).
+  signed char windows, lower[2], upper[2], stride[2];
+  u8 rest[9];
 };
 
-// Where a box begins: an element of each dimension.
+// Where a box begins: an element of each dimension; of windows, which of their pixels it takes.
 struct Place {
   i32 at[5];
+  i32 tap[2] = {0, 0};
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the GPU's");
 }  // namespace ptx

@@ -1,7 +1,8 @@
 """What every GEMM sketch shares: the group's operands and its epilogue.
 
-D[rows, columns] = A[rows, K] B[columns, K]^T per batch; `rows` are the tokens, `columns` the output
-channels. The epilogue sees (row, col) with `row` counted over all batches.
+D[rows, columns] = A[rows, K] B[columns, K]^T per batch; `rows` are the tokens or, of a convolution,
+the pixels of the result, `columns` the output channels. The epilogue sees (row, col) with `row`
+counted over all batches.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
+from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.graph import Group, Node
 from gtco.target import Target
 from gtco.views import Axis, Layout, NotAView, resolve
@@ -41,10 +43,10 @@ class GemmProblem:
     """A GEMM group, analysed.
 
     Args:
-        anchor: the linear or matmul.
+        anchor: the linear, matmul or convolution.
         batch, rows, columns, k: the sizes of one product and how many there are.
         dtype: of both operands.
-        a, b: the operands.
+        a, b: the operands; A may be windows of an image.
     """
 
     group: Group
@@ -54,8 +56,25 @@ class GemmProblem:
     columns: int
     k: int
     dtype: torch.dtype
-    a: GemmOperand
+    a: GemmOperand | WindowOperand
     b: GemmOperand
+
+    @property
+    def plain_a(self) -> GemmOperand:
+        """A, where a sketch reads whole rows alone.
+
+        Raises:
+            Illegal: it is windows of an image.
+        """
+        if isinstance(self.a, WindowOperand):
+            raise Illegal("this sketch reads no windows of an image")
+        return self.a
+
+    def atoms(self, elements: int) -> int:
+        """How many pieces of `elements` each K comes in."""
+        if isinstance(self.a, WindowOperand):
+            return self.a.atoms(elements)
+        return -(-self.k // elements)
 
     def region(self, vector: int = 8) -> Region:
         """The epilogue's iteration space, at most `vector` columns a call."""
@@ -85,8 +104,12 @@ class GemmProblem:
             f"{columns} columns a {part} cut the chunks of the row statistics",
         )
 
-    def tensor_map(self, operand: GemmOperand, size: int, box: int) -> TensorMapArgument:
+    def tensor_map(
+        self, operand: GemmOperand | WindowOperand, size: int, box: int
+    ) -> TensorMapArgument:
         """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K."""
+        if isinstance(operand, WindowOperand):
+            return operand.tensor_map(self.dtype, min(box, 256))
         batch_stride, row_stride, _ = (_single_stride(axis) or 0 for axis in operand.layout.dims)
         row_stride = row_stride or pad_to(self.k, 16)
         return TensorMapArgument(
@@ -105,11 +128,13 @@ def analyse(group: Group) -> GemmProblem:
     Raises:
         Illegal: there is not exactly one, or an operand is not a strided view.
     """
-    anchors = [node for node in group.nodes if node.op in ("linear", "matmul")]
-    check(len(anchors) == 1, f"a GEMM kernel has one linear or matmul, not {len(anchors)}")
+    anchors = [node for node in group.nodes if node.definition.family == "gemm"]
+    check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")
     (anchor,) = anchors
     graph = group.graph
     out = anchor.outputs[0].sizes
+    if anchor.op == "conv":
+        return _analyse_conv(group, anchor)
     try:
         a_base, a = resolve(graph, anchor.inputs[0])
         b_base, b = resolve(graph, anchor.inputs[1])
@@ -148,6 +173,26 @@ def analyse(group: Group) -> GemmProblem:
     )
 
 
+def _analyse_conv(group: Group, anchor: Node) -> GemmProblem:
+    graph = group.graph
+    *pixels, columns = anchor.outputs[0].sizes
+    k = math.prod(graph.specs[anchor.inputs[1]].sizes[1:])
+    try:
+        a = windows_of(graph, anchor)
+        b_base, b = resolve(graph, anchor.inputs[1])
+        b = b.reshape((1, columns, k))
+    except NotAView as error:
+        raise Illegal(f"%{anchor.name} reads an operand that is no strided view: {error}") from None
+    for base in (a.base, b_base):
+        stored = base in graph.inputs or base in graph.constants
+        check(stored, f"operand %{base} is made in the same kernel")
+    dtypes = {graph.specs[a.base].dtype, graph.specs[b_base].dtype}
+    check(len(dtypes) == 1, f"%{anchor.name} has operands of two dtypes")
+    b_operand = GemmOperand(b_base, b, b_base in graph.constants)
+    rows = math.prod(pixels)
+    return GemmProblem(group, anchor, 1, rows, columns, k, dtypes.pop(), a, b_operand)
+
+
 def _single_stride(axis: Axis) -> int | None:
     """The one stride of a dimension, 0 if it has one element, None if it is nested."""
     if not axis:
@@ -171,8 +216,11 @@ def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check(problem.dtype in WGMMA_DTYPES, f"this sketch multiplies no {problem.dtype}")
-    for label, operand in (("A", problem.a), ("B", problem.b)):
-        check_tensor_map(label, operand, problem.dtype)
+    if isinstance(problem.a, WindowOperand):
+        problem.a.check_map(problem.dtype)
+    else:
+        check_tensor_map("A", problem.a, problem.dtype)
+    check_tensor_map("B", problem.b, problem.dtype)
     return problem
 
 
@@ -222,8 +270,10 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
     check(aligned, f"operand {label} has rows that are not 16-byte aligned")
 
 
-def operand_text(label: str, operand: GemmOperand, parameter: str) -> str:
+def operand_text(label: str, operand: GemmOperand | WindowOperand, parameter: str) -> str:
     """The struct called `label` through which mma.sync templates read `operand`."""
+    if isinstance(operand, WindowOperand):
+        return operand.text(label, parameter)
     layout = operand.layout
     dim = 2 if operand.k_major else 1
     vector = layout.vector(8, dim)

@@ -44,6 +44,7 @@ class GemmPersistent(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = problem = analyse_wgmma(group, target)
+        self.a = problem.plain_a
         self.block_k = 128 // problem.dtype.itemsize
         smallest = problem.batch * -(-problem.rows // 64) * -(-problem.columns // 64)
         check(
@@ -176,7 +177,7 @@ struct Config {{
   static constexpr bool COOPERATIVE = {str(bool(schedule["cooperative"])).lower()};
   static constexpr int BLOCK_M = {block_m}, BLOCK_N = {block_n};
   static constexpr int STAGES = {smem.stages}, ATOMS = {atoms};
-  static constexpr bool A_CONSTANT = {str(problem.a.constant).lower()};
+  static constexpr bool A_CONSTANT = {str(self.a.constant).lower()};
   static constexpr bool B_CONSTANT = {str(problem.b.constant).lower()};
   static constexpr int WIDTH = {self.width}, GROUP = {min(schedule["raster"], down)};
   static constexpr int BLOCKS = {blocks};
@@ -190,7 +191,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
   gemm_persistent<Config>(a_map, b_map, Epilogue{{{names}}});
 }}
 """
-        a_map = problem.tensor_map(problem.a, problem.rows, block_m)
+        a_map = problem.tensor_map(self.a, problem.rows, block_m)
         b_map = problem.tensor_map(problem.b, problem.columns, block_n)
         return self.program(
             schedule,

@@ -53,7 +53,7 @@ class GemmSkinny(Sketch):
         rows = problem.batch * problem.rows
         check(rows <= MOST_ROWS, f"{rows} rows, of {MOST_ROWS} at most")
         check(problem.batch == 1, f"{problem.batch} products, each of other weights")
-        for label, operand in (("A", problem.a), ("B", problem.b)):
+        for label, operand in (("A", problem.plain_a), ("B", problem.b)):
             check(
                 operand.layout.vector(8, 2) == 8,
                 f"operand {label} {operand.layout} is not read by 16 bytes along K",
@@ -159,7 +159,7 @@ class GemmSkinny(Sketch):
         columns, split = schedule["columns"], schedule["split"]
         region = problem.region(VECTOR)
         emitter = problem.epilogue(region)
-        operands = {"A": problem.a, "B": problem.b}
+        operands = {"A": problem.plain_a, "B": problem.b}
         inputs = {label: region.parameter(each.base, "in") for label, each in operands.items()}
         texts = [operand_text(label, each, inputs[label]) for label, each in operands.items()]
         functor = emitter.functor("Epilogue", "acc")

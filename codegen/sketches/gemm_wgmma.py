@@ -12,6 +12,7 @@ from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to, pairs
+from gtco.codegen.sketches.windows import WindowOperand
 from gtco.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
 
@@ -58,7 +59,7 @@ class GemmWgmma(Sketch):
         super().__init__(group, target)
         self.problem = problem = analyse_wgmma(group, target)
         self.block_k = 128 // problem.dtype.itemsize
-        self.steps = -(-problem.k // self.block_k)
+        self.steps = problem.atoms(self.block_k)
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
@@ -170,9 +171,14 @@ class GemmWgmma(Sketch):
         check(block_q % 8 == 0 and block_q <= 256, f"wgmma takes no N of {block_q}")
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
         steps = -(-self.steps // schedule["atoms"])
+        if windows := isinstance(self.problem.a, WindowOperand):
+            whole = self.steps % schedule["atoms"] == 0
+            check(whole, f"{self.steps} atoms of taps in steps of {schedule['atoms']}")
         multicast, cluster_q = schedule["multicast"], schedule["cluster_q"]
         alone = split * cluster_q == 1 or multicast == 1
         check(alone, "a cluster splits K or shares tiles, not both")
+        alone = not (windows and schedule["swap"]) or multicast == 1
+        check(alone, "windows of an image are not shared by a cluster")
         p_size, q_size = self._sides(schedule)
         p_tiles, q_tiles = -(-p_size // block_p), -(-q_size // block_q)
         check(p_tiles % multicast == 0, f"{p_tiles} tiles along P are not shared by {multicast}")
@@ -225,6 +231,9 @@ class GemmWgmma(Sketch):
         fits_twice = 2 * (smem.nbytes + 1024) <= self.target.smem_per_sm and threads <= 256
         blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
         functor = emitter.functor("Epilogue", "acc")
+        windows, of = "", ""
+        if isinstance(problem.a, WindowOperand):
+            windows, of = f"struct Windows {{\n{problem.a.fields}\n}};\n\n", ", Windows"
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_wgmma.cuh"
@@ -246,11 +255,11 @@ struct Config {{
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
 }};
 
-{functor}
+{windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             const __grid_constant__ ptx::TensorMap q_map{declarations}) {{
-  gemm_wgmma<Config>(p_map, q_map, Epilogue{{{names}}});
+  gemm_wgmma<Config{of}>(p_map, q_map, Epilogue{{{names}}});
 }}
 """
         p_map = problem.tensor_map(p, p_size, block_p)

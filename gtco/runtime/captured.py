@@ -30,13 +30,19 @@ def capture(
     `torch.cuda.graph` would collect garbage and give torch's cached memory back first: in a large
     process that takes half a second and more. Each graph has a pool of its own, since a failed
     capture spoils the one it used.
+
+    What libraries take for themselves must come from that pool too. torch keeps cuBLAS's workspace
+    of each stream, wherever it was first asked for; it is dropped ahead of the capture, so that the
+    graph gets one of its own, and after it, so that nobody else is given the graph's.
     """
     with torch.cuda.stream(stream):
+        torch._C._cuda_clearCublasWorkspaces()
         graph.capture_begin(capture_error_mode="thread_local")
         try:
             enqueue()
         finally:
             graph.capture_end()
+            torch._C._cuda_clearCublasWorkspaces()
 
 
 class CapturedGraph:

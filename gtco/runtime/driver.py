@@ -107,19 +107,27 @@ def encode_tensor_map(argument: TensorMapArgument, base: int) -> bytes:
     """
     itemsize = argument.dtype.itemsize
     rank = len(argument.sizes)
-    result = driver.cuTensorMapEncodeTiled(
+    tensor = (
         _MAP_TYPES[argument.dtype],
         rank,
         base + argument.offset * itemsize,
         [driver.cuuint64_t(size) for size in argument.sizes],
         [driver.cuuint64_t(stride * itemsize) for stride in argument.strides],
-        [driver.cuuint32_t(size) for size in argument.box],
-        [driver.cuuint32_t(1)] * rank,
+    )
+    modes = (
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         _SWIZZLES[argument.swizzle_bytes],
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
+    box = [driver.cuuint32_t(size) for size in argument.box]
+    if (window := argument.window) is None:
+        steps = [driver.cuuint32_t(1)] * rank
+        result = driver.cuTensorMapEncodeTiled(*tensor, box, steps, *modes)
+    else:
+        steps = [driver.cuuint32_t(step) for step in (1, *window.stride, 1)]
+        corners = list(window.lower), list(window.upper)
+        result = driver.cuTensorMapEncodeIm2col(*tensor, *corners, *box, steps, *modes)
     encoded = check(result, f"{argument} at {base:#x}")
     return ctypes.string_at(encoded.getPtr(), 128)
 

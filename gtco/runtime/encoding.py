@@ -17,7 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from gtco.codegen.program import Argument, KernelProgram, Pointer, TensorMapArgument
+from gtco.codegen.program import (
+    Argument,
+    KernelProgram,
+    Pointer,
+    TensorMapArgument,
+    WindowBox,
+)
 from gtco.frontend.torch_export import Captured
 from gtco.graph import DTYPE_NAMES, FusedGraph, Graph, Group, Node, TensorSpec, subgraph
 from gtco.ops import OPS, Slot
@@ -430,6 +436,7 @@ def _encode_argument(argument: Argument) -> Json:
         "strides": list(argument.strides),
         "box": list(argument.box),
         "swizzle_bytes": argument.swizzle_bytes,
+        **({} if argument.window is None else {"window": asdict(argument.window)}),
     }
 
 
@@ -439,7 +446,10 @@ def _decode_argument(data: Json) -> Argument:
     sizes, strides, box = (
         tuple(int(each) for each in data[name]) for name in ("sizes", "strides", "box")
     )
-    if len(sizes) not in (3, 5) or len(strides) != len(sizes) - 1 or len(box) != len(sizes):
+    window = data.get("window")
+    ranks = (3, 5) if window is None else (4,)
+    sides = len(sizes) if window is None else 2
+    if len(sizes) not in ranks or len(strides) != len(sizes) - 1 or len(box) != sides:
         raise EncodingError(f"a tensor map of {len(sizes)} sizes, {len(strides)} strides")
     return TensorMapArgument(
         data["tensor_map"],
@@ -449,7 +459,16 @@ def _decode_argument(data: Json) -> Argument:
         strides,
         box,
         int(data["swizzle_bytes"]),
+        None if window is None else _decode_window(window),
     )
+
+
+def _decode_window(data: Json) -> WindowBox:
+    pairs = {}
+    for name in ("lower", "upper", "stride"):
+        width, height = data[name]
+        pairs[name] = (int(width), int(height))
+    return WindowBox(**pairs)
 
 
 def _three(values: Sequence[int]) -> tuple[int, int, int]:

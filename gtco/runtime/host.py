@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from gtco.codegen import DEVICE_HEADERS
-from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.program import KernelProgram, TensorMapArgument, WindowBox
 from gtco.graph import Group
 from gtco.interpreter import interpret
 from gtco.runtime.cubin import CompiledKernel, CubinCache, host_folder
@@ -428,18 +428,26 @@ class _Argument(ctypes.Structure):
     _fields_ = (("tensor", ctypes.c_int), ("map", ctypes.c_void_p))
 
 
+def _window_bytes(window: WindowBox | None) -> tuple[int, ...]:
+    """Whether there is one, and its lower and upper corners and strides, width first."""
+    if window is None:
+        return (0,) * 7
+    return (1, *window.lower, *window.upper, *window.stride)
+
+
 def _tensor_map(argument: TensorMapArgument) -> Tensor:
     """The host library's TensorMap, in memory that is aligned as it asks; its base is an offset."""
     size, missing = argument.dtype.itemsize, 5 - len(argument.sizes)
     packed = struct.pack(
-        "<Q5q4q5i3i",
+        "<Q5q4q5i3i7b",
         argument.offset * size,
         *(*argument.sizes, *[1] * missing),
         *(*(stride * size for stride in argument.strides), *[0] * missing),
-        *(*argument.box, *[1] * missing),
+        *(*argument.box, *[1] * (5 - len(argument.box))),
         size,
         argument.swizzle_bytes,
         len(argument.sizes),
+        *_window_bytes(argument.window),
     )
     whole = torch.zeros(128, dtype=torch.uint8)
     whole[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)

@@ -64,7 +64,11 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
     if node.op == "matmul":
         torch.matmul(inputs[0], inputs[1], out=out)
         return True
-    if node.op == "conv" and out.is_cuda and node.attrs["before"] == node.attrs["after"]:
+    if (
+        node.op in ("conv", "grouped_conv")
+        and out.is_cuda
+        and node.attrs["before"] == node.attrs["after"]
+    ):
         # cuDNN reads and stores channels last where the strides say so: no copy around it.
         image, kernel = (tensor.permute(0, 3, 1, 2) for tensor in inputs)
         attrs = node.attrs
@@ -74,7 +78,7 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
             attrs["before"],
             attrs["stride"],
             attrs["dilation"],
-            attrs["groups"],
+            attrs.get("groups", 1),
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.deterministic,
             torch.backends.cudnn.allow_tf32,

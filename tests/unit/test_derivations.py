@@ -16,10 +16,12 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 def convolution() -> Group:
+    """One that no sketch takes."""
     b = GraphBuilder()
-    x = b.input("x", TensorSpec((1, 64, 14, 14), F16))
-    w = b.input("w", TensorSpec((64, 64, 3, 3), F16))
-    conv = b.add("conv2d", x, w, stride=(1, 1), padding=(1, 1), dilation=(1, 1), groups=1)
+    x = b.input("x", TensorSpec((1, 14, 14, 64), F16))
+    w = b.input("w", TensorSpec((64, 3, 3, 32), F16))
+    border = {"before": (1, 1), "after": (1, 1)}
+    conv = b.add("grouped_conv", x, w, stride=(1, 1), dilation=(1, 1), groups=2, **border)
     return Group("convolution", b.build([conv]))
 
 
@@ -47,7 +49,9 @@ CASES: dict[str, Callable[[], Group]] = {
     "merged statistics": lambda: tile_groups.merge_stats(197, 768),
     "pointwise": lambda: tile_groups.gelu_bias(1, 197, 3072),
     "class token": lambda: tile_groups.class_token(197, 768),
-    "convolution": convolution,
+    "convolution": lambda: groups.convolution((1, 56, 56, 64), 64, (3, 3), F16),
+    "convolution of an image": lambda: groups.convolution((1, 224, 224, 3), 64, (7, 7), F16),
+    "convolution in groups": convolution,
 }  # fmt: skip
 
 

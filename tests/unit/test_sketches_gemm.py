@@ -101,8 +101,8 @@ def chain(*ops: str) -> Group:
 @pytest.mark.parametrize(
     ("ops", "reason"),
     [
-        (("matmul", "matmul"), "one linear or matmul, not 2"),
-        (("relu",), "one linear or matmul, not 0"),
+        (("matmul", "matmul"), "one contraction, not 2"),
+        (("relu",), "one contraction, not 0"),
         (("relu", "matmul"), "operand %relu is made in the same kernel"),
     ],
 )

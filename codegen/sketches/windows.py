@@ -1,0 +1,181 @@
+"""The operand of a convolution: the windows of an image as rows, without making them.
+
+x[N, H, W, C] -> rows[N P Q, KH KW C]: a row for each pixel of the result, in their order; along it
+the kernel's taps one after another, and the channels of each. Elements beyond the image are zeros.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from gtco.codegen.emit import index
+from gtco.codegen.program import TensorMapArgument, WindowBox
+from gtco.codegen.sketch import check
+from gtco.graph import Graph, Node
+from gtco.views import Axis, Layout, resolve
+
+CORNERS = range(-128, 128)
+"""What a tensor map takes as the corners of the first tap's pixels (CUDA driver API,
+cuTensorMapEncodeIm2col)."""
+MOST_STRIDE = 8
+"""Likewise, of a step between two windows."""
+
+
+@dataclass(frozen=True)
+class WindowOperand:
+    """An image and how windows of it lie.
+
+    Args:
+        base: the stored value.
+        layout: of the image [N, H, W, C] in it.
+        constant: whether it is one.
+        out: rows and columns of windows in one image.
+        kernel, stride, before, dilation: along height and width; `before` are zeros ahead of the
+            first row and column.
+    """
+
+    base: str
+    layout: Layout
+    constant: bool
+    out: tuple[int, int]
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    before: tuple[int, int]
+    dilation: tuple[int, int]
+
+    @property
+    def k_major(self) -> bool:
+        """Neighbours along K are neighbours in memory, or are treated so."""
+        return True
+
+    @property
+    def channels(self) -> int:
+        return self.layout.shape[3]
+
+    def chunks(self, elements: int) -> int:
+        """How many pieces of K, of `elements` each, one tap has."""
+        return -(-self.channels // elements)
+
+    def atoms(self, elements: int) -> int:
+        """How many pieces K has in all."""
+        return math.prod(self.kernel) * self.chunks(elements)
+
+    @property
+    def fields(self) -> str:
+        """The constants that the device library's window structs have."""
+        pairs = {
+            "KERNEL": self.kernel,
+            "STRIDE": self.stride,
+            "BEFORE": self.before,
+            "DILATION": self.dilation,
+        }
+        lines = [f"static constexpr int P = {self.out[0]}, Q = {self.out[1]};"]
+        lines += [
+            f"static constexpr int {name}_H = {h}, {name}_W = {w};"
+            for name, (h, w) in pairs.items()
+        ]
+        lines.append(f"static constexpr int CHANNELS = {self.channels};")
+        return "\n".join(f"  {line}" for line in lines)
+
+    def check_map(self, dtype: torch.dtype) -> None:
+        """Refuse an image whose windows no tensor map describes.
+
+        Raises:
+            Illegal: naming the reason.
+        """
+        strides = [_single_stride(axis) for axis in self.layout.dims]
+        check(
+            all(stride is not None for stride in strides) and strides[3] in (0, 1),
+            f"the image {self.layout} has no single stride for each dimension",
+        )
+        unit = 16 // dtype.itemsize
+        sized = zip(strides[:3], self.layout.shape[:3], strict=True)
+        check(
+            all(stride and stride % unit == 0 for stride, size in sized if size > 1)
+            and self.layout.offset % unit == 0
+            and self.channels % unit == 0,
+            f"the image {self.layout} has pixels that are not 16-byte aligned",
+        )
+        check(max(self.stride) <= MOST_STRIDE, f"windows {self.stride} apart")
+        corners = [-n for n in self.before] + list(self._upper())
+        check(all(each in CORNERS for each in corners), f"windows with the corners {corners}")
+
+    def _upper(self) -> tuple[int, int]:
+        """How far beyond the last row and column of the image the last window begins."""
+        last = (
+            (out - 1) * stride + 1 - size - before
+            for out, stride, size, before in zip(
+                self.out, self.stride, self.layout.shape[1:3], self.before, strict=True
+            )
+        )
+        height, width = last
+        return height, width
+
+    def tensor_map(self, dtype: torch.dtype, pixels: int) -> TensorMapArgument:
+        """The map of tiles of `pixels` rows and 128 bytes of one tap's channels."""
+        images, height, width, channels = self.layout.shape
+        strides = []
+        whole = channels
+        for axis, size in zip(self.layout.dims[2::-1], (width, height, images), strict=True):
+            strides.append(_single_stride(axis) or whole)
+            whole = strides[-1] * size
+        upper, stride = self._upper(), self.stride
+        return TensorMapArgument(
+            self.base,
+            self.layout.offset,
+            dtype,
+            (channels, width, height, images),
+            tuple(strides),
+            (128 // dtype.itemsize, pixels),
+            window=WindowBox(
+                (-self.before[1], -self.before[0]), (upper[1], upper[0]), (stride[1], stride[0])
+            ),
+        )
+
+    def text(self, label: str, parameter: str) -> str:
+        """The struct called `label` through which mma.sync templates read the windows."""
+        at = index(self.layout, ("at.image", "at.y", "at.x", "at.channel"))
+        vector = self.layout.vector(8, 3)
+        element = "Config::Element"
+        _, height, width, _ = self.layout.shape
+        return f"""struct {label} {{  // %{parameter}, {self.layout}
+{self.fields}
+  const {element}* base;
+  static constexpr bool K_MAJOR = true;
+  static constexpr bool CONSTANT = {str(self.constant).lower()};
+  static constexpr int VECTOR = {vector};
+  __device__ __forceinline__ const {element}* at(int, int row, int k, bool& valid) const {{
+    const auto at = pixel_of<{label}>(row, k);
+    valid = valid && at.inside({height}, {width});
+    return base + {at};
+  }}
+}};
+"""
+
+
+def windows_of(graph: Graph, conv: Node) -> WindowOperand:
+    """The operand that `conv` reads.
+
+    Raises:
+        NotAView: the image is no strided view.
+    """
+    base, layout = resolve(graph, conv.inputs[0])
+    attrs = conv.attrs
+    kernel = graph.specs[conv.inputs[1]].sizes[1:3]
+    pairs = (conv.outputs[0].sizes[1:3], kernel, attrs["stride"], attrs["before"])
+    return WindowOperand(
+        base,
+        layout,
+        base in graph.constants,
+        *((int(h), int(w)) for h, w in (*pairs, attrs["dilation"])),
+    )
+
+
+def _single_stride(axis: Axis) -> int | None:
+    """The one stride of a dimension, 0 if it has one element, None if it is nested."""
+    if not axis:
+        return 0
+    return axis[0][1] if len(axis) == 1 else None

@@ -1,0 +1,107 @@
+"""Convolutions as GEMMs of windows: right at every border, compiled, refused in sentences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.cost_model.model import roofline_us
+from gtco.runtime.encoding import _decode_argument, _encode_argument
+from gtco.runtime.host import run_on_host
+from gtco.target import TARGETS
+from tests import groups
+from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
+from tests.pass_checks import Golden
+
+A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
+F16 = torch.float16
+UNALIGNED = {"conv_few_channels", "conv_odd"}
+"""Cases whose pixels no tensor map describes."""
+WGMMA_CASES = [case for case in groups.CONV_CASES if case not in UNALIGNED]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", groups.CONV_CASES)
+def test_windows_gathered_by_threads(case: str) -> None:
+    group = groups.CONV_CASES[case]()
+    for program in sample(GemmMma(group, A100), 2):
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", WGMMA_CASES)
+def test_windows_gathered_by_the_copy_engine(case: str) -> None:
+    group = groups.CONV_CASES[case]()
+    sketch = GemmWgmma(group, H100)
+    for program in sample(sketch, 3):
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+    swapped = next(each for each in sketch.defaults() if each["swap"])
+    assert not wrong_outputs(sketch.emit(swapped), group, inputs_of(group, seed=2), run_on_host)
+
+
+@pytest.mark.compiler
+def test_what_lies_beyond_the_image_is_not_read() -> None:
+    """Not even a NaN next to the channels, or in the pixels of the next row, reaches a result."""
+    group = groups.CONV_CASES["conv_of_some_channels"]()
+    values = inputs_of(group, seed=1)
+    values["x"][..., :64] = values["x"][..., 128:] = torch.nan
+    for sketch in (GemmMma(group, A100), GemmWgmma(group, H100)):
+        assert not wrong_outputs(sample(sketch, 0)[0], group, values, run_on_host)
+
+
+def test_kernels_compile_without_spills() -> None:
+    group = groups.convolution((1, 14, 14, 256), 256, (3, 3), F16)
+    assert not list(compile_for_all(lambda target: derive(group, "gemm", target).sketches[0], 2))
+
+
+def test_source(golden: Golden) -> None:
+    group = groups.convolution((1, 28, 28, 128), 256, (3, 3), F16, stride=(2, 2))
+    sketch = GemmWgmma(group, H100)
+    golden("gemm_wgmma_conv.cu", sketch.emit(next(iter(sketch.defaults()))).code)
+    group = groups.CONV_CASES["conv_few_channels"]()
+    mma = GemmMma(group, A100)
+    golden("gemm_mma_conv.cu", mma.emit(next(iter(mma.defaults()))).code)
+
+
+def test_the_map_of_windows() -> None:
+    group = groups.convolution((2, 9, 8, 64), 32, (3, 3), F16, stride=(2, 1), before=(1, 2))
+    sketch = GemmWgmma(group, H100)
+    program = sketch.emit(next(each for each in sketch.defaults() if each["swap"]))
+    argument = program.arguments[1]
+    assert argument.sizes == (64, 8, 9, 2) and argument.box[0] == 64
+    assert argument.strides == (64, 512, 4608)
+    assert argument.window is not None
+    assert argument.window.lower == (-2, -1) and argument.window.stride == (1, 2)
+    # Ten windows begin at -2 to 7 of 8 columns, five at -1 to 7 of 9 rows.
+    assert argument.window.upper == (0, -1)
+    assert _decode_argument(_encode_argument(argument)) == argument
+
+
+def _refusal(**changes: object) -> str:
+    given = {"image": (1, 9, 8, 64), "columns": 32, "kernel": (3, 3), "dtype": F16, **changes}
+    with pytest.raises(Illegal) as caught:
+        GemmWgmma(groups.convolution(**given), H100)
+    return str(caught.value)
+
+
+def test_refusals() -> None:
+    assert "16-byte aligned" in _refusal(image=(1, 9, 8, 60))
+    assert "windows (9, 9) apart" in _refusal(stride=(9, 9))
+    assert "corners" in _refusal(image=(1, 400, 400, 64), kernel=(1, 1), before=(150, 0))
+
+
+def test_an_illegal_step_of_several_taps() -> None:
+    sketch = GemmWgmma(groups.convolution((1, 9, 8, 64), 64, (5, 1), F16), H100)
+    schedule = dict(next(iter(sketch.defaults())), atoms=2)
+    with pytest.raises(Illegal, match="5 atoms of taps in steps of 2"):
+        sketch.emit(schedule)
+
+
+def test_windows_are_priced_by_their_whole_depth() -> None:
+    small = groups.convolution((8, 56, 56, 256), 256, (1, 1), F16, before=(0, 0), residual=False)
+    large = groups.convolution((8, 56, 56, 256), 256, (3, 3), F16, residual=False)
+    assert roofline_us(large, H100) > 4 * roofline_us(small, H100)
