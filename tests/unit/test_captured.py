@@ -131,6 +131,11 @@ def test_calls_read_inputs_and_store_outputs_where_the_caller_has_them(graphs: C
     assert are_right_at_new_addresses(executable)
 
 
+def test_libraries_take_workspaces_of_the_graphs_own(graphs: CpuGraphs, notes: Notes) -> None:
+    on_cpu(plan_of(thrice))
+    assert notes.lines.count("workspaces dropped") == 2  # ahead of the capture and after it
+
+
 @pytest.mark.parametrize("fault", ["bind", "inputs", "outputs", "update"])
 def test_kernels_left_at_old_addresses_are_noticed(
     graphs: CpuGraphs, fault: str, monkeypatch: pytest.MonkeyPatch
