@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Sequence
 
@@ -11,8 +12,10 @@ from gtco.cost_model.work import group_work
 from gtco.graph import FusedGraph, Graph
 from gtco.passes.tasks import tasks, workload_digest
 from gtco.passes.workload import describe
-from gtco.runtime.plan import Launch, Plan, PlanKnobs, weights_of
+from gtco.runtime.plan import Launch, Plan, PlanError, PlanKnobs, weights_of
 from gtco.target import Target
+
+log = logging.getLogger("gtco.tune")
 
 ALIKE = 0.9
 """Of the launches: those that a plan must share with another one to take its knobs."""
@@ -55,7 +58,12 @@ def plan_knobs(
         target: the architecture.
     """
     record = replayed(known, graph, target) or _alike(known, launches)
-    return _draft(launches, target) if record is None else PlanKnobs.of(record.schedule)
+    if record is not None:
+        try:
+            return PlanKnobs.of(record.schedule)
+        except PlanError as error:
+            log.warning("the record of a plan is not used: %s", error)
+    return _draft(launches, target)
 
 
 def _alike(known: Knowledge, launches: Sequence[Launch]) -> TuningRecord | None:

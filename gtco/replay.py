@@ -46,12 +46,6 @@ WITHIN = 1.25
 """Times the fastest's in a chain, up to which a schedule is tried."""
 HOPE = 0.05
 """Part of its time that a task may save in the whole graph beyond what its chain says."""
-KNOBS: Mapping[str, tuple[int, ...]] = {
-    "spread": (0, 1),
-    "late_trigger": (0, 1),
-    "fetch_distance": (0, 1, 2),
-}
-"""What the whole graph tries of each field of `PlanKnobs`."""
 MARGIN = 0.003
 """Part of the whole graph's time that another schedule has to save: less is noise."""
 
@@ -191,7 +185,7 @@ def refine(
             records = [now, *(each for each in ranked[task.key] if each != now)]
             if len(records) > 1:
                 chosen[task.key] = best_of(records, partial(with_record, task.key))
-        for name, values in KNOBS.items():
+        for name, values in PlanKnobs.CHOICES.items():
             others = (replace(knobs, **{name: value}) for value in values)
             knobs = best_of([knobs, *(each for each in others if each != knobs)], with_knobs)
         changed = before != (chosen, knobs)

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -17,7 +18,7 @@ from gtco.target import Target
 
 
 class PlanError(ValueError):
-    """A plan in which a launch reads what nothing has stored."""
+    """A plan whose launch reads what nothing has stored, or a knob of it with no such value."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,15 +64,35 @@ class PlanKnobs:
         spread: 1 gives each block of a kernel that has no more of them than there are
             multiprocessors one of its own. Else a few of those that the kernel ahead left empty
             get two or three, which then share its bandwidth.
+
+    Raises:
+        PlanError: a value that is none of the knob's `CHOICES`; names both.
     """
 
     fetch_distance: int = 0
     late_trigger: int = 0
     spread: int = 1
 
+    CHOICES: ClassVar[Mapping[str, tuple[int, ...]]] = {
+        "spread": (0, 1),
+        "late_trigger": (0, 1),
+        "fetch_distance": (0, 1, 2),
+    }
+
+    def __post_init__(self) -> None:
+        for name, choices in self.CHOICES.items():
+            value = getattr(self, name)
+            if type(value) is not int or value not in choices:
+                values = ", ".join(map(str, choices))
+                raise PlanError(f"{value!r} is no value of the plan's knob {name} (of {values})")
+
     @classmethod
     def of(cls, schedule: Mapping[str, int]) -> PlanKnobs:
-        """Those that the record of a plan names; the others as usual."""
+        """Those that the record of a plan names; the others as usual.
+
+        Raises:
+            PlanError: a value that none of them has.
+        """
         names = {field.name for field in fields(cls)} & schedule.keys()
         return cls(**{name: schedule[name] for name in names})
 

@@ -4,7 +4,8 @@ blocks a multiprocessor takes."""
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from gtco.passes import run_pipeline
 from gtco.passes.legality import family
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.nvrtc import compile_uncached
-from gtco.runtime.plan import PlanKnobs
+from gtco.runtime.plan import PlanError, PlanKnobs
 from gtco.target import HOST, TARGETS
 from tests import groups, models
 
@@ -67,6 +68,17 @@ def test_knobs_of_a_record() -> None:
     assert PlanKnobs.of({}) == PlanKnobs()
     assert PlanKnobs.of({"fetch_distance": 1}) == replace(PlanKnobs(), fetch_distance=1)
     assert PlanKnobs.of({"late_trigger": 0, "of a later version": 3}) == PlanKnobs(late_trigger=0)
+
+
+@pytest.mark.parametrize("value", (-1, 3, 1000, True, 1.0, "1", None))
+@pytest.mark.parametrize("name", PlanKnobs.CHOICES)
+def test_values_that_no_knob_has(name: str, value: Any) -> None:
+    with pytest.raises(PlanError, match=f"no value of the plan's knob {name} \\(of 0, 1"):
+        PlanKnobs.of({name: value})
+
+
+def test_every_knob_has_its_choices() -> None:
+    assert set(PlanKnobs.CHOICES) == {field.name for field in fields(PlanKnobs)}
 
 
 @pytest.mark.compiler

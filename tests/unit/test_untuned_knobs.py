@@ -104,3 +104,10 @@ def test_a_replayed_graph_keeps_its_own() -> None:
     )
     assert [each.program for each in chosen.launches] == [x.program for x in expected.launches]
     assert [each.program for each in chosen.launches] != [x.program for x in spread.launches]
+
+
+def test_a_plan_whose_record_says_nonsense_lends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    bad = plan("p", "a")
+    bad = replace(bad, schedule={**bad.schedule, "fetch_distance": -1})
+    assert knobs_of([launch(Knowledge(DEVICE), workload="a")], bad) == PlanKnobs()
+    assert "-1 is no value of the plan's knob fetch_distance (of 0, 1, 2)" in caplog.text
