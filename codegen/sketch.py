@@ -11,6 +11,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 from gtco.codegen.program import Argument, KernelProgram
@@ -37,10 +38,29 @@ def check(condition: bool, reason: str) -> None:
 
 @dataclass(frozen=True)
 class Knob:
-    """One hole of a sketch and the values that may fill it."""
+    """One hole of a sketch and the values that may fill it.
+
+    Args:
+        name: of the knob.
+        choices: what a search tries.
+        legal: what a schedule of another group may bring besides.
+    """
 
     name: str
     choices: tuple[int, ...]
+    legal: range = range(0)
+
+    def allows(self, value: object) -> bool:
+        """Whether `value` may fill the hole."""
+        return type(value) is int and (value in self.choices or value in self.legal)
+
+    def __str__(self) -> str:
+        values = ", ".join(map(str, self.choices))
+        legal = self.legal
+        if not legal:
+            return f"{self.name} (of {values})"
+        steps = f" in steps of {legal.step}" if legal.step > 1 else ""
+        return f"{self.name} (of {values}, or {legal[0]} to {legal[-1]}{steps})"
 
 
 @dataclass(frozen=True)
@@ -106,9 +126,22 @@ class Sketch(ABC):
     def knobs(self) -> tuple[Knob, ...]:
         """The holes, with every value worth trying for this group."""
 
-    @abstractmethod
     def emit(self, schedule: Schedule) -> KernelProgram:
         """Fill the holes.
+
+        Args:
+            schedule: a value for each knob, from wherever: a search, a record, a file.
+
+        Raises:
+            Illegal: it lacks a knob, has one that is not the sketch's, or a value that a knob does
+                not allow; or it breaks a limit. The message names which.
+        """
+        self._check_knobs(schedule)
+        return self._emit(schedule)
+
+    @abstractmethod
+    def _emit(self, schedule: Schedule) -> KernelProgram:
+        """The same for a schedule whose every value its knob allows.
 
         Raises:
             Illegal: the schedule breaks a limit, which the message names.
@@ -121,6 +154,22 @@ class Sketch(ABC):
     def block_work(self, program: KernelProgram) -> BlockWork | None:
         """What one block of `program` does; None if it only takes an even share of the bytes."""
         return None
+
+    @cached_property
+    def _knobs(self) -> dict[str, Knob]:
+        return {knob.name: knob for knob in self.knobs()}
+
+    def _check_knobs(self, schedule: Schedule) -> None:
+        """Refuse a schedule of other knobs than the sketch's, or of other values than theirs.
+
+        Raises:
+            Illegal: naming the first.
+        """
+        for name in schedule:
+            check(name in self._knobs, f"the sketch has no knob {name!r}")
+        for name, knob in self._knobs.items():
+            check(name in schedule, f"the schedule lacks the knob {knob}")
+            check(knob.allows(schedule[name]), f"{schedule[name]!r} is no value of the knob {knob}")
 
     def check_smem(self, nbytes: int) -> None:
         """Refuse more dynamic shared memory than a block may ask for.

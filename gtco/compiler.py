@@ -20,7 +20,7 @@ from torch import Tensor
 from gtco import dump, logs
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sampler import Candidate
-from gtco.codegen.sketch import Illegal, Schedule, Sketch, check
+from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.cost_model.database import Database, database_path
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us, roofline_us
@@ -360,7 +360,6 @@ def _choose(
         if sketch is None:
             continue
         try:
-            _check_knobs(sketch, record.schedule)
             sketch.emit(record.schedule)
         except Illegal as error:
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
@@ -395,12 +394,6 @@ def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
             reasons.append(f"{sketch.name}: {refusal}")
     best = min(defaults, key=lambda each: draft_us(work_of(each), each.sketch.target), default=None)
     return best, "" if best else "; ".join(reasons)
-
-
-def _check_knobs(sketch: Sketch, schedule: Schedule) -> None:
-    """Refuse a schedule of other knobs than the sketch's."""
-    names = {knob.name for knob in sketch.knobs()}
-    check(set(schedule) == names, f"{sketch.name} has the knobs {', '.join(sorted(names))}")
 
 
 def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:

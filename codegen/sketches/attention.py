@@ -21,7 +21,9 @@ from gtco.views import Layout, NotAView, resolve
 MAX_HEAD = 128
 """Widest head: wider ones leave no registers for the scores."""
 MAX_BLOCK_K = 320
-"""Most keys a tile: more of them find no room in shared memory."""
+"""Most keys a tile that a search tries: of wide heads more find no room in shared memory."""
+MOST_KEYS = 4096
+"""More of the narrowest heads find none either."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class AttentionSketch(Sketch):
     def knobs(self) -> tuple[Knob, ...]:
         return (
             Knob("block_q", (16, 32, 48, 64, 80, 96, 112, 128)),
-            Knob("block_k", _block_k(self.keys)),
+            Knob("block_k", _block_k(self.keys), range(16, MOST_KEYS + 1, 16)),
             Knob("warps_k", WARPS_K),
             Knob("stages", (1, 2, 3, 4)),
         )
@@ -304,7 +306,7 @@ class Attention(AttentionSketch):
         copies = -(-loop.fill_bytes // (16 * program.block))
         return replace(loop, copies=copies, copy_threads=program.schedule["copy_warps"] * 32)
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         threads = self._threads(schedule)
         block_q, warps_k = schedule["block_q"], schedule["warps_k"]
         region, emitter = self._epilogue()

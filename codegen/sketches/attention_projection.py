@@ -167,7 +167,7 @@ class AttentionProjection(AttentionSketch):
             peer_bytes=(self.per_item - 1) * block_q * self.value_width * self.dtype.itemsize,
         )
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         threads = self._threads(schedule)
         smem = self._smem(schedule)
         self.check_smem(smem.nbytes)

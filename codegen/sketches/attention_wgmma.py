@@ -70,7 +70,11 @@ class AttentionWgmma(AttentionSketch):
         most = pad_to(self.keys, 16 * max(PARTS))
         return (
             Knob("block_q", (64, 128, 192, 256)),
-            Knob("block_k", tuple(sorted(size for size in sizes | {16} if size <= most))),
+            Knob(
+                "block_k",
+                tuple(sorted(size for size in sizes | {16} if size <= most)),
+                range(16, MOST_KEYS + 1, 16),
+            ),
             Knob("parts", PARTS),
             Knob("stages", (1, 2, 3, 4)),
         )
@@ -135,7 +139,7 @@ class AttentionWgmma(AttentionSketch):
         check(registers <= most, f"about {registers} registers a thread, of {most}")
         self.check_smem(self._smem(schedule).nbytes)
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
         block_q, block_k, parts = (schedule[name] for name in ("block_q", "block_k", "parts"))
         threads, smem = _threads(schedule), self._smem(schedule)

@@ -42,7 +42,7 @@ class Elementwise(Sketch):
                 yield {"threads": 256, "vectors": vectors}
         yield {"threads": 128, "vectors": 1}
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         threads, vectors = schedule["threads"], schedule["vectors"]
         emitter = self._emitter()
         values = emitter.loads * vectors * self.vector

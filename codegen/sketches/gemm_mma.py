@@ -81,7 +81,7 @@ class GemmMma(Sketch):
             registers=min(255, m * n // (warps * 32) + (m + n) * k // (warps * 64) + 40),
         )
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         problem = self.problem
         m, n, k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
         warps_m, warps_n = schedule["warps_m"], schedule["warps_n"]

@@ -64,7 +64,7 @@ class GemmPersistent(Sketch):
             Knob("block_m", (64, 128, 192, 256)),
             Knob("block_n", tuple(size for size in columns if size <= widest)),
             Knob("atoms", (1, 2)),
-            Knob("raster", (1, 4, 16)),
+            Knob("raster", (1, 4, 16), range(1, 17)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -124,8 +124,6 @@ class GemmPersistent(Sketch):
         consumers = _consumers(schedule)
         rows = block_m // consumers if schedule["cooperative"] else block_m
         check(rows in (64, 128), f"a warpgroup multiplies 64 or 128 rows, not {rows}")
-        check(block_n % 32 == 0, f"{block_n} columns a tile are no multiple of a part's 32")
-        check(block_n <= 256, f"wgmma takes no N of {block_n}")
         accumulators = rows // 64 * block_n // 2
         most = ACCUMULATORS[consumers]
         check(accumulators <= most, f"{accumulators} accumulators a thread, of {most}")
@@ -156,7 +154,7 @@ class GemmPersistent(Sketch):
             depth=1,
         )
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
         problem = self.problem
         region = problem.region()

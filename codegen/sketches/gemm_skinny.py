@@ -110,7 +110,6 @@ class GemmSkinny(Sketch):
 
     def _check(self, schedule: Schedule) -> None:
         columns, warps, split = schedule["columns"], schedule["warps"], schedule["split"]
-        check(columns % 16 == 0, f"{columns} columns are no multiple of mma's 16")
         check(split == 1 or self.target.has_wgmma, f"{self.target.arch} has no clusters")
         self.problem.check_stats(columns, "block")
         chunks = -(-self.problem.k // CHUNK)
@@ -153,7 +152,7 @@ class GemmSkinny(Sketch):
             registers=operands + columns // 4 + OTHER_REGISTERS + more,
         )
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
         problem = self.problem
         columns, split = schedule["columns"], schedule["split"]

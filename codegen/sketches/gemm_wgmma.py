@@ -20,6 +20,8 @@ LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
 STAGES = (2, 3, 4, 5, 6, 7, 8)
 """Of the ring."""
+MOST_STAGES = 32
+"""More of the smallest tiles find no room in shared memory."""
 CLUSTERS_Q = (1, 2, 3, 4)
 """Tiles along Q whose blocks lie in one cluster."""
 LEAST_FILL = 0.85
@@ -68,8 +70,8 @@ class GemmWgmma(Sketch):
         return (
             Knob("swap", (0, 1)),
             Knob("block_p", (64, 128, 192, 256)),
-            Knob("block_q", _block_q(self.problem.rows, self.problem.columns)),
-            Knob("stages", STAGES),
+            Knob("block_q", _block_q(self.problem.rows, self.problem.columns), range(8, 257, 8)),
+            Knob("stages", STAGES, range(2, MOST_STAGES + 1)),
             Knob("split", (1, 2, 3, 4, 5, 6, 8)),
             Knob("multicast", (1, 2, 4)),
             Knob("atoms", (1, 2, 3, 4)),
@@ -167,8 +169,6 @@ class GemmWgmma(Sketch):
 
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
-        check(block_p % 64 == 0, f"block_p {block_p} is no multiple of a warpgroup's 64 rows")
-        check(block_q % 8 == 0 and block_q <= 256, f"wgmma takes no N of {block_q}")
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
         steps = -(-self.steps // schedule["atoms"])
         if windows := isinstance(self.problem.a, WindowOperand):
@@ -216,7 +216,7 @@ class GemmWgmma(Sketch):
             depth=schedule["depth"],
         )
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
         problem = self.problem
         region = problem.region()

@@ -115,7 +115,7 @@ class Rowwise(Sketch):
             return "half of the threads have no element"
         return None
 
-    def emit(self, schedule: Schedule) -> KernelProgram:
+    def _emit(self, schedule: Schedule) -> KernelProgram:
         emitter, rows = self.emitter, self.space.rows
         if self.merges:
             threads = schedule["threads"]

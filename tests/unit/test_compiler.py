@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import re
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -271,13 +272,26 @@ def test_a_record_that_does_not_fit_is_not_used(
     assert chosen(records, replace(good, version=0, run_us=1.0), good)[0] == "record"
 
 
-def test_a_record_without_a_knob_is_not_used(
-    records: Records, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"stages": None}, r"the schedule lacks the knob stages \(of 2, 3, 4\)"),
+        ({"stages": 0}, r"0 is no value of the knob stages \(of 2, 3, 4\)"),
+        ({"block_m": -64}, r"-64 is no value of the knob block_m"),
+        ({"split": 1}, "the sketch has no knob 'split'"),
+    ],
+)
+def test_a_record_of_other_knobs_or_values_is_not_used(
+    changes: dict[str, int | None],
+    reason: str,
+    records: Records,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     good = record()
-    schedule = {name: value for name, value in good.schedule.items() if name != "stages"}
+    changed = {**good.schedule, **changes}
+    schedule = {name: value for name, value in changed.items() if value is not None}
     assert chosen(records, replace(good, schedule=schedule)) == chosen(records)
-    assert "no longer legal: gemm_mma has the knobs block_k, block_m" in caplog.text
+    assert re.search(f"no longer legal: {reason}", caplog.text)
 
 
 def test_a_library_that_was_measured_faster_runs(records: Records) -> None:
