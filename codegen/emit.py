@@ -109,7 +109,8 @@ class Region:
     Args:
         group: the group.
         shape: of the iteration space; the last dimension is the columns.
-        vector: columns that one call handles; `fit_vector` narrows it to what every access allows.
+        vector: columns that one call handles at most; narrowed to a divisor of the columns, and by
+            `fit_vector` to what every access allows.
         parameters: kernel parameters so far, as (C++ declaration, argument).
     """
 
@@ -117,6 +118,10 @@ class Region:
     shape: tuple[int, ...]
     vector: int = 8
     parameters: dict[str, tuple[str, Pointer]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        while self.columns % self.vector:  # no call reaches beyond a row's last column
+            self.vector //= 2
 
     @property
     def graph(self) -> Graph:

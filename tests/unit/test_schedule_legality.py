@@ -10,7 +10,7 @@ import pytest
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import SKETCHES
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
-from gtco.cost_model.database import shipped_records
+from gtco.cost_model.record import shipped_records
 from gtco.graph import Group
 from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, tile_groups

@@ -1,0 +1,175 @@
+"""Groups of every family whose extents are 1, 2, 3, 5 and 7, alone and together.
+
+What a family asks for stays: 8 elements of K where a sketch reads 16 bytes, heads of 8, 16 columns
+for each head that a projection merges. Everything else shrinks.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from gtco.codegen.rules import derive
+from gtco.codegen.sketch import Sketch
+from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.passes.legality import family
+from gtco.target import TARGETS, Target
+from tests import attention_groups, groups, projection_groups, tile_groups
+
+EXTENTS = (1, 2, 3, 5, 7)
+F16, BF16 = torch.float16, torch.bfloat16
+DTYPES = dict(zip(EXTENTS, (F16, BF16, F16, BF16, F16), strict=True))
+Make = Callable[[], Group]
+
+
+def scored_linear(rows: int, k: int, columns: int, dtype: torch.dtype) -> Group:
+    """With a value of each row and one of each column, whichever of them has one element; stored
+    twice, once as [columns, rows]."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((rows, k), dtype))
+    w = b.constant("w", torch.linspace(-1, 1, columns * k).reshape(columns, k).to(dtype))
+    of_row = b.input("of_row", TensorSpec((rows, 1), torch.float32))
+    of_column = b.input("of_column", TensorSpec((columns,), dtype))
+    y = b.add("mul", b.add("linear", x, w), b.add("exp", of_row))
+    y = b.add("add", y, of_column)
+    return Group("scored_linear", b.build([y, b.add("permute", y, dims=(1, 0))]))
+
+
+LINEARS: dict[str, Callable[[int, int, int, torch.dtype], Group]] = {
+    "plain": groups.plain_linear,
+    "norm": partial(groups.norm_linear, gelu=True),
+    "residual": partial(groups.residual_linear, stats=False),
+    "stats": groups.residual_linear,
+    "scored": scored_linear,
+}
+
+
+def _linears() -> Iterator[tuple[str, Make]]:
+    for (kind, make), n in itertools.product(LINEARS.items(), EXTENTS):
+        sizes = {
+            "rows": (n, 72, 40), "K": (19, n, 40), "columns": (19, 72, n),
+            "rows and columns": (n, 72, n), "all but K": (n, 8, n), "all": (n, n, n),
+        }  # fmt: skip
+        for which, (rows, k, columns) in sizes.items():
+            yield f"{kind} linear, {which} {n}", partial(make, rows, k, columns, DTYPES[n])
+
+
+def _products() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {
+            "items": (n, 19, 24, 40), "rows": (2, n, 24, 40), "K": (2, 19, n, 40),
+            "columns": (2, 19, 24, n), "all": (n, n, n, n), "all but K": (n, n, 8, n),
+        }  # fmt: skip
+        for which, size in sizes.items():
+            make = partial(groups.batched_matmul, *size, DTYPES[n])
+            yield f"product, {which} {n}", make
+            yield f"product of rows, {which} {n}", partial(make, transposed=True)
+
+
+def _attentions() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {
+            "heads": ((n,), 19, 33, 24), "queries": ((2,), n, 33, 24), "keys": ((2,), 19, n, 24),
+            "width": ((2,), 19, 33, n), "all": ((n,), n, n, 8),
+        }  # fmt: skip
+        for which, (lead, queries, keys, width) in sizes.items():
+            make = partial(attention_groups.cross, lead, queries, keys, width, 0, DTYPES[n])
+            yield f"attention, {which} {n}", make
+            yield f"causal attention, {which} {n}", partial(make, causal=True)
+            yield f"masked attention, {which} {n}", partial(make, mask=torch.float32)
+        packed = partial(attention_groups.packed, n, n, 8, DTYPES[n], batch=n, epilogue=True)
+        yield f"packed attention, all {n}", packed
+
+
+def _projections() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {
+            "heads": (n, 19, 33), "queries": (2, n, 33), "keys": (2, 19, n), "all": (n, n, n),
+        }  # fmt: skip
+        for which, (heads, queries, keys) in sizes.items():
+            make = partial(
+                projection_groups.projected, heads, queries, 16, 16 * heads, DTYPES[n],
+                batch=n if which == "all" else 1, keys=keys, residual=True,
+            )  # fmt: skip
+            yield f"projection, {which} {n}", make
+
+
+def _pointwise() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        dtype = DTYPES[n]
+        for which, shape in {"rows": (n, 40), "columns": (9, n), "all": (n, n, n)}.items():
+            yield f"gelu, {which} {n}", partial(tile_groups.gelu_bias, *shape, dtype=dtype)
+        yield f"concat, {n}", partial(tile_groups.concat_columns, n, n, 8, n, dtype=dtype)
+        yield f"pad, {n}", partial(tile_groups.padded, n, n, before=n, after=1, dtype=dtype)
+        patches = partial(tile_groups.padded_patches, n, n, (0, 1, 0), (0, 0, n), dtype)
+        yield f"patches, {n}", patches
+        yield f"class token, {n}", partial(tile_groups.class_token, n + 1, n, dtype)
+
+
+def _rows() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        dtype = DTYPES[n]
+        for which, shape in {"rows": (n, 40), "columns": (9, n), "all": (n, n, n)}.items():
+            for dim in (0, -1):
+                make = partial(tile_groups.softmax, *shape, dtype=dtype, dim=dim)
+                yield f"softmax {dim}, {which} {n}", make
+            norm = partial(tile_groups.layer_norm, *shape, dtype=dtype, residual=True)
+            yield f"layer norm, {which} {n}", norm
+            yield f"statistics, {which} {n}", partial(tile_groups.row_stats, *shape, dtype=dtype)
+            yield f"statistics alone, {which} {n}", partial(tile_groups.lone_stats, *shape)
+            for dims in ((0,), (-1,), (0, len(shape) - 1)):
+                make = partial(tile_groups.standardize, *shape, dims=dims, dtype=dtype)
+                yield f"standardize {dims}, {which} {n}", make
+                make = partial(tile_groups.pool, "amax", *shape, dims=dims, keepdim=False,
+                               dtype=dtype)  # fmt: skip
+                yield f"largest {dims}, {which} {n}", make
+        yield f"merged statistics, {n}", partial(tile_groups.merge_stats, n, n)
+
+
+FAMILIES: dict[str, dict[str, Make]] = {
+    "linear": dict(_linears()),
+    "product": dict(_products()),
+    "attention": dict(_attentions()),
+    "projection": dict(_projections()),
+    "elementwise": dict(_pointwise()),
+    "rowwise": dict(_rows()),
+}
+CASES: dict[str, Make] = {name: make for cases in FAMILIES.values() for name, make in cases.items()}
+ONE_COLUMN = ("plain linear, columns 1", "scored linear, columns 1", "norm linear, all but K 1")
+
+
+def _part(cases: dict[str, Make]) -> list[str]:
+    drawn = random.Random(23).sample(sorted(cases), max(8, len(cases) // 7))
+    return list(dict.fromkeys([*drawn, *(name for name in ONE_COLUMN if name in cases)]))
+
+
+QUICK = tuple(name for cases in FAMILIES.values() for name in _part(cases))
+"""Of each family a part, in which every extent has its turn."""
+REFUSALS = (
+    "no multiple of 16 bytes",  # a head
+    "columns in vectors of at least two",  # of row statistics
+    r"\d+ heads of a batch item",  # a cluster
+)
+"""Why no sketch may take a group, as regular expressions: then the library does."""
+
+
+def derived(group: Group, target: Target = TARGETS["sm_90a"]) -> tuple[Sketch, ...]:
+    """Every sketch that takes `group`, those of blocks that stay included: on one multiprocessor
+    even a small product has two tiles for each.
+
+    Raises:
+        AssertionError: there is none, for a reason that is none of `REFUSALS`.
+    """
+    found: dict[str, Sketch] = {}
+    for each in (target, replace(target, sm_count=1)):
+        derivation = derive(group, family(group), each)
+        found |= {sketch.name: sketch for sketch in derivation.sketches if sketch.name not in found}
+    reason = derivation.reason
+    assert found or any(re.search(why, reason) for why in REFUSALS), reason
+    return tuple(found.values())
