@@ -118,17 +118,30 @@ def as_tensor(value: Any) -> Tensor:
 
 
 @cache
-def node_cases() -> dict[str, list[Case]]:
-    """The node tests whose operators gtco all claims, by operator."""
+def _loaded() -> list[Any]:
     from onnx.backend.test.loader import load_model_tests
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loaded = load_model_tests(kind="node")
+        return load_model_tests(kind="node")
+
+
+def _claimed(model: onnx.ModelProto) -> bool:
+    return all(node.op_type in OPS and not node.domain for node in model.graph.node)
+
+
+def unclaimed_models() -> dict[str, onnx.ModelProto]:
+    """The node tests with an operator that gtco does not claim, by name."""
+    return {each.name: each.model for each in _loaded() if not _claimed(each.model)}
+
+
+@cache
+def node_cases() -> dict[str, list[Case]]:
+    """The node tests whose operators gtco all claims, by operator."""
     found: dict[str, list[Case]] = {}
-    for each in loaded:
+    for each in _loaded():
         nodes = each.model.graph.node
-        if any(node.op_type not in OPS or node.domain for node in nodes):
+        if not _claimed(each.model):
             continue
         operator = nodes[0].op_type if len(nodes) == 1 else EXPANDED
         values = [*each.model.graph.input, *each.model.graph.output]

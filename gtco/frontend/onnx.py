@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from gtco.frontend.onnx_activations import ACTIVATIONS
 from gtco.frontend.onnx_attention import ATTENTION
-from gtco.frontend.onnx_call import Call, OnnxError, Op, concrete
+from gtco.frontend.onnx_call import CUT_OFF, Call, OnnxError, Op, concrete
 from gtco.frontend.onnx_inputs import (
     check_inputs,
     declared_inputs,
@@ -177,7 +177,7 @@ class OnnxModel(nn.Module):
                 into[name] = result
         missing = [name for name in call.outputs[len(results) :] if name]
         if missing:
-            raise call.refuse(f"its outputs {', '.join(missing)} are not supported")
+            raise call.refuse(f"its results {', '.join(missing)} are not supported")
 
 
 def load_onnx(
@@ -247,15 +247,25 @@ def _opset(model: onnx.ModelProto) -> int:
                     f"{OPSETS[-1]}: convert it with onnx.version_converter, or export it again"
                 )
             return int(entry.version)
-    raise OnnxError("the model does not import the default operator set (ai.onnx)")
+    for index, node in enumerate(model.graph.node):
+        _check_claimed(node, _where(node, index))
+    raise OnnxError("the model does not import the default operator set (ai.onnx); export it again")
+
+
+def _where(node: onnx.NodeProto, index: int) -> str:
+    return f"node {node.name or f'number {index}'} ({node.op_type})"
+
+
+def _check_claimed(node: onnx.NodeProto, where: str) -> None:
+    name, foreign = node.op_type, node.domain not in DEFAULT_DOMAINS
+    if foreign or name not in OPS:
+        name = f"{node.domain}::{name}" if foreign else name
+        raise OnnxError(f"{where}: the operator {name} is not supported; {CUT_OFF}")
 
 
 def _call(node: onnx.NodeProto, index: int, opset: int, folder: Path | None) -> Call:
-    where = f"node {node.name or f'number {index}'} ({node.op_type})"
-    if node.domain not in DEFAULT_DOMAINS:
-        raise OnnxError(f"{where}: the operator {node.domain}::{node.op_type} is not supported")
-    if node.op_type not in OPS:
-        raise OnnxError(f"{where}: the operator {node.op_type} is not supported")
+    where = _where(node, index)
+    _check_claimed(node, where)
     attrs = {each.name: _attribute(each, where, folder) for each in node.attribute}
     return Call(node.op_type, where, opset, attrs, tuple(node.input), tuple(node.output))
 

@@ -79,7 +79,7 @@ def _dropout(
     call.ignore("ratio", "seed")
     training = call.has(2) and any(call.constant(2))
     if training and (not call.has(1) or any(call.constant(1))):
-        raise call.refuse("training_mode is on; export the model in eval mode")
+        raise call.refuse("training_mode is on", "export the model in eval mode")
     return (x, torch.ones_like(x, dtype=torch.bool)) if call.wants(1) else x
 
 

@@ -13,6 +13,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from gtco.frontend.onnx_sizes import TooLargeError, bounded
 from gtco.frontend.torch_export import CaptureError
 
+CUT_OFF = "export the model without it, or cut it off with onnx.utils.extract_model"
+"""What to do about a node that is not supported, where nothing nearer helps."""
+
 
 class OnnxError(CaptureError):
     """An ONNX model that gtco cannot read or does not support: the message names the node."""
@@ -104,8 +107,8 @@ class Call:
         value = self.known(index)
         if value is None:
             raise self.refuse(
-                f"input {self.inputs[index]!r} decides a shape and is not known at compile time; "
-                f"make it a constant of the model"
+                f"input {self.inputs[index]!r} decides a shape and is not known at compile time",
+                "make it a constant of the model, or compute it from shapes",
             )
         with concrete():
             return list(value.reshape(-1).tolist())
@@ -133,9 +136,9 @@ class Call:
             raise self.refuse(f"axes {list(axes)} name a dimension twice")
         return found
 
-    def refuse(self, reason: str) -> OnnxError:
-        """The error that says why this node is not supported."""
-        return OnnxError(f"{self.where}: {reason}")
+    def refuse(self, reason: str, remedy: str = CUT_OFF) -> OnnxError:
+        """The error that says why this node is not supported, and what to do about it."""
+        return OnnxError(f"{self.where}: {reason}; {remedy}")
 
 
 Op = Callable[..., Any]

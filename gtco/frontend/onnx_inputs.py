@@ -76,7 +76,10 @@ def _sized(declared: Input) -> Input:
 def _input(value: onnx.ValueInfoProto) -> Input:
     kind = value.type.WhichOneof("value")
     if kind != "tensor_type":
-        raise OnnxError(f"input {value.name!r} is a {kind}; gtco takes tensors")
+        raise OnnxError(
+            f"input {value.name!r} is a {kind}, which is not supported; export the model with an "
+            f"input for each tensor"
+        )
     tensor = value.type.tensor_type
     if tensor.elem_type not in DTYPES:
         name = onnx.TensorProto.DataType.Name(tensor.elem_type)

@@ -61,7 +61,7 @@ def _batch_norm(
 ) -> Tensor:
     call.ignore("momentum")
     if call.attr("training_mode", 0) or call.wants(1):
-        raise call.refuse("training_mode is on; export the model in eval mode")
+        raise call.refuse("training_mode is on", "export the model in eval mode")
     if not mean.dtype == scale.dtype == x.dtype:  # statistics may be wider than x
         wide = torch.promote_types(mean.dtype, torch.promote_types(scale.dtype, x.dtype))
         tensors = tuple(each.to(wide) for each in (x, scale, bias, mean, variance))

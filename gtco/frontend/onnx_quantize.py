@@ -43,7 +43,7 @@ def _quantize(call: Call, x: Tensor, scale: Tensor, zero: Tensor | None = None) 
     code, precision = call.attr("output_dtype", 0), call.attr("precision", 0)
     dtype = zero.dtype if zero is not None else dtype_of(call, code) if code else torch.uint8
     if dtype.is_floating_point:
-        raise call.refuse(f"quantizing to {dtype} is not supported; integers are")
+        raise call.refuse(f"quantizing to {dtype} is not supported, integers are")
     scale = _along(call, scale, x)
     if precision:
         x, scale = x.to(dtype_of(call, precision)), scale.to(dtype_of(call, precision))
@@ -117,7 +117,7 @@ def _q_linear_mat_mul(
     y_zero: Tensor,
 ) -> Tensor:
     if any(each.numel() > 1 for each in (a_scale, y_scale, y_zero)):
-        raise call.refuse("scales of rows are not supported; one of the tensor, or of b's columns")
+        raise call.refuse("scales of a's rows are not supported, those of b's columns are")
     total = _centred(a, a_zero, -2) @ _centred(b, b_zero, -1)
     scale = a_scale.to(EXACT).reshape(()) * b_scale.to(EXACT) / y_scale.to(EXACT).reshape(())
     scale = scale if scale.numel() > 1 else scale.reshape(())

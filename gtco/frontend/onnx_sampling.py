@@ -135,7 +135,8 @@ def _resized_axes(call: Call, x: Tensor, coordinates: str) -> dict[int, Axis]:
     ):
         raise call.refuse(
             "align_corners with scales that give no whole size means one thing in the ONNX "
-            "reference and another in ONNX Runtime and torch; give sizes instead"
+            "reference and another in ONNX Runtime and torch",
+            "give sizes instead",
         )
     return {
         axis: Axis(size, int(out), float(scale), region)
@@ -261,8 +262,8 @@ def _roi_align(call: Call, x: Tensor, regions: Tensor, images: Tensor) -> Tensor
         raise call.refuse(f"mode={mode!r} of {coordinates!r} is not supported")
     if samples <= 0:
         raise call.refuse(
-            "sampling_ratio=0 takes as many samples as a region is large, which depends on data; "
-            "export the model with a fixed one, such as 2"
+            "sampling_ratio=0 takes as many samples as a region is large, which depends on data",
+            "export the model with a fixed one, such as 2",
         )
     channels, height, width = x.shape[1:]
     out = call.attr("output_height", 1), call.attr("output_width", 1)
@@ -325,7 +326,7 @@ def _deform_conv(
 ) -> Tensor:
     """x [n, c, h, w], offsets [n, groups * kh * kw * 2, oh, ow] in (y, x), mask without the 2."""
     if x.dim() != 4:
-        raise call.refuse(f"{x.dim() - 2} spatial dimensions are not supported; 2 are")
+        raise call.refuse(f"{x.dim() - 2} spatial dimensions are not supported, 2 are")
     kernel = list(weight.shape[2:])
     if list(call.attr("kernel_shape", kernel)) != kernel:
         raise call.refuse(f"kernel_shape is not that of its weight, {kernel}")

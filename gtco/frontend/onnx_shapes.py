@@ -19,7 +19,10 @@ from torch import Tensor
 from gtco.frontend.onnx_call import Call, Op
 from gtco.frontend.onnx_sizes import check_size
 
-FLOAT8_AND_STRINGS = "is not supported; gtco has floating-point, integer and boolean tensors"
+FLOAT8_AND_STRINGS = (
+    "is not supported: gtco has floats of 16, 32 and 64 bits, signed integers, uint8 and booleans; "
+    "export the model with one of these"
+)
 
 DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
     {
@@ -249,7 +252,8 @@ def dtype_of(call: Call, code: int) -> torch.dtype:
         OnnxError: torch, or gtco, has none.
     """
     if code not in DTYPES:
-        raise call.refuse(f"data type {code} {FLOAT8_AND_STRINGS}")
+        what, _, remedy = FLOAT8_AND_STRINGS.partition("; ")
+        raise call.refuse(f"data type {code} {what}", remedy)
     return DTYPES[code]
 
 

@@ -56,7 +56,7 @@ class Window:
 def _window(call: Call, sizes: Sequence[int], kernel: Sequence[int]) -> Window:
     rank = len(sizes)
     if rank not in CONVOLUTIONS:
-        raise call.refuse(f"{rank} spatial dimensions are not supported; 1 to 3 are")
+        raise call.refuse(f"{rank} spatial dimensions are not supported, 1 to 3 are")
     stride = list(call.attr("strides", [1] * rank))
     dilation = list(call.attr("dilations", [1] * rank))
     pads = list(call.attr("pads", [0] * (2 * rank)))
@@ -105,7 +105,7 @@ def _conv_transpose(call: Call, x: Tensor, weight: Tensor, bias: Tensor | None =
     kernel, sizes = list(weight.shape[2:]), list(x.shape[2:])
     rank = len(kernel)
     if rank not in TRANSPOSED:
-        raise call.refuse(f"{rank} spatial dimensions are not supported; 1 to 3 are")
+        raise call.refuse(f"{rank} spatial dimensions are not supported, 1 to 3 are")
     if list(call.attr("kernel_shape", kernel)) != kernel:
         raise call.refuse(f"kernel_shape is not that of its weight, {kernel}")
     stride, dilation = call.attr("strides", [1] * rank), call.attr("dilations", [1] * rank)
@@ -194,7 +194,7 @@ def _column_to_image(call: Call, x: Tensor, image_input: Tensor, block_input: Te
     image, block = call.ints(1) or [], call.ints(2) or []
     rank = len(image)
     if rank not in TRANSPOSED:
-        raise call.refuse(f"{rank} spatial dimensions are not supported; 1 to 3 are")
+        raise call.refuse(f"{rank} spatial dimensions are not supported, 1 to 3 are")
     stride, dilation = call.attr("strides", [1] * rank), call.attr("dilations", [1] * rank)
     pads = call.attr("pads", [0] * (2 * rank))
     elements = math.prod(block)
