@@ -109,13 +109,16 @@ class Sketch(ABC):
     Class attributes:
         name: unique among sketches, such as "gemm_wgmma".
         family: the group family it serves, such as "gemm".
-        version: moves whenever the code made from the same schedule changes.
+        version: moves when the code made from the same schedule takes another time.
+        schedule_version: the first `version` whose knobs mean what they mean now: it moves to
+            `version` when one changes its meaning, and then only.
         ring: the knobs that say how its main loop is fed, and leave the tile as it is.
     """
 
     name: ClassVar[str]
     family: ClassVar[str]
     version: ClassVar[int]
+    schedule_version: ClassVar[int]
     ring: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, group: Group, target: Target) -> None:

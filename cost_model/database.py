@@ -15,7 +15,7 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from typing import Any
 import platformdirs
 
 from gtco.cost_model.record import (
-    LIBRARY,
     NAMED,
     DatabaseError,
     TuningRecord,
@@ -56,18 +55,6 @@ _SCHEMA = (
 )
 _SELECT = f"""SELECT records.id, text, {", ".join(_KEY + _VALUES)} FROM records
     JOIN workloads ON workloads.id = records.workload"""
-
-
-def is_fresh(record: TuningRecord, device: str, versions: Mapping[str, int]) -> bool:
-    """Whether the time of `record` counts on `device`; a stale one only offers its schedule.
-
-    Args:
-        record: of any device and version.
-        device: the GPU's name.
-        versions: the version of each sketch now (`gtco.codegen.rules.SKETCHES`).
-    """
-    current = record.version if record.sketch == LIBRARY else versions.get(record.sketch)
-    return record.device == device and record.version == current
 
 
 def database_path() -> Path:
@@ -171,7 +158,7 @@ class Database:
     # -- reading -------------------------------------------------------------------------------
 
     def records(self) -> Iterator[TuningRecord]:
-        """Every record, oldest first; `is_fresh` says whose time counts."""
+        """Every record, oldest first; `standing` says whose time counts."""
         try:
             for row in self._connection.execute(f"{_SELECT} ORDER BY records.id"):
                 try:

@@ -1,26 +1,34 @@
-"""What is known of programs on one device: the shipped records, and the user's own."""
+"""What is known of programs on one device: the shipped records, and the user's own.
+
+A record of this device and this version of its sketch is `OWN`: its time and its schedule count.
+One of another device of the architecture, or of an older version whose knobs mean the same, is
+`KIN`: only its schedule counts. Times of two devices are never compared: a workload that ran on
+this one takes what was the fastest here, another what was the fastest on the nearest kin.
+"""
 
 from __future__ import annotations
 
+import enum
 import math
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Key, schedule_key
-from gtco.cost_model.database import is_fresh
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
 from gtco.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
-from gtco.target import HOST, Target
+from gtco.target import CARDS, HOST, Device, Target
 
 VERSIONS = {sketch.name: sketch.version for sketch in SKETCHES}
 """The version of each sketch's generated code now."""
+MEANINGS = {sketch.name: sketch.schedule_version for sketch in SKETCHES}
+"""The oldest version of each sketch whose knobs mean what they mean now."""
 _RINGS = {sketch.name: sketch.ring for sketch in SKETCHES}
-# A plan was replayed with the kernels of then, of six sketches at first; a new one moves none.
-VERSIONS[PLAN] = 6 + sum(sketch.version - 1 for sketch in SKETCHES)
+# They move with the knobs of plans alone: a plan names the sketches that it ran with.
+VERSIONS[PLAN] = MEANINGS[PLAN] = 21
 CHAIN, FINAL, HOST_CLOCK = "chain", "chain, median of 11", "host clock"
 """How a record's time was taken: `versions["timed"]`; without it, in a chain."""
 REPLAYED = "replayed whole"
@@ -33,29 +41,68 @@ CHOSEN = {"chosen": "in the whole graph"}
 """In `versions` of a task's record with which the whole graph was fastest."""
 
 
+RAN_WITH = "sketches"
+"""In `versions` of a plan's record: `ran_with` of its launches, so that it is known whose times its
+own rests on."""
+
+
+def ran_with(sketches: Iterable[str]) -> str:
+    """Those sketches and their versions, such as "gemm_mma 1, gemm_wgmma 7"."""
+    return ", ".join(f"{name} {VERSIONS.get(name, 0)}" for name in sorted(set(sketches)))
+
+
+class Standing(enum.Enum):
+    """What a record is worth on a device."""
+
+    OWN = "time and schedule"
+    KIN = "schedule"
+    STALE = "neither: knobs changed their meaning, or it is of another architecture"
+
+
+def standing(record: TuningRecord, device: str) -> Standing:
+    """What `record` is worth on the device of this name, of the record's architecture."""
+    now = record.version if record.sketch == LIBRARY else VERSIONS.get(record.sketch, -1)
+    if not MEANINGS.get(record.sketch, 0) <= record.version <= now:
+        return Standing.STALE
+    same_code = record.version == now
+    if record.sketch == PLAN:
+        names = [each.rpartition(" ")[0] for each in record.versions.get(RAN_WITH, "").split(", ")]
+        same_code = same_code and record.versions.get(RAN_WITH) == ran_with(names)
+    return Standing.OWN if same_code and record.device == device else Standing.KIN
+
+
 def is_chosen(record: TuningRecord) -> bool:
     """Whether a whole graph was fastest with it: that counts for more than its time in a chain."""
     return record.versions.items() >= CHOSEN.items()
 
 
 class Knowledge:
-    """Records of one device by workload, newer ones in place of older ones of the same program.
+    """Records by workload, newer ones in place of older ones of the same program.
 
     Args:
-        device: the records' device; those of others, and of older code, are left out.
-        shipped: what came with the package.
+        device: the name of the one whose times count.
+        shipped: what came with the package, of any device.
         own: what was measured here: the user's database.
+        kin: names of the devices whose schedules serve where this one has none, nearest first.
 
     Attributes:
-        stale: those left out, whose schedules a search may still begin with.
+        others: those whose time does not count, whose schedules a search may still begin with.
+        kin: what is known on each of those devices.
     """
 
     def __init__(
-        self, device: str, shipped: Iterable[TuningRecord] = (), own: Iterable[TuningRecord] = ()
+        self,
+        device: str,
+        shipped: Iterable[TuningRecord] = (),
+        own: Iterable[TuningRecord] = (),
+        kin: Iterable[str] = (),
     ) -> None:
+        shipped, own = list(shipped), list(own)
         self.device = device
-        self.stale: list[TuningRecord] = []
+        self.others: list[TuningRecord] = []
+        self.kin = tuple(Knowledge(name, _of(name, shipped), _of(name, own)) for name in kin)
         self._records: dict[str, dict[Key, TuningRecord]] = {}
+        self._older: dict[str, dict[Key, TuningRecord]] = {}
         self._own: set[tuple[str, Key]] = set()
         self._leaders: tuple[TuningRecord, ...] | None = None
         for record in shipped:
@@ -63,19 +110,38 @@ class Knowledge:
         for record in own:
             self.add(record)
 
+    @staticmethod
+    def on(
+        device: Device, shipped: Iterable[TuningRecord], own: Iterable[TuningRecord]
+    ) -> Knowledge:
+        """What is known on `device`, with all others of its architecture as kin.
+
+        The host has none: it is there to check kernels, and no GPU takes after it.
+        """
+        shipped, own = list(shipped), list(own)
+        counts: dict[str, int] = {}
+        for record in (*shipped, *own) if device.name != HOST else ():
+            if record.device not in (device.name, HOST) and is_of_arch(record, device.arch):
+                counts[record.device] = _sm_count(record) or counts.get(record.device, 0)
+        nearest = sorted(counts, key=lambda name: (abs(counts[name] - device.sm_count), name))
+        return Knowledge(device.name, shipped, own, nearest)
+
     def add(self, record: TuningRecord) -> None:
         """Learn what was measured here."""
         if self._keep(record):
             self._own.add((record.workload, schedule_key(record.sketch, record.schedule)))
 
     def _keep(self, record: TuningRecord) -> bool:
-        if not is_fresh(record, self.device, VERSIONS):
-            self.stale.append(record)
+        worth = standing(record, self.device)
+        if worth is not Standing.OWN:
+            self.others.append(record)
+        if worth is Standing.STALE or record.device != self.device:
             return False
-        programs = self._records.setdefault(record.workload, {})
+        kept = self._records if worth is Standing.OWN else self._older
+        programs = kept.setdefault(record.workload, {})
         programs[schedule_key(record.sketch, record.schedule)] = record
         self._leaders = None
-        return True
+        return worth is Standing.OWN
 
     def records(self, workload: str) -> tuple[TuningRecord, ...]:
         """All that is known of a workload, failures too."""
@@ -93,22 +159,71 @@ class Knowledge:
         are they where no kernel was tried beside them, or not since it changed: nothing says which
         is faster.
         """
-        known = self.records(workload)
+        return self._ranked(self.records(workload))
+
+    def _ranked(self, known: Iterable[TuningRecord]) -> tuple[TuningRecord, ...]:
+        known = tuple(known)
         if self.device == HOST or all(record.sketch == LIBRARY for record in known):
             known = tuple(record for record in known if record.sketch != LIBRARY)
         ran = [record for record in known if record.run_us is not None]
         return tuple(sorted(ran, key=lambda each: (not is_chosen(each), each.run_us)))
 
+    def _on_this_device(self, workload: str) -> tuple[TuningRecord, ...]:
+        """As `best`, with older code's records of the sketches that have none of today's: on one
+        device an old time still says which schedule is the best."""
+        known = self.records(workload)
+        today = {record.sketch for record in known}
+        older = self._older.get(workload, {}).values()
+        return self._ranked((*known, *(each for each in older if each.sketch not in today)))
+
+    def serving(self, workload: str) -> tuple[TuningRecord, ...]:
+        """What to run, best first: this device's programs, else those of the nearest kin that has
+        any, but for what failed here. `time_us` and `source` say what a record is worth."""
+        programs = self._records.get(workload, {})
+        failed = {name for name, record in programs.items() if record.run_us is None}
+        for known in self.sources:
+            ranked = known._on_this_device(workload)
+            found = tuple(r for r in ranked if schedule_key(r.sketch, r.schedule) not in failed)
+            if found:
+                return found
+        return ()
+
+    @property
+    def sources(self) -> tuple[Knowledge, ...]:
+        """This device and its kin, nearest first: who has an answer first gives it, alone."""
+        return (self, *self.kin)
+
+    def where(self, record: TuningRecord) -> Knowledge:
+        """That of the record's device, which can compare its time."""
+        return next((each for each in self.sources if each.device == record.device), self)
+
+    def has_times(self, workloads: Iterable[str]) -> bool:
+        """Whether any of these ran on this device."""
+        return any(self._on_this_device(workload) for workload in workloads)
+
+    def time_us(self, record: TuningRecord) -> float | None:
+        """What the program of a record takes here; None if only its schedule counts."""
+        return record.run_us if standing(record, self.device) is Standing.OWN else None
+
+    def source(self, record: TuningRecord) -> str:
+        """Where a record comes from, for reports."""
+        if record.device != self.device:
+            return f"from {record.device}"
+        if standing(record, self.device) is not Standing.OWN:
+            return "from older code"
+        return "tuned here" if self.is_own(record) else "record"
+
     def leaders(self) -> tuple[TuningRecord, ...]:
-        """The best program of each workload that has one."""
+        """The best program on this device of each workload that has one."""
         if self._leaders is None:
-            best = (self.best(workload) for workload in self._records)
+            workloads = dict.fromkeys((*self._records, *self._older))
+            best = (self._on_this_device(workload) for workload in workloads)
             self._leaders = tuple(each[0] for each in best if each)
         return self._leaders
 
     def once_chosen(self, workload: str) -> TuningRecord | None:
         """The program that a whole graph chose before kernels changed, if it was measured since."""
-        for record in self.stale:
+        for record in self.others:
             if record.workload == workload and record.device == self.device and is_chosen(record):
                 again = self.record(workload, record.sketch, record.schedule)
                 if again is not None and again.run_us is not None:
@@ -128,8 +243,8 @@ class Knowledge:
 
     @property
     def has_plans(self) -> bool:
-        """Whether any whole model's fastest plan is known."""
-        return any(record.sketch == PLAN for record in self.all())
+        """Whether any whole model's fastest plan is known on this device."""
+        return any(record.sketch == PLAN for record in self.leaders())
 
     def is_own(self, record: TuningRecord) -> bool:
         """Whether the record was measured here."""
@@ -151,7 +266,7 @@ class Knowledge:
         """
         ratios: dict[str, list[float]] = {}
         for task in known:
-            for record in self.best(task.key)[:1]:
+            for record in self._on_this_device(task.key)[:1]:
                 ratio = (record.run_us or math.inf) / roofline_us(task.group, target)
                 ratios.setdefault(family(task.group), []).append(ratio)
         everything = [ratio for each in ratios.values() for ratio in each] or [1.0]
@@ -160,7 +275,7 @@ class Knowledge:
 
         def price_of(group: Group) -> float:
             key, kind = workload_key(group, target), family(group)
-            for record in self.best(key)[:1]:
+            for record in self._on_this_device(key)[:1]:
                 return record.run_us or math.inf
             library_us = self.library_us(key)
             if library_us is not None and not derive(group, kind, target).sketches:
@@ -168,6 +283,22 @@ class Knowledge:
             return roofline_us(group, target) * scales.get(kind, other)
 
         return price_of
+
+
+def is_of_arch(record: TuningRecord, arch: str) -> bool:
+    """Whether the record's workload is of this architecture, which a key has first."""
+    return record.workload.startswith(f'{{"arch":"{arch}",')
+
+
+def _of(device: str, records: Iterable[TuningRecord]) -> list[TuningRecord]:
+    return [record for record in records if record.device == device]
+
+
+def _sm_count(record: TuningRecord) -> int:
+    """Multiprocessors of the record's device; 0 if nothing says so."""
+    told = record.versions.get("sm_count", "")
+    known = {card.name: card.sm_count for card in CARDS.values()}
+    return int(told) if told.isdecimal() and len(told) < 6 else known.get(record.device, 0)
 
 
 def same_tile(a: TuningRecord, b: TuningRecord) -> bool:

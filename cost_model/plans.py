@@ -38,9 +38,11 @@ def plan_work(fused: FusedGraph, target: Target) -> dict[str, int]:
 
 
 def replayed(known: Knowledge, graph: Graph, target: Target) -> TuningRecord | None:
-    """The plan with which the rewritten `graph` was fastest, if any is known."""
-    best = known.best(plan_key(graph, target))[:1] if known.has_plans else ()
-    return best[0] if best else None
+    """The plan with which the rewritten `graph` was fastest, if any is known: on this device, else
+    on its nearest kin."""
+    if not any(each.has_plans for each in known.sources):
+        return None
+    return next(iter(known.serving(plan_key(graph, target))), None)
 
 
 def plan_knobs(
@@ -49,7 +51,8 @@ def plan_knobs(
     """Those with which the rewritten `graph` was fastest when replayed.
 
     A graph that never was takes those of the plan that ran the same workloads, or the workloads
-    whose schedules it was lent; where there is none either, a draft decides.
+    whose schedules it was lent; where there is none either, a draft decides. What was replayed on
+    this device counts ahead of what was on its kin.
 
     Args:
         known: the records.
@@ -73,10 +76,12 @@ def _alike(known: Knowledge, launches: Sequence[Launch]) -> TuningRecord | None:
     def shared(plan: TuningRecord) -> int:
         return sum(count for name, count in workloads.items() if name in plan.work)
 
-    plans = [record for record in known.leaders() if record.sketch == PLAN]
-    best = max(plans, key=shared, default=None)
-    enough = best is not None and shared(best) >= ALIKE * max(1, workloads.total())
-    return best if enough else None
+    for device in known.sources:
+        plans = [record for record in device.leaders() if record.sketch == PLAN]
+        best = max(plans, key=shared, default=None)
+        if best is not None and shared(best) >= ALIKE * max(1, workloads.total()):
+            return best
+    return None
 
 
 def _draft(launches: Sequence[Launch], target: Target) -> PlanKnobs:

@@ -265,7 +265,7 @@ def search_task(
     sketches = derive(task.group, family(task.group), target).sketches
     sampler = Sampler(sketches, seed)
     fresh = known.records(task.key)
-    old = (record for record in known.stale if record.workload == task.key)
+    old = (record for record in known.others if record.workload == task.key)
     first = [*fresh, *sorted(old, key=_time)[:SIMILAR]]
     if (loan := lent(known, task.key, sketches)) is not None:
         first.append(loan)
@@ -282,7 +282,7 @@ def search_task(
         strategy=strategy,
         seed=seed,
         first=adopted(first),
-        lent=adopted(_alike(task, [*known.all(), *known.stale])),
+        lent=adopted(_alike(task, [*known.all(), *known.others])),
     )
     search.observe(fresh)
     return search

@@ -6,7 +6,7 @@ import functools
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Sketch
@@ -50,7 +50,8 @@ def lent(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningR
     Another epsilon, another activation, 196 rows in place of 197 or operands that lie elsewhere
     change neither how many blocks there are nor what the main loop of one does. So what was
     measured there holds here, which no draft can say as well. Of several workloads the one most
-    alike lends, and of those equally alike the fastest; None where there is none.
+    alike lends, and of those equally alike the fastest; where none was measured on this device,
+    those of the nearest kin; None where there is none.
 
     Args:
         known: the records.
@@ -59,6 +60,14 @@ def lent(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningR
     """
     by_name = {sketch.name: sketch for sketch in sketches}
     flops = group_work(sketches[0].group).matmul_flops if sketches else 0
+    found = (_lent(each, workload, by_name, flops) for each in known.sources)
+    return next(filter(None, found), None)
+
+
+def _lent(
+    known: Knowledge, workload: str, by_name: Mapping[str, Sketch], flops: int
+) -> TuningRecord | None:
+    """The same of one device's records."""
     near = [
         (-round(likeness(workload, record.workload), 2), record.run_us or math.inf, record)
         for record in known.leaders()

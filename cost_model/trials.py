@@ -40,10 +40,11 @@ from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.work import work_of
 from gtco.runtime.compile_pool import CompileJob, CompilePool
 from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.device import device_at
 from gtco.runtime.encoding import EncodingError
 from gtco.runtime.host import HostCompilerError, build_host, find_compiler
-from gtco.runtime.nvrtc import CompileError, nvrtc_version
-from gtco.target import HOST
+from gtco.runtime.nvrtc import CompileError, cache_key, nvrtc_version
+from gtco.target import HOST_DEVICE
 
 LIBRARY_PATIENCE = 6
 """Deadlines that ATen calls have: the first one loads libraries of gigabytes."""
@@ -77,7 +78,8 @@ class Trials:
         if host and find_compiler() is None:
             raise HostCompilerError("measuring on the CPU needs a C++ compiler, such as g++")
         self.host = host
-        self.device = HOST if host else torch.cuda.get_device_name()
+        card = HOST_DEVICE if host else device_at()
+        self.device = card.name
         self.seconds: Counter[str] = Counter()
         self._lock = threading.Lock()
         self._deadline_s = deadline_s or (HOST_DEADLINE_S if host else DEADLINE_S)
@@ -94,6 +96,7 @@ class Trials:
         self._versions = {"torch": str(torch.__version__)}
         if not host:
             self._versions["nvrtc"] = nvrtc_version()
+            self._versions["sm_count"] = str(card.sm_count)
 
     def run(
         self, subject: Subject, candidate: Candidate | None, *, final: bool = False
@@ -202,6 +205,9 @@ class Trials:
             self.seconds.update(result.seconds)
         timed = HOST_CLOCK if self.host else FINAL if final else CHAIN
         versions = {**self._versions, "timed": timed, "spread_us": f"{result.spread_us:.3g}"}
+        if candidate is not None and not self.host:
+            program = candidate.program
+            versions["code"] = cache_key(program.code, program.name, program.arch)[:16]
         if candidate is None:
             return TuningRecord(
                 subject.key, self.device, LIBRARY, 1, {}, result.run_us, result.error, versions

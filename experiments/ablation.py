@@ -38,7 +38,7 @@ from experiments.publish import markdown, microseconds, provenance, publish, sav
 from gtco.answers import compute_precision, references
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
-from gtco.compiler import capture_for, fuse_with, plan_with, resolve_target
+from gtco.compiler import capture_for, fuse_with, plan_with, resolve_device
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import Knowledge, finalists
 from gtco.cost_model.measure import MeasureError, Subject
@@ -212,7 +212,7 @@ def ablate(
         RuntimeError: an arm's answer is wrong.
     """
     begin = time.monotonic()
-    target = resolve_target(options.target)
+    target = resolve_device(options.target).target
     captured = capture_for(model.module, model.args, model.kwargs, options)
     graph = run_pipeline(captured.graph)
     with Trials(host=options.target == HOST) as runner:

@@ -23,7 +23,7 @@ from experiments.publish import markdown, microseconds, provenance, publish
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import capture_for, device_name, known_on, resolve_target
+from gtco.compiler import capture_for, known_on, resolve_device
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord
@@ -240,9 +240,10 @@ def measured(
         database: what `gtco tune` kept.
         programs: schedules to try as one kernel.
     """
-    target = resolve_target(options.target)
+    device = resolve_device(options.target)
+    target = device.target
     captured = capture_for(model.module, model.args, model.kwargs, options)
-    known = known_on(device_name(options, target), database)
+    known = known_on(device, database)
     found = projected_tasks(run_pipeline(captured.graph), target)
     with Trials(host=options.target == HOST) as runner:
         contests = [Contest(task, known, target, runner, programs) for task in found]

@@ -27,11 +27,10 @@ from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.compiler import (
     capture_for,
-    device_name,
     first_choice,
     fuse_known,
     known_on,
-    resolve_target,
+    resolve_device,
 )
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
@@ -192,9 +191,10 @@ def measured(
         database: what `gtco tune` kept.
         programs: drawn at random of each task.
     """
-    target = resolve_target(options.target)
+    device = resolve_device(options.target)
+    target = device.target
     captured = capture_for(model.module, model.args, model.kwargs, options)
-    known = known_on(device_name(options, target), database)
+    known = known_on(device, database)
     fused = fuse_known(known, run_pipeline(captured.graph), target)
     left_out: dict[str, str] = {}
     with Trials(host=options.target == HOST) as runner:

@@ -37,7 +37,7 @@ from gtco import codegen
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.codegen.sketch import Sketch
-from gtco.compiler import known_on
+from gtco.compiler import known_on, resolve_device
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord
@@ -45,7 +45,7 @@ from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
-from gtco.target import Target, target_of_capability
+from gtco.target import Target
 
 PEERS: Mapping[str, Mapping[str, Callable[[Sizes, torch.device], Mapping[str, Maker]]]] = {
     "gemm": {"cuBLAS": op_rivals.cublas, "Triton": op_rivals.triton_linear},
@@ -420,9 +420,10 @@ def main() -> None:
     given = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("needs a CUDA GPU")
-    target = target_of_capability(*torch.cuda.get_device_capability())
+    card = resolve_device(None)
+    target = card.target
     device = torch.device("cuda", torch.cuda.current_device())
-    known = known_on(torch.cuda.get_device_name(), given.db)
+    known = known_on(card, given.db)
     begun = time.monotonic()
     with Trials() as runner:
         found = searched(given.models, target, device, runner, known, given.programs)

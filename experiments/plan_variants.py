@@ -31,7 +31,7 @@ from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
-from gtco.target import Target, target_of_capability
+from gtco.target import Target
 
 Change = Callable[[Mapping[str, int]], dict[str, int]]
 
@@ -72,10 +72,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    target = target_of_capability(*torch.cuda.get_device_capability())
+    device = compiler.resolve_device(None)
+    target = device.target
     located = locate(options.model)
     captured = capture(located.module, located.args, located.kwargs)
-    known = compiler.known_on(torch.cuda.get_device_name())
+    known = compiler.known_on(device)
     graph = run_pipeline(captured.graph)
     fused = compiler.fuse_known(known, graph, target)
     launches = compiler.select(fused, target, known)
@@ -119,7 +120,7 @@ def main() -> None:
         result = {
             "experiment": "plan_variants",
             "model": options.model,
-            "device": torch.cuda.get_device_name(),
+            "device": device.name,
             "torch": torch.__version__,
             "median_us": medians,
             "rounds_us": times,

@@ -14,8 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from gtco.cli_tune import Db
-from gtco.cost_model.database import Database, database_path, is_fresh
-from gtco.cost_model.knowledge import VERSIONS, Knowledge, is_chosen
+from gtco.cost_model.database import Database, database_path
+from gtco.cost_model.knowledge import Knowledge, Standing, is_chosen, standing
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, write_jsonl
 from gtco.locate import UsageError
 
@@ -44,7 +44,7 @@ class Row:
         device: the GPU's name.
         records: how many there are.
         failures: those of programs that failed.
-        stale: those of older generated code.
+        stale: those whose time no longer counts: of older generated code.
         best_us: the fastest time that still counts, or None.
         best: what took it: a sketch's name or "library".
     """
@@ -133,7 +133,7 @@ def fastest(records: Iterable[TuningRecord], count: int) -> list[TuningRecord]:
     every = list(records)
     places: dict[tuple[str, str], list[TuningRecord]] = {}
     for record in every:
-        if record.run_us is not None and is_fresh(record, record.device, VERSIONS):
+        if record.run_us is not None and standing(record, record.device) is Standing.OWN:
             places.setdefault((record.workload, record.device), []).append(record)
     kept: set[int] = set()
     for alike in places.values():
@@ -158,7 +158,7 @@ def summarize(records: list[TuningRecord]) -> list[Row]:
                 device,
                 len(alike),
                 sum(record.run_us is None for record in alike),
-                sum(not is_fresh(r, device, VERSIONS) for r in alike),
+                sum(standing(r, device) is not Standing.OWN for r in alike),
                 best[0].run_us if best else None,
                 best[0].sketch if best else "",
             )

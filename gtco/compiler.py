@@ -37,9 +37,10 @@ from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
+from gtco.runtime.device import device_at
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
-from gtco.target import HOST, Target, TargetError, find_target, target_of_capability
+from gtco.target import CARDS, HOST, HOST_DEVICE, Device, Target, TargetError, find_target
 
 frontend_log = logging.getLogger("gtco.frontend")
 fusion_log = logging.getLogger("gtco.fusion")
@@ -47,8 +48,6 @@ log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
-DEVICES = {"sm_90a": "NVIDIA H100 80GB HBM3"}
-"""The card whose shipped records serve an architecture when no GPU is there to ask."""
 
 
 class FallbackError(RuntimeError):
@@ -122,7 +121,7 @@ def make_plan(
         CaptureError, TargetError, FallbackError: as for `compile`.
         OSError: the folder takes no files.
     """
-    resolve_target(options.target)  # ahead of the capture, which takes longer
+    resolve_device(options.target)  # ahead of the capture, which takes longer
     with _no_garbage_collection():
         captured = capture_for(model, args, kwargs, options)
         plan = plan_captured(captured, options, database, folder)
@@ -152,8 +151,8 @@ def plan_captured(
     folder: Path | None = None,
 ) -> Plan:
     """How `captured` runs; the graph after each pass goes to `folder`."""
-    target = resolve_target(options.target)
-    known = known_on(device_name(options, target), database)
+    device = resolve_device(options.target)
+    target, known = device.target, known_on(device, database)
     graph = run_pipeline(captured.graph, folder)
     fused = fuse_known(known, graph, target)
     fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
@@ -234,7 +233,7 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
     """The partition that was the fastest when whole plans were replayed, else the cheapest."""
     record = replayed(known, graph, target)
     if record is not None:
-        price = known.price(target, ())
+        price = known.where(record).price(target, ())
 
         def price_of(group: Group) -> float:
             has = workload_digest(workload_key(group, target)) in record.work
@@ -242,6 +241,7 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
 
         fused = fusion.fuse(graph, price_of)
         if plan_work(fused, target) == record.work:
+            fusion_log.info("the plan that was fastest, %s", known.source(record))
             return fused
         tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
     return fusion.fuse(graph, _price(known, graph, target))
@@ -252,8 +252,9 @@ def _price(
 ) -> Callable[[Group], float]:
     draft = partial(roofline_us, target=target)
     found = tasks(fusion.fuse(graph, draft), target)
-    measured = any(known.best(task.key) for task in found)
-    return known.price(target, found, explore=explore) if measured else draft
+    keys = [task.key for task in found]
+    source = next((each for each in known.sources if each.has_times(keys)), None)
+    return draft if source is None else source.price(target, found, explore=explore)
 
 
 def plan_with(
@@ -306,8 +307,9 @@ class _Choice:
 
 
 def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch, ...]:
-    """How each group runs: the fastest schedule that is known, else that of a workload whose blocks
-    do the same, else the sketches' first default for which the draft model predicts the least.
+    """How each group runs: the fastest schedule that is known on this device, else on its nearest
+    kin, else that of a workload whose blocks do the same, else the sketches' first default for
+    which the draft model predicts the least.
 
     Equal workloads are decided once. A group that no sketch takes, or for which the library was
     measured faster, becomes a call of its operators in ATen.
@@ -324,7 +326,7 @@ def launches_of(
 ) -> tuple[Launch, ...]:
     """How the groups of one task run: as `record` says, else as is best known."""
     kind = family(task.group)
-    ranked = known.best(task.key) if record is None else (record,)
+    ranked = known.serving(task.key) if record is None else (record,)
     choice = _choose(task, derive(task.group, kind, target), known, ranked)
     log.debug(
         "%s, %d times: %s %s (%s)",
@@ -352,10 +354,10 @@ def _choose(
     sketches = {sketch.name: sketch for sketch in derivation.sketches}
     workload = workload_digest(task.key)
     for record in ranked:
-        source = "tuned here" if known.is_own(record) else "record"
+        source, run_us = known.source(record), known.time_us(record)
         if record.sketch == LIBRARY:
             reason = "the library was measured faster"
-            return _Choice(None, {}, source, reason, record.run_us, workload)
+            return _Choice(None, {}, source, reason, run_us, workload)
         sketch = sketches.get(record.sketch)
         if sketch is None:
             continue
@@ -364,11 +366,13 @@ def _choose(
         except Illegal as error:
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
-            return _Choice(type(sketch), record.schedule, source, "", record.run_us, workload)
+            return _Choice(type(sketch), record.schedule, source, "", run_us, workload)
     if (loan := lent(known, task.key, derivation.sketches)) is not None:
         workload = workload_digest(loan.workload)
         sketch = sketches[loan.sketch]
-        return _Choice(type(sketch), loan.schedule, "alike", "", loan.run_us, workload)
+        run_us = known.time_us(loan)
+        source = "alike" if run_us is not None else f"alike, {known.source(loan)}"
+        return _Choice(type(sketch), loan.schedule, source, "", run_us, workload)
     best, reason = first_choice(derivation)
     if best is None:
         return _Choice(None, {}, "fallback", reason, known.library_us(task.key))
@@ -411,35 +415,31 @@ def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:
         log.warning("runs with ATen: %s", line)
 
 
-def resolve_target(name: str | None) -> Target:
-    """The target called `name`; None is the GPU that is here.
+def resolve_device(name: str | None) -> Device:
+    """The card to compile for: the GPU that is here if `name` is None or the architecture of that,
+    else the usual one of the architecture called `name`.
 
     Raises:
-        TargetError: it is unknown, or no GPU is here.
+        TargetError: the name is unknown, or no GPU is here.
     """
-    if name is not None:
-        return find_target(name)
-    if not torch.cuda.is_available():
-        raise TargetError(
-            "no CUDA GPU is here and no target was named: to compile for one, pass "
-            'target="sm_90a" (--target sm_90a)'
-        )
-    return target_of_capability(*torch.cuda.get_device_capability())
+    if name == HOST:
+        return HOST_DEVICE
+    if name is None:
+        if not torch.cuda.is_available():
+            raise TargetError(
+                "no CUDA GPU is here and no target was named: to compile for one, pass "
+                'target="sm_90a" (--target sm_90a)'
+            )
+        return device_at()
+    target = find_target(name)
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == target.capability:
+        return device_at()
+    return CARDS[target.arch]
 
 
-def device_name(options: Options, target: Target) -> str:
-    """The device whose records count."""
-    if options.target == HOST:
-        return HOST
-    if torch.cuda.is_available():
-        here = torch.cuda.get_device_capability()
-        if target.capability == here:
-            return torch.cuda.get_device_name()
-    return DEVICES.get(target.arch, target.arch)
-
-
-def known_on(device: str, database: str | os.PathLike[str] | None = None) -> Knowledge:
-    """What the shipped records and the user's database (if there is one) know of `device`.
+def known_on(device: Device, database: str | os.PathLike[str] | None = None) -> Knowledge:
+    """What the shipped records and the user's database (if there is one) know of `device`, and of
+    its kin.
 
     A database that cannot be read is named in a warning: the user can still compile.
     """
@@ -453,7 +453,7 @@ def known_on(device: str, database: str | os.PathLike[str] | None = None) -> Kno
             tune_log.warning("compiling without the user's tuning records: %s", error)
     elif database is not None:
         tune_log.warning("there is no database %s: compiling with the shipped records alone", path)
-    return Knowledge(device, _shipped(), own)
+    return Knowledge.on(device, _shipped(), own)
 
 
 @cache

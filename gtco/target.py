@@ -1,10 +1,11 @@
-"""What gtco knows of a GPU architecture."""
+"""What gtco knows of GPU architectures and of single cards."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 class TargetError(ValueError):
@@ -13,9 +14,10 @@ class TargetError(ValueError):
 
 @dataclass(frozen=True)
 class Target:
-    """Limits and rates of one architecture.
+    """Limits and rates of one card.
 
-    The rates describe the architecture's usual card; they order plans before anything is measured.
+    Those in `TARGETS` are of each architecture's usual card; `Device.target` has those of another.
+    They order plans before anything is measured.
 
     Args:
         arch: the name NVRTC takes, such as "sm_90a".
@@ -62,35 +64,103 @@ TARGETS: Mapping[str, Target] = {
     for target in (
         Target("sm_80", 108, 163 * 1024, 164 * 1024, 40 << 20, 1555, 4000, 280, 19, 1.6),
         Target("sm_86", 84, 99 * 1024, 100 * 1024, 6 << 20, 760, 2500, 120, 30, 1.6),
+        Target("sm_87", 16, 163 * 1024, 164 * 1024, 4 << 20, 204, 600, 42, 5, 2.5),
         Target("sm_89", 128, 99 * 1024, 100 * 1024, 72 << 20, 900, 4500, 280, 70, 1.5),
         Target("sm_90a", 132, 227 * 1024, 228 * 1024, 50 << 20, 2840, 5500, 750, 55, 1.1),
+        Target("sm_100", 148, 227 * 1024, 228 * 1024, 126 << 20, 6800, 7000, 1000, 75, 1.1),
+        Target("sm_120", 170, 99 * 1024, 100 * 1024, 96 << 20, 1792, 6000, 210, 105, 1.3),
     )
 }
+"""sm_90a's rates were measured; of the others, rates of what `mma.sync` reaches stand for all."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card, as its driver describes it.
+
+    Args:
+        name: as records have it, such as "NVIDIA H100 80GB HBM3"; "host" for the CPU.
+        arch: of `TARGETS`.
+        sm_count: multiprocessors.
+        l2_bytes: of the L2 cache.
+        dram_gbps: rated bandwidth of the device memory, GB/s; 0 where the driver does not say.
+    """
+
+    name: str
+    arch: str
+    sm_count: int
+    l2_bytes: int
+    dram_gbps: float
+
+    @property
+    def target(self) -> Target:
+        """What to plan and compile for: the architecture's limits, and rates for this card.
+
+        Rates of arithmetic and of L2 go with the multiprocessors, those of device memory with what
+        is rated.
+        """
+        usual, card = TARGETS[self.arch], CARDS[self.arch]
+        if (self.name, self.sm_count) == (card.name, card.sm_count):
+            return usual
+        share = self.sm_count / usual.sm_count
+        return replace(
+            usual,
+            sm_count=self.sm_count,
+            l2_bytes=self.l2_bytes or usual.l2_bytes,
+            dram_gbps=usual.dram_gbps * ((self.dram_gbps or card.dram_gbps) / card.dram_gbps),
+            l2_gbps=usual.l2_gbps * share,
+            matmul_tflops=usual.matmul_tflops * share,
+            fp32_tflops=usual.fp32_tflops * share,
+        )
+
+
+CARDS: Mapping[str, Device] = {
+    card.arch: card
+    for card in (
+        Device("NVIDIA A100-SXM4-40GB", "sm_80", 108, 40 << 20, 1555),
+        Device("NVIDIA RTX A6000", "sm_86", 84, 6 << 20, 768),
+        Device("Orin", "sm_87", 16, 4 << 20, 204),
+        Device("NVIDIA GeForce RTX 4090", "sm_89", 128, 72 << 20, 1008),
+        Device("NVIDIA H100 80GB HBM3", "sm_90a", 132, 50 << 20, 3352),
+        Device("NVIDIA B200", "sm_100", 148, 126 << 20, 8000),
+        Device("NVIDIA GeForce RTX 5090", "sm_120", 170, 96 << 20, 1792),
+    )
+}
+"""Each architecture's usual card: whose records serve where none is there to ask."""
 
 
 HOST = "host"
 """Not an architecture: sm_90a's kernels, run on the CPU by `gtco.runtime.host`."""
+HOST_DEVICE = replace(CARDS["sm_90a"], name=HOST)
 
 
 def find_target(name: str) -> Target:
     """The target called `name`; "host" is sm_90a, whose kernels the host build runs.
 
     Raises:
-        TargetError: unknown, or older than sm_80.
+        TargetError: unknown, older than sm_80, or not served.
     """
     if name == HOST:
         return TARGETS["sm_90a"]
     if name in TARGETS:
         return TARGETS[name]
     known = ", ".join((*TARGETS, HOST))
-    digits = name.removeprefix("sm_").rstrip("a")
-    if digits.isdigit() and int(digits) < 80:
+    spelled = re.fullmatch(r"(?:sm_?|compute_?)?([0-9]{2,3})[af]?", name.lower())
+    if spelled is None:
+        close = difflib.get_close_matches(name.lower(), (HOST,), 1, 0.5)
+        hint = f"; did you mean {HOST!r}?" if close else ";"
+        raise TargetError(f"unknown target {name!r}{hint} gtco knows {known}")
+    number = int(spelled[1])
+    for target in TARGETS.values():
+        if target.capability == divmod(number, 10):
+            raise TargetError(
+                f"unknown target {name!r}; did you mean {target.arch!r}? gtco knows {known}"
+            )
+    if number < 80:
         raise TargetError(
             f"target {name!r} is older than sm_80, which gtco needs; it knows {known}"
         )
-    close = difflib.get_close_matches(name, TARGETS, 1, 0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise TargetError(f"unknown target {name!r}{hint} gtco knows {known}")
+    raise TargetError(f"gtco has no kernels for the target {name!r} yet; it knows {known}")
 
 
 def target_of_capability(major: int, minor: int) -> Target:
@@ -99,8 +169,6 @@ def target_of_capability(major: int, minor: int) -> Target:
     Raises:
         TargetError: no known target does.
     """
-    if (major, minor) == (9, 0):
-        return TARGETS["sm_90a"]
     for target in TARGETS.values():
         if target.capability == (major, minor):
             return target

@@ -17,17 +17,24 @@ import torch
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import (
     capture_for,
-    device_name,
     fuse_known,
     fuse_with,
     known_on,
     plan_with,
-    resolve_target,
+    resolve_device,
     select,
 )
 from gtco.cost_model.budget import Budget
 from gtco.cost_model.database import Database
-from gtco.cost_model.knowledge import CHOSEN, HOST_CLOCK, REPLAYED, VERSIONS, Knowledge
+from gtco.cost_model.knowledge import (
+    CHOSEN,
+    HOST_CLOCK,
+    RAN_WITH,
+    REPLAYED,
+    VERSIONS,
+    Knowledge,
+    ran_with,
+)
 from gtco.cost_model.measure import MeasureError
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
@@ -53,7 +60,7 @@ from gtco.replay import (
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
-from gtco.target import HOST, Target, TargetError
+from gtco.target import HOST, Device, Target, TargetError
 from gtco.tune_result import TuneResult, TuneStatus, row_of
 from gtco.tune_state import Finish, Limits, TaskState, Wanted, wanted_finals, wanted_rings
 
@@ -117,14 +124,14 @@ def tune(
     if seconds is None and trials is None:
         raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
     chosen = Options.of(**options)
-    target = _target_here(chosen)
+    device = _device_here(chosen)
     with Database(None if database is None else Path(database)) as opened:
         if opened.read_only:
             raise DatabaseError(
                 f"{opened.path} is read-only, and tuning would be forgotten: make it writable, or "
                 "name another file with database= (--db)"
             )
-        known = known_on(device_name(chosen, target), opened.path)
+        known = known_on(device, opened.path)
         with Trials(host=chosen.target == HOST, executor=executor) as runner:  # starts processes
             captured = capture_for(model, args, kwargs, chosen)
             limits = Limits(
@@ -132,12 +139,14 @@ def tune(
                 math.inf if seconds is None else seconds,
                 math.inf if trials is None else trials,
             )
-            tuner = _Tuner(captured, target, chosen, opened, known, runner, limits, seed, watch)
+            tuner = _Tuner(
+                captured, device.target, chosen, opened, known, runner, limits, seed, watch
+            )
             return tuner.run()
 
 
-def _target_here(options: Options) -> Target:
-    """The target to tune for.
+def _device_here(options: Options) -> Device:
+    """The card to tune for.
 
     Raises:
         TargetError: it cannot be measured here.
@@ -147,12 +156,10 @@ def _target_here(options: Options) -> Target:
             "tuning measures on the GPU that it is for, and no CUDA GPU is here; "
             'target="host" (--target host) tries the tuner on the CPU'
         )
-    target = resolve_target(options.target)
-    if options.target == HOST:
-        return target
-    if torch.cuda.get_device_capability() != target.capability:
-        raise TargetError(f"the GPU here is not {target.arch}: tune without target=")
-    return target
+    device = resolve_device(options.target)
+    if options.target != HOST and torch.cuda.get_device_capability() != device.target.capability:
+        raise TargetError(f"the GPU here is not {device.arch}: tune without target=")
+    return device
 
 
 class _Tuner:
@@ -331,7 +338,10 @@ class _Tuner:
     def _remember(self, best: FusedGraph, knobs: PlanKnobs, run_us: float) -> None:
         """Let a later `gtco.compile` take the plan that was the fastest."""
         key, work = plan_key(self._graph, self._target), plan_work(best, self._target)
-        how = {"timed": HOST_CLOCK if self._runner.host else REPLAYED, **CHOSEN}
+        programs = [launch.program for launch in select(best, self._target, self._known)]
+        sketches = ran_with(program.sketch for program in programs if program is not None)
+        timed = HOST_CLOCK if self._runner.host else REPLAYED
+        how = {"timed": timed, RAN_WITH: sketches, **CHOSEN}
         schedule, version = asdict(knobs), VERSIONS[PLAN]
         plan = TuningRecord(key, self._known.device, PLAN, version, schedule, run_us, "", how, work)
         self._keep([plan])
@@ -501,4 +511,4 @@ def _predicted(plan: Plan | CompiledModule) -> float:
 
 def _unmeasured(plan: Plan) -> bool:
     """Whether some launch has a schedule that nobody measured of its workload."""
-    return any(launch.source in ("alike", "default") for launch in plan.launches)
+    return any(launch.source.startswith(("alike", "from", "default")) for launch in plan.launches)

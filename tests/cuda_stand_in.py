@@ -14,9 +14,11 @@ from cuda.bindings import driver
 from gtco.runtime import executable
 from gtco.runtime.executable import Executable
 from gtco.runtime.plan import Plan
+from gtco.target import TARGETS, Device
 
 SUCCESS = driver.CUresult.CUDA_SUCCESS
 FUNCTION = 42
+MEMORY_BITS = 5120
 
 
 class Notes:
@@ -226,6 +228,28 @@ def two_pointers(table: int) -> list[int]:
     """The values of two kernel parameters, as the driver reads them."""
     parameters = (ctypes.c_void_p * 2).from_address(table)
     return [ctypes.c_uint64.from_address(int(each or 0)).value for each in parameters]
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, card: Device) -> None:
+    """Let torch and the driver say that `card` is the GPU that is here; nothing can run on it."""
+    attributes = {
+        "MULTIPROCESSOR_COUNT": card.sm_count,
+        "L2_CACHE_SIZE": card.l2_bytes,
+        "MEMORY_CLOCK_RATE": round(card.dram_gbps * 8e6 / 2 / MEMORY_BITS),
+        "GLOBAL_MEMORY_BUS_WIDTH": MEMORY_BITS,
+    }
+    values = {
+        getattr(driver.CUdevice_attribute, f"CU_DEVICE_ATTRIBUTE_{n}"): v
+        for n, v in attributes.items()
+    }
+    capability = TARGETS[card.arch].capability
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=None: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device=None: card.name)
+    monkeypatch.setattr(driver, "cuDeviceGet", lambda index: (SUCCESS, driver.CUdevice(index)))
+    monkeypatch.setattr(driver, "cuDeviceGetAttribute", lambda name, at: (SUCCESS, values[name]))
 
 
 def on_cpu(plan: Plan) -> Executable:

@@ -12,10 +12,11 @@ from gtco.cost_model.record import TuningRecord
 from gtco.graph import Graph
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks
-from gtco.target import TARGETS
+from gtco.target import CARDS, TARGETS
 
 H100 = TARGETS["sm_90a"]
-DEVICE = "NVIDIA H100 80GB HBM3"
+CARD = CARDS["sm_90a"]
+DEVICE = CARD.name
 ARGS = (torch.linspace(-1, 1, 32 * 64).view(32, 64).half(),)
 
 

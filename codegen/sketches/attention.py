@@ -278,6 +278,7 @@ class Attention(AttentionSketch):
 
     name: ClassVar[str] = "attention"
     version: ClassVar[int] = 3
+    schedule_version: ClassVar[int] = 3
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:

@@ -42,6 +42,7 @@ class AttentionProjection(AttentionSketch):
 
     name: ClassVar[str] = "attention_projection"
     version: ClassVar[int] = 4
+    schedule_version: ClassVar[int] = 4
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

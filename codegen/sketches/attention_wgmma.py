@@ -52,6 +52,7 @@ class AttentionWgmma(AttentionSketch):
 
     name: ClassVar[str] = "attention_wgmma"
     version: ClassVar[int] = 2
+    schedule_version: ClassVar[int] = 2
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:

@@ -21,6 +21,7 @@ class GemmMma(Sketch):
     name: ClassVar[str] = "gemm_mma"
     family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 1
+    schedule_version: ClassVar[int] = 1
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:

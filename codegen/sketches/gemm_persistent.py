@@ -39,6 +39,7 @@ class GemmPersistent(Sketch):
     name: ClassVar[str] = "gemm_persistent"
     family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 4
+    schedule_version: ClassVar[int] = 4
     ring: ClassVar[frozenset[str]] = frozenset({"atoms"})
 
     def __init__(self, group: Group, target: Target) -> None:

@@ -44,6 +44,7 @@ class GemmSkinny(Sketch):
     name: ClassVar[str] = "gemm_skinny"
     family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 1
+    schedule_version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

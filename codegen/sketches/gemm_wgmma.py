@@ -55,6 +55,7 @@ class GemmWgmma(Sketch):
     name: ClassVar[str] = "gemm_wgmma"
     family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 7
+    schedule_version: ClassVar[int] = 7
     ring: ClassVar[frozenset[str]] = frozenset({"stages", "atoms", "depth", "cluster_q"})
 
     def __init__(self, group: Group, target: Target) -> None:

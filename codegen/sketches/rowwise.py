@@ -26,6 +26,7 @@ class Rowwise(Sketch):
     name: ClassVar[str] = "rowwise"
     family: ClassVar[str] = "rowwise"
     version: ClassVar[int] = 1
+    schedule_version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)

@@ -366,7 +366,12 @@ def _machine() -> Path:
 
 def _kernel_library(program: KernelProgram) -> Path:
     machine = _machine()
-    flags = ("-O1", "-g1", "-fsanitize=thread", f"-D__CUDA_ARCH__={10 * int(program.arch[3:5])}")
+    flags = (
+        "-O1",
+        "-g1",
+        "-fsanitize=thread",
+        f"-D__CUDA_ARCH__={10 * int(program.arch[3:].rstrip('a'))}",
+    )
     link = (str(machine), "-Wl,-rpath,$ORIGIN")
     file = f"{program.name}.cu"
     return _build(program.name, {file: program.code + _entry(program)}, flags, link)

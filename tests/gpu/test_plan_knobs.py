@@ -8,25 +8,25 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gtco.compiler import capture_for, device_name, fuse_known, known_on, plan_of, select
+from gtco.compiler import capture_for, fuse_known, known_on, plan_of, resolve_device, select
 from gtco.demo import VisionTransformer, randomize
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import PlanKnobs
-from gtco.target import target_of_capability
 
 pytestmark = pytest.mark.gpu
 
 
 def test_dependent_launch_and_the_knobs_change_no_bit() -> None:
-    target, options = target_of_capability(*torch.cuda.get_device_capability()), Options()
+    device, options = resolve_device(None), Options()
+    target = device.target
     model = VisionTransformer(patch=16, width=192, depth=3, heads=3)
     randomize(model, seed=0)
     model = model.eval().cuda().half()
     image = torch.randn(1, 3, 224, 224, device="cuda", dtype=torch.float16)
     captured = capture_for(model, (image,), None, options)
-    known = known_on(device_name(options, target))
+    known = known_on(device)
     fused = fuse_known(known, run_pipeline(captured.graph), target)
     launches = select(fused, target, known)
     settings = [PlanKnobs(*each) for each in itertools.product((0, 1, 2), (0, 1), (0, 1))]

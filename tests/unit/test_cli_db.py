@@ -14,7 +14,7 @@ from gtco import cli
 from gtco.cli_db import describe, summarize
 from gtco.codegen.rules import SKETCHES
 from gtco.cost_model.database import Database
-from gtco.cost_model.knowledge import VERSIONS
+from gtco.cost_model.knowledge import RAN_WITH, VERSIONS, ran_with
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, read_jsonl
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
@@ -99,6 +99,7 @@ def test_what_ships_is_the_best_of_each_workload(
 ) -> None:
     slower = [replace(RECORD, schedule={"swap": 1, "a": n}, run_us=5.0 + n) for n in range(4)]
     plan = replace(RECORD, workload=key("m"), sketch=PLAN, version=VERSIONS[PLAN], work={"d": 12})
+    plan = replace(plan, versions={RAN_WITH: ran_with(["gemm_wgmma"])})
     old_plan = replace(plan, workload=key("n"), version=VERSIONS[PLAN] - 1)
     path, lines = tmp_path / "tuning.sqlite", tmp_path / "out.jsonl"
     with Database(path) as database:

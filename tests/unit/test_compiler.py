@@ -162,7 +162,7 @@ def test_no_gpu_and_no_target_says_what_to_pass() -> None:
     [
         ("sm_75", "'sm_75' is older than sm_80, which gtco needs"),
         ("sm_90", "unknown target 'sm_90'; did you mean 'sm_90a'"),
-        ("h100", "unknown target 'h100'.* gtco knows sm_80, sm_86, sm_89, sm_90a"),
+        ("h100", "unknown target 'h100'.* gtco knows sm_80, sm_86, sm_87, sm_89, sm_90a, sm_100"),
     ],
 )
 def test_targets_that_gtco_does_not_have(target: str, reason: str) -> None:

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from gtco.compiler import DEVICES, fuse, select
+from gtco.compiler import fuse, select
 from gtco.cost_model.knowledge import Knowledge
 from gtco.frontend.torch_export import Captured, CaptureError, capture
 from gtco.graph import TensorSpec
 from gtco.interpreter import ArgumentError, interpret
 from gtco.passes import run_pipeline
 from gtco.passes.precision import lower_precision
-from gtco.target import find_target
+from gtco.target import CARDS, find_target
 from tests import models
 
 ATEN_LEFT = {
@@ -100,7 +100,7 @@ def test_all_but_a_few_operators_have_kernels(build: Callable[[], nn.Module]) ->
     graph = capture(build(), (torch.randn(1, 3, side, side),)).graph
     target = find_target("sm_90a")
     fused = fuse(lower_precision(graph, torch.float16), target=target)
-    launches = select(fused, target, Knowledge(DEVICES["sm_90a"]))
+    launches = select(fused, target, Knowledge(CARDS["sm_90a"].name))
     without = [launch for launch in launches if launch.program is None]
     for launch in without:
         (node,) = launch.group.compute

@@ -15,6 +15,7 @@ from gtco.runtime import nvrtc
 from gtco.runtime.compile_pool import CompileJob, _Worker, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.runtime.nvrtc import CompileError, cache_key, compile_kernel, compile_uncached
+from gtco.target import TARGETS
 from tests.processes import environment
 
 SOURCE = """#include "types.cuh"
@@ -34,7 +35,7 @@ def cache(tmp_path: Path) -> CubinCache:
     return CubinCache(tmp_path / "cubins")
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_86", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("arch", TARGETS)
 def test_a_cubin_says_what_it_needs(arch: str) -> None:
     compiled = compile_uncached(SOURCE, "reverse", arch)
     assert compiled.cubin.startswith(b"\x7fELF")

@@ -36,7 +36,7 @@ from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import TargetError
 from gtco.tune_result import TuneResult, TuneStatus, row_of
 from gtco.tune_state import TaskState, wanted_rings
-from tests.perceptron import ARGS, DEVICE, H100, Mlp, mlp, record
+from tests.perceptron import ARGS, CARD, DEVICE, H100, Mlp, mlp, record
 
 # -- a runner without kernels ----------------------------------------------------------------------
 
@@ -120,7 +120,7 @@ def runner(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Runner]]:
         pass
 
     monkeypatch.setattr(tuner, "Trials", Fresh)
-    monkeypatch.setattr(tuner, "_target_here", lambda options: H100)
+    monkeypatch.setattr(tuner, "_device_here", lambda options: CARD)
     monkeypatch.setattr(tuner, "shipped_ranker", lambda target: None)
     monkeypatch.setattr(tuner, "refine", first_of_each)  # no GPU replays a graph here
     monkeypatch.setattr(tuner, "before_and_after", lambda before, after: REPLAYED_US)
@@ -308,7 +308,7 @@ def test_the_knobs_of_the_fastest_plan_are_kept(
     assert [dict(record.schedule) for record in plans if is_chosen(record)] == [
         {"fetch_distance": 2, "late_trigger": 1, "spread": 1}
     ]
-    assert plan_knobs(known_on(DEVICE, path), graph, (), H100) == PlanKnobs(2, 1)
+    assert plan_knobs(known_on(CARD, path), graph, (), H100) == PlanKnobs(2, 1)
     assert plan_knobs(Knowledge(DEVICE), graph, (), H100) == PlanKnobs()
 
 

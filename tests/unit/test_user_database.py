@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gtco.cost_model import database as module
-from gtco.cost_model.database import Database, database_path, is_fresh
+from gtco.cost_model.database import Database, database_path
 from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, read_jsonl, write_jsonl
 from tests.processes import environment
 from tests.records import key
@@ -113,15 +113,6 @@ def test_a_record_that_fails_to_arrive_leaves_none_behind(database: Database) ->
     with pytest.raises(DatabaseError, match="cannot keep records"):
         database.add([record(0), broken])
     assert list(database.records()) == []
-
-
-def test_a_stale_record_offers_its_schedule_only() -> None:
-    versions = {"gemm_wgmma": 2}
-    assert is_fresh(record(0), H100, versions)
-    assert not is_fresh(record(0), "NVIDIA A100", versions)
-    assert not is_fresh(record(0, version=1), H100, versions)
-    assert not is_fresh(record(0, sketch="gone"), H100, versions)
-    assert is_fresh(record(0, sketch=LIBRARY, version=1), H100, versions)
 
 
 def test_the_default_path_is_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
