@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Literal
 
 import torch
 
@@ -62,6 +63,19 @@ class TensorMapArgument:
 
 
 Argument = Pointer | TensorMapArgument
+Access = Literal["map", "read", "write", "fetch"]
+"""What a kernel does with an argument: reads it through a tensor map or a pointer, writes it, or
+brings it to L2 for a later kernel."""
+_AHEAD = "const char* __restrict__ ahead"
+
+
+def _access(parameter: str) -> Access:
+    """Of a parameter as the source declares it."""
+    if parameter == _AHEAD:
+        return "fetch"
+    if "TensorMap" in parameter:
+        return "map"
+    return "read" if parameter.startswith("const ") else "write"
 
 
 @dataclass(frozen=True)
@@ -78,9 +92,11 @@ class KernelProgram:
         arch: what to compile for.
         grid: blocks.
         block: threads a block.
-        smem_bytes: dynamic shared memory a block.
+        smem_bytes: dynamic shared memory a block is given.
         arguments: in the order of the entry point's parameters.
         cluster: blocks a cluster, (1, 1, 1) for none.
+        used_smem_bytes: of that, what the code uses; more only keeps other blocks away.
+        binding: `Binding.digest` of its group and arguments; empty where no group stands behind it.
     """
 
     family: str
@@ -93,6 +109,8 @@ class KernelProgram:
     smem_bytes: int
     arguments: tuple[Argument, ...]
     cluster: tuple[int, int, int] = (1, 1, 1)
+    used_smem_bytes: int = 0
+    binding: str = ""
 
     def fetching(self, weights: str, nbytes: int) -> KernelProgram:
         """The same kernel, which also brings a later kernel's weights to L2.
@@ -108,7 +126,7 @@ class KernelProgram:
         source = (
             '#include "ahead.cuh"\n'
             + self.source[: entry.end(1)]
-            + ", const char* __restrict__ ahead) {\n"
+            + f", {_AHEAD}) {{\n"
             + f"  prefetch_ahead<{nbytes // 16 * 16}, {share}>(\n"
             + f"      ahead, blockIdx.x + {x} * (blockIdx.y + {y} * blockIdx.z),\n"
             + f"      threadIdx.x == {self.block - 1});\n"
@@ -124,8 +142,29 @@ class KernelProgram:
 
     @cached_property
     def name(self) -> str:
-        """The entry point: the family and a hash of the source."""
-        return f"gtco_{self.family}_{hashlib.sha256(self.source.encode()).hexdigest()[:12]}"
+        """The entry point: the family and a hash of the code and of all that its launches share.
+
+        The compiled code holds the name. So a launch of other shape, or of other arguments, than
+        the code was made for names a kernel that is not there.
+        """
+        values = list(dict.fromkeys(argument.value for argument in self.arguments))
+        arguments = [replace(each, value=f"{values.index(each.value)}") for each in self.arguments]
+        shape = (self.grid, self.block, self.used_smem_bytes, self.cluster)
+        launch = (*shape, arguments, self.binding)
+        digest = hashlib.sha256(f"{self.source}\n{launch!r}".encode()).hexdigest()
+        return f"gtco_{self.family}_{digest[:12]}"
+
+    @cached_property
+    def accesses(self) -> tuple[Access, ...]:
+        """What the entry point does with each of its parameters.
+
+        Raises:
+            ValueError: the source has no entry point.
+        """
+        entry = re.search(r"ENTRY_POINT\((.*?)\) \{", self.source, re.DOTALL)
+        if entry is None:
+            raise ValueError("the source has no entry point")
+        return tuple(_access(text.strip()) for text in entry[1].split(",") if text.strip())
 
     @property
     def code(self) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar
 
+from gtco.codegen.binding import Binding
 from gtco.codegen.program import Argument, KernelProgram
 from gtco.graph import Group
 from gtco.target import Target
@@ -196,6 +197,7 @@ class Sketch(ABC):
         cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> KernelProgram:
         """The program of this sketch with `source`; see `KernelProgram` for the rest."""
+        arguments = tuple(arguments)
         return KernelProgram(
             self.family,
             self.name,
@@ -205,9 +207,15 @@ class Sketch(ABC):
             grid,
             block,
             smem_bytes,
-            tuple(arguments),
+            arguments,
             cluster,
+            smem_bytes,
+            self._binding.digest(arguments),
         )
+
+    @cached_property
+    def _binding(self) -> Binding:
+        return Binding(self.group.graph)
 
     def legal(self) -> Iterator[tuple[Schedule, KernelProgram]]:
         """Every legal schedule of the whole product of knobs, with its program."""

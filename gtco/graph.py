@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from gtco.ops import OPS, Op, Pattern
+from gtco.ops import OPS, Op, Pattern, without_data
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     {
@@ -247,7 +247,8 @@ def infer_outputs(
     key = (op, tuple(inputs), repr(sorted(attrs.items())))
     known = _INFERRED.get(key)
     if known is None:
-        result = OPS[op].reference(*(spec.meta() for spec in inputs), **attrs)
+        reference, given = OPS[op].reference, without_data(op, attrs)
+        result = reference(*(spec.meta() for spec in inputs), **given)
         tensors = result if isinstance(result, (tuple, list)) else (result,)
         known = _INFERRED[key] = tuple(TensorSpec.of(tensor) for tensor in tensors)
     return known

@@ -243,10 +243,29 @@ def _aten(
             return inputs[value.index]
         return [fill(item) for item in value] if isinstance(value, tuple) else value
 
-    function = torch.ops
+    return _overload(target)(*(fill(a) for a in args), **{k: fill(v) for k, v in kwargs})
+
+
+def _overload(target: str) -> Any:
+    found: Any = torch.ops
     for part in target.split("."):
-        function = getattr(function, part)
-    return function(*(fill(a) for a in args), **{k: fill(v) for k, v in kwargs})  # type: ignore[operator]
+        found = getattr(found, part)
+    return found
+
+
+def without_data(op: str, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`attrs` with which `op` allocates nothing: an ATen call makes its tensors on no device."""
+    if op != "aten":
+        return attrs
+    names = [argument.name for argument in _overload(attrs["target"])._schema.arguments]
+    if "device" not in names:
+        return attrs
+    meta, args, kwargs = torch.device("meta"), list(attrs["args"]), dict(attrs["kwargs"])
+    if (index := names.index("device")) < len(args):
+        args[index] = meta
+    else:
+        kwargs["device"] = meta
+    return {**attrs, "args": args, "kwargs": tuple(kwargs.items())}
 
 
 # -- FLOP counts ----------------------------------------------------------------------------------

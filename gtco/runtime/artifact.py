@@ -41,12 +41,13 @@ from gtco.runtime.encoding import (
 )
 from gtco.runtime.module import CompiledModule, check_signature
 from gtco.runtime.plan import Plan, PlanError
+from gtco.runtime.soundness import check_soundness
 from gtco.target import TargetError
 
 log = logging.getLogger("gtco.runtime")
 
 FORMAT = "gtco-artifact"
-FORMAT_VERSION = "1"
+FORMAT_VERSION = "2"
 SUFFIX = ".gtco"
 """What the command line takes for an artifact's name."""
 
@@ -244,13 +245,13 @@ def read(path: str | os.PathLike[str]) -> Artifact:
     parts = _read_parts(path)
     weights = {name: tensor for name, tensor in parts.items() if name.startswith(_WEIGHTS)}
     try:
-        content = json.loads(_raw(parts[_PLAN]))
+        content = _json(_raw(parts[_PLAN]))
         kernels = _decode_kernels(content["kernels"], parts)
         plan = decode_plan(content["plan"], weights)
         captured = decode_signature(content["signature"])
         check_signature(plan, captured)
         _try_signature(captured)
-        _check_kernels(plan, kernels)
+        check_soundness(plan, kernels)
         _check_parts(content, parts)
         log.info("read %s: %d weights, %d kernels", path, len(weights), len(kernels))
         return Artifact(str(content["gtco_version"]), plan, captured, kernels)
@@ -301,12 +302,26 @@ def _digests(path: str | os.PathLike[str], metadata: Mapping[str, str]) -> dict[
             f"model again with this gtco, or load it with the one that wrote it"
         )
     try:
-        digests = json.loads(metadata["sha256"])
-    except (KeyError, ValueError):
+        digests = _json(metadata["sha256"].encode())
+    except (KeyError, EncodingError):
         digests = None
     if not isinstance(digests, dict) or _PLAN not in digests:
         raise ArtifactError(f"{path} is damaged: its header has no table of checksums")
     return digests
+
+
+def _json(text: bytes) -> Any:
+    """What a part holds.
+
+    Raises:
+        EncodingError: it is no JSON, or deeper than any that gtco writes.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise EncodingError("its JSON is nested too deeply") from None
+    except ValueError as error:
+        raise EncodingError(f"it is no JSON ({error})") from error
 
 
 def _raw(tensor: Tensor) -> bytes:
@@ -316,10 +331,16 @@ def _raw(tensor: Tensor) -> bytes:
 def _decode_kernels(
     infos: list[dict[str, Any]], parts: Mapping[str, Tensor]
 ) -> dict[str, CompiledKernel]:
-    return {
-        info["name"]: CompiledKernel(cubin=_raw(parts[_CUBINS + info["name"]]), **info)
-        for info in infos
-    }
+    kernels: dict[str, CompiledKernel] = {}
+    for info in infos:
+        kernel = CompiledKernel(cubin=_raw(parts[_CUBINS + info["name"]]), **info)
+        numbers = (kernel.registers, kernel.smem_bytes, kernel.spill_bytes, kernel.local_bytes)
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise EncodingError(f"the kernel {kernel.name} is described by {numbers!r:.80}")
+        if not isinstance(kernel.log, str) or kernel.name in kernels:
+            raise EncodingError(f"the kernel {kernel.name} is described twice, or by no text")
+        kernels[kernel.name] = kernel
+    return kernels
 
 
 def _try_signature(captured: Captured) -> None:
@@ -329,33 +350,18 @@ def _try_signature(captured: Captured) -> None:
     captured.unflatten([graph.specs[name].meta() for name in graph.outputs])
 
 
-def _check_kernels(plan: Plan, kernels: Mapping[str, CompiledKernel]) -> None:
-    """Refuse a plan without the code for its launches, and kernels that are not described.
-
-    Raises:
-        EncodingError: naming the kernel.
-    """
-    for kernel in kernels.values():
-        numbers = (kernel.registers, kernel.smem_bytes, kernel.spill_bytes, kernel.local_bytes)
-        if not all(isinstance(number, int) for number in numbers):
-            raise EncodingError(f"the kernel {kernel.name} is described by {numbers!r:.80}")
-    for launch in plan.launches:
-        if launch.program is None:
-            continue
-        found = kernels.get(launch.program.name)
-        if found is None:
-            raise EncodingError(f"the kernel {launch.program.name} has no cubin")
-        if found.arch != plan.target.arch:
-            raise EncodingError(f"{found.name} is for {found.arch}, not {plan.target.arch}")
-
-
 def _check_parts(content: dict[str, Any], parts: Mapping[str, Tensor]) -> None:
-    """Refuse parts of which the plan knows nothing.
+    """Refuse parts of which the plan knows nothing, and constants of another one's part.
 
     Raises:
         EncodingError: naming the part.
     """
-    named = {each["part"] for each in content["plan"]["graph"]["constants"]}
+    held = {each["name"]: each["part"] for each in content["plan"]["graph"]["constants"]}
+    for name, part in held.items():
+        holder = str(part).removeprefix(_WEIGHTS)  # one tensor of several names is one part
+        if held.get(holder) != part:
+            raise EncodingError(f"the constant %{name} has the part {part!r}, not %{holder}")
+    named = set(held.values())
     named.update(_CUBINS + info["name"] for info in content["kernels"])
     for name in parts:
         if name not in named and name != _PLAN:

@@ -39,6 +39,8 @@ _MEMORY_FORMATS = {
     str(each): each
     for each in (torch.contiguous_format, torch.channels_last, torch.preserve_format)
 }
+LARGEST_BYTES = 1 << 40
+"""Of a tensor, and of all that a plan stores: no GPU has as much."""
 _UNSAFE_ATEN = frozenset({"aten::from_file"})
 """Overloads that change no tensor and yet reach outside the program."""
 
@@ -110,8 +112,23 @@ def _text(data: Json, key: str) -> str:
 
 def _time(data: Json, key: str) -> float | None:
     value = data[key]
-    if value is not None and not isinstance(value, (int, float)):
-        raise EncodingError(f"{key} is {value!r:.80}, no number")
+    if value is None:
+        return None
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < math.inf:
+        raise EncodingError(f"{key} is {value!r:.80}, no time")
+    return value
+
+
+def _flag(data: Json, key: str) -> bool:
+    value = data[key]
+    if not isinstance(value, bool):
+        raise EncodingError(f"{key} is {value!r:.80}, neither true nor false")
+    return value
+
+
+def _whole(value: Json, what: str) -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise EncodingError(f"{what} is {value!r:.80}, no whole number")
     return value
 
 
@@ -129,10 +146,11 @@ def encode_spec(spec: TensorSpec) -> Json:
 
 
 def decode_spec(data: Json) -> TensorSpec:
-    shape = tuple(data["shape"])
-    if not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise EncodingError(f"{data['shape']!r:.80} is no shape")
-    return TensorSpec(shape, _lookup(_DTYPES, data["dtype"], "dtype"))
+    shape = tuple(_whole(size, "a size") for size in data["shape"])
+    spec = TensorSpec(shape, _lookup(_DTYPES, data["dtype"], "dtype"))
+    if min(shape, default=0) < 0 or max(spec.nbytes, *shape, 0) > LARGEST_BYTES:
+        raise EncodingError(f"{spec!s:.80} is no shape of a tensor that a GPU holds")
+    return spec
 
 
 def encode_graph(graph: Graph, weights: Mapping[str, str]) -> Json:
@@ -318,7 +336,7 @@ def decode_plan(data: Json, parts: Mapping[str, Tensor]) -> Plan:
         EncodingError: it describes no plan.
         TargetError: its target is unknown here.
         OptionError: its options are.
-        PlanError, GraphError: it breaks a rule.
+        GraphError: its graph breaks a rule.
     """
     target = find_target(data["target"])
     options = Options.of(**data["options"])
@@ -329,16 +347,10 @@ def decode_plan(data: Json, parts: Mapping[str, Tensor]) -> Plan:
         _decode_launch(each, graph, nodes, data["sources"], target.arch)
         for each in data["launches"]
     )
-    computed = [node.name for launch in launches for node in launch.group.compute]
-    for node in graph.nodes:
-        if not node.definition.is_view and node.name not in computed:
-            raise EncodingError(f"no launch computes %{node.name}")
     refusals = tuple((str(a), str(b), str(reason)) for a, b, reason in data["refusals"])
     groups = tuple(launch.group for launch in launches)
-    fused = FusedGraph(graph, groups, refusals, int(data["legal_plans"]))
-    plan = Plan(fused, launches, target, options, bool(data["dependent_launch"]))
-    plan.lifetimes()
-    return plan
+    fused = FusedGraph(graph, groups, refusals, _whole(data["legal_plans"], "legal_plans"))
+    return Plan(fused, launches, target, options, _flag(data, "dependent_launch"))
 
 
 def _refuse_host(options: Options) -> None:
@@ -370,11 +382,15 @@ def _decode_launch(
     group = Group(_text(data, "group"), subgraph(graph, members, data["outputs"]))
     program = None
     if data["program"] is not None:
-        program = decode_program(data["program"], sources, arch)
         known = {*group.graph.inputs, *group.graph.outputs, *graph.constants}
-        for argument in program.arguments:
-            if argument.value not in known:
-                raise EncodingError(f"{group.name} has no stored value %{argument.value}")
+        for each in data["program"]["arguments"]:
+            value = each.get("pointer", each.get("tensor_map"))
+            if value not in known:
+                raise EncodingError(f"{group.name} has no stored value %{value}")
+        try:
+            program = decode_program(data["program"], sources, arch)
+        except EncodingError as error:
+            raise EncodingError(f"{group.name}: {error}") from error
     family, source, reason = (_text(data, key) for key in ("family", "source", "reason"))
     return Launch(group, family, program, source, reason, _time(data, "predicted_us"))
 
@@ -392,6 +408,8 @@ def encode_program(program: KernelProgram) -> Json:
         "smem_bytes": program.smem_bytes,
         "cluster": list(program.cluster),
         "arguments": [_encode_argument(argument) for argument in program.arguments],
+        "used_smem_bytes": program.used_smem_bytes,
+        "binding": program.binding,
     }
 
 
@@ -409,17 +427,21 @@ def decode_program(data: Json, sources: Mapping[str, str], arch: str) -> KernelP
     program = KernelProgram(
         _text(data, "family"),
         _text(data, "sketch"),
-        {str(knob): int(value) for knob, value in data["schedule"].items()},
+        {knob: _whole(value, knob) for knob, value in data["schedule"].items()},
         _lookup(sources, data["kernel"], "kernel"),
         data["arch"],
-        _three(data["grid"]),
-        int(data["block"]),
-        int(data["smem_bytes"]),
+        _three(data["grid"], "grid"),
+        _whole(data["block"], "block"),
+        _whole(data["smem_bytes"], "smem_bytes"),
         tuple(_decode_argument(each) for each in data["arguments"]),
-        _three(data["cluster"]),
+        _three(data["cluster"], "cluster"),
+        _whole(data["used_smem_bytes"], "used_smem_bytes"),
+        _text(data, "binding"),
     )
     if program.name != data["kernel"]:
-        raise EncodingError(f"the source of {data['kernel']} is another kernel's")
+        raise EncodingError(
+            f"{data['kernel']} is another kernel: not of this source, launch shape and arguments"
+        )
     if program.arch != arch:
         raise EncodingError(f"{program.name} is for {program.arch}, the plan for {arch}")
     return program
@@ -444,7 +466,7 @@ def _decode_argument(data: Json) -> Argument:
     if "pointer" in data:
         return Pointer(data["pointer"])
     sizes, strides, box = (
-        tuple(int(each) for each in data[name]) for name in ("sizes", "strides", "box")
+        tuple(_whole(each, name) for each in data[name]) for name in ("sizes", "strides", "box")
     )
     window = data.get("window")
     ranks = (3, 5) if window is None else (4,)
@@ -453,12 +475,12 @@ def _decode_argument(data: Json) -> Argument:
         raise EncodingError(f"a tensor map of {len(sizes)} sizes, {len(strides)} strides")
     return TensorMapArgument(
         data["tensor_map"],
-        int(data["offset"]),
+        _whole(data["offset"], "offset"),
         _lookup(_DTYPES, data["dtype"], "dtype"),
         sizes,
         strides,
         box,
-        int(data["swizzle_bytes"]),
+        _whole(data["swizzle_bytes"], "swizzle_bytes"),
         None if window is None else _decode_window(window),
     )
 
@@ -466,11 +488,11 @@ def _decode_argument(data: Json) -> Argument:
 def _decode_window(data: Json) -> WindowBox:
     pairs = {}
     for name in ("lower", "upper", "stride"):
-        width, height = data[name]
-        pairs[name] = (int(width), int(height))
+        width, height = (_whole(value, name) for value in data[name])
+        pairs[name] = (width, height)
     return WindowBox(**pairs)
 
 
-def _three(values: Sequence[int]) -> tuple[int, int, int]:
-    x, y, z = values
-    return int(x), int(y), int(z)
+def _three(values: Sequence[Json], what: str) -> tuple[int, int, int]:
+    x, y, z = (_whole(value, what) for value in values)
+    return x, y, z
