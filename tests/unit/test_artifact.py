@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 import resource
@@ -26,6 +25,7 @@ from gtco.runtime import artifact
 from gtco.runtime.artifact import ArtifactError
 from gtco.runtime.module import CompiledModule
 from gtco.target import TargetError
+from tests.artifact_files import rewrite
 from tests.models import vit
 from tests.processes import environment
 
@@ -237,36 +237,6 @@ def test_a_flipped_byte_of_the_header_is_refused(file: Path) -> None:
 
 
 # -- edits, with checksums made again --------------------------------------------------------------
-
-
-def rewrite(
-    path: Path,
-    change: Callable[[dict[str, Any]], None] = lambda content: None,
-    metadata: dict[str, str] | None = None,
-    rename: dict[str, str] | None = None,
-) -> None:
-    """Write the file anew after `change` of its plan, as somebody would who knows the format."""
-    data = path.read_bytes()
-    begin = 8 + int.from_bytes(data[:8], "little")
-    header = json.loads(data[8:begin])
-    about = header.pop("__metadata__")
-    parts = {}
-    for name, entry in header.items():
-        first, last = entry["data_offsets"]
-        parts[(rename or {}).get(name, name)] = (entry, data[begin + first : begin + last])
-    content = json.loads(parts["plan"][1])
-    change(content)
-    text = json.dumps(content).encode()
-    parts["plan"] = ({"dtype": "U8", "shape": [len(text)]}, text)
-    end, entries = 0, {}
-    for name, (entry, raw) in parts.items():
-        entries[name] = {**entry, "data_offsets": [end, end + len(raw)]}
-        end += len(raw)
-    digests = {name: hashlib.sha256(raw).hexdigest() for name, (_, raw) in parts.items()}
-    about = {**about, "sha256": json.dumps(digests), **(metadata or {})}
-    head = json.dumps({"__metadata__": about, **entries}).encode()
-    body = b"".join(raw for _, raw in parts.values())
-    path.write_bytes(len(head).to_bytes(8, "little") + head + body)
 
 
 def test_the_test_can_rewrite_a_file(file: Path, compiled: CompiledModule) -> None:
