@@ -7,6 +7,7 @@ the changed launch, in its code too, so that only what the launch asks for can g
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -279,7 +280,8 @@ def _code(content: Content) -> Iterator[Edit]:
     )
     for key, value in (
         ("registers", 7), ("smem_bytes", 64), ("registers", "many"), ("log", None),
-        ("arch", "sm_86"), ("name", "gtco_gemm_000000000000"), ("spill_bytes", -1), ("local_bytes", 0.5),
+        ("arch", "sm_86"), ("name", "gtco_gemm_000000000000"), ("spill_bytes", -1),
+        ("local_bytes", 0.5),
     ):  # fmt: skip
         yield Edit(
             f"a kernel with {key} {value}",
@@ -306,6 +308,7 @@ def consistent_edits(content: Content) -> Iterator[tuple[Edit, str]]:
     """Changes of a launch whose kernel is named after them, and what the refusal says."""
     for index in chosen(content):
         program = launches(content)[index]["program"]
+        source = content["plan"]["sources"][program["kernel"]]
         cases: list[tuple[str, Callable[[Json], object], str]] = [
             ("no blocks", lambda p: p.update(grid=[0, 1, 1]), "0 blocks along x"),
             ("too many blocks", lambda p: p.update(grid=[1, 65536, 1]), "65536 blocks along y"),
@@ -361,15 +364,21 @@ def consistent_edits(content: Content) -> Iterator[tuple[Edit, str]]:
                 )
         constant = content["plan"]["graph"]["constants"][-1]["name"]
         cases.append(
-            ("a store to a constant", lambda p, v=constant: _aim_last(p, v), "the kernel stores"),
+            (
+                "a store to a constant",
+                lambda p, s=source, v=constant: _aim_store(p, s, v),
+                "the kernel stores",
+            ),
         )
         for name, change, words in cases:
             yield _renamed(f"launch {index}: {name}", content, index, change), words
 
 
-def _aim_last(program: Json, value: str) -> None:
-    """The last pointer that is no fetch: generated kernels name their outputs last."""
-    program["arguments"][-1] = {"pointer": value}
+def _aim_store(program: Json, source: str, value: str) -> None:
+    """Let the first store go to `value`."""
+    parameters = re.findall(r"ENTRY_POINT\((.*?)\) \{", source, re.DOTALL)[0].split(",")
+    at = next(i for i, text in enumerate(parameters) if not text.strip().startswith("const "))
+    program["arguments"][at] = {"pointer": value}
 
 
 def _renamed(name: str, content: Content, index: int, change: Callable[[Json], object]) -> Edit:

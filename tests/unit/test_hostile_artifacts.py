@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,11 +14,12 @@ from torch import Tensor, nn
 import gtco
 from gtco.runtime import artifact
 from gtco.runtime.artifact import ArtifactError
-from gtco.runtime.plan import Plan
+from gtco.runtime.executable import compile_programs
+from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.runtime.soundness import check_soundness
 from tests.artifact_files import read_content, rewrite
 from tests.hostile_artifacts import Edit, consistent_edits, edits
-from tests.models import vit
+from tests.models import setr, vit, vit_spelled_out
 
 
 class Mixed(nn.Module):
@@ -117,3 +119,41 @@ def test_the_check_is_quick(written: Path) -> None:
     begun = time.perf_counter()
     check_soundness(found.plan, found.kernels)
     assert (time.perf_counter() - begun) / len(found.plan.launches) < 0.2 / 200
+
+
+SOUND = {
+    "segmentation": (lambda: setr(), (1, 3, 32, 32)),
+    "spelled out": (lambda: vit_spelled_out(), (1, 3, 32, 32)),
+    "larger": (lambda: vit(64, 8, 128, 2, 2), (2, 3, 64, 64)),
+    "convolutions": (lambda: convolutions(), (2, 16, 32, 32)),
+}
+
+
+def convolutions() -> nn.Module:
+    layers: list[nn.Module] = []
+    for stride, kernel, out, groups in ((1, 3, 64, 1), (2, 3, 128, 1), (1, 5, 128, 128)):
+        given = 16 if not layers else 64 if out == 128 and groups == 1 else 128
+        layers += [nn.Conv2d(given, out, kernel, stride, kernel // 2, groups=groups), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(128, 32, 1)).eval()
+
+
+@pytest.mark.parametrize("target", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("case", SOUND)
+def test_what_gtco_makes_is_taken(case: str, target: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    make, shape = SOUND[case]
+    compiled = gtco.compile(make().half(), (torch.randn(shape).half(),), target=target)
+    path = tmp_path / "model.gtco"
+    compiled.save(path)
+    assert same_launches(gtco.load(path)._plan, compiled._plan)
+
+
+def test_plans_with_all_their_knobs_are_taken(tmp_path: Path) -> None:
+    image = torch.randn(1, 3, 64, 64).half()
+    plain = gtco.compile(vit(64, 8, 256, 2, 4).half(), (image,), target="sm_90a")
+    knobs = PlanKnobs(fetch_distance=2, late_trigger=1, spread=1)
+    plan = replace(plain._plan, launches=knobs.apply(plain._plan.launches, plain._plan.target))
+    assert any("fetch" in launch.program.accesses for launch in plan.launches if launch.program)
+    path = tmp_path / "model.gtco"
+    artifact.save(path, plan, plain._captured, compile_programs(plan))
+    assert same_launches(gtco.load(path)._plan, plan)
