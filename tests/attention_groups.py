@@ -33,7 +33,8 @@ def packed(tokens: int, heads: int, width: int, dtype: torch.dtype = F16, *, bat
 
 def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_width: int = 0,
           dtype: torch.dtype = F16, *, mask: torch.dtype | None = None,
-          mask_lead: tuple[int, ...] = (), causal: bool = False) -> Group:  # fmt: skip
+          mask_lead: tuple[int, ...] = (), causal: bool = False,
+          scale: float | None = None) -> Group:  # fmt: skip
     b = GraphBuilder()
     q = b.input("q", TensorSpec((*lead, queries, width), dtype))
     k = b.input("k", TensorSpec((*lead, keys, width), dtype))
@@ -41,7 +42,8 @@ def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_widt
     inputs = [q, k, v]
     if mask is not None:
         inputs.append(b.input("mask", TensorSpec((*mask_lead, queries, keys), mask)))
-    y = b.add("attention", *inputs, scale=width**-0.5, causal=causal)
+    scale = width**-0.5 if scale is None else scale
+    y = b.add("attention", *inputs, scale=scale, causal=causal)
     return Group("cross", b.build([y]))
 
 
@@ -76,4 +78,6 @@ CASES: dict[str, Callable[[], Group]] = {
     "one_query": lambda: cross((1, 4), 1, 197, 64),
     "one_key": lambda: cross((3,), 5, 1, 8),
     "wide": lambda: cross((1, 2), 65, 129, 128, 96),
+    "negative_scale": lambda: cross((2,), 20, 70, 24, scale=-8.0),
+    "no_scale": lambda: cross((2,), 20, 70, 24, scale=0.0),
 }

@@ -53,7 +53,7 @@ LINEARS: dict[str, Callable[[int, int, int, torch.dtype], Group]] = {
 def _linears() -> Iterator[tuple[str, Make]]:
     for (kind, make), n in itertools.product(LINEARS.items(), EXTENTS):
         sizes = {
-            "rows": (n, 72, 40), "K": (19, n, 40), "columns": (19, 72, n),
+            "rows": (n, 72, 72), "K": (19, n, 40), "columns": (72, 72, n),
             "rows and columns": (n, 72, n), "all but K": (n, 8, n), "all": (n, n, n),
         }  # fmt: skip
         for which, (rows, k, columns) in sizes.items():

@@ -158,6 +158,7 @@ void run_cluster() {
 }  // namespace
 
 void yield(const char* waits_for) {
+  check_again();
   Thread& thread = self();
   thread.waits_for = waits_for;
   if (_setjmp(thread.context) == 0) _longjmp(scheduler, 1);
@@ -246,6 +247,7 @@ void execute_together(const char* instruction, void* operands, void (*run)(int f
 
 // What the thread leaves behind; the block ends with its last thread.
 void leave() {
+  check_again();
   Thread& thread = self();
   if (!thread.waited) fail("ends without griddepcontrol.wait");
   thread.done = true;

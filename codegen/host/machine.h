@@ -62,7 +62,7 @@ struct Product {
   u32 a, b;
   bool accumulate;
   Type type;
-  bool from_registers;  // A, of which `rows` are the thread's two; B lies as [K, N]
+  const u32* registers;  // A, if it is no tile: `rows` are the thread's two, and B lies as [K, N]
   float rows[2][16];
 };
 
@@ -75,6 +75,17 @@ struct Transfer {
   const void* pc;
   std::vector<unsigned char> values;  // that a thread stores; it is done with them
   u32 clock = 0;                      // of that thread
+};
+
+// Bytes of memory, by where each range begins.
+class Ranges {
+ public:
+  void clear() { ends_.clear(); }
+  void add(const void* from, std::size_t bytes);
+  bool meet(const void* from, std::size_t bytes) const;
+
+ private:
+  std::map<const char*, const char*> ends_;
 };
 
 struct Thread {
@@ -91,6 +102,8 @@ struct Thread {
   std::vector<std::vector<Product>> products;  // committed wgmma groups
   std::vector<Product> open_products;
   u32 product_groups = 0;  // committed so far
+  bool fenced = false;     // wgmma.fence was executed
+  Ranges touched;          // of its stack, where registers lie, since the last one
   long cluster_round = 0;
   Clocks clocks;
 };
@@ -172,6 +185,8 @@ unsigned char* shared(u32 address, int bytes);
 void check_shared(u32 address, int bytes, const Access& access, int thread);
 // An access to a tensor by the running thread; false if it may not be.
 bool check_global(const void* p, int bytes, bool write, const void* pc);
+// Fails if the running thread's last store put another value where it had put one.
+void check_again();
 
 // 128-byte swizzle: the 16-byte chunk of an address moves by the row of 128 bytes it is in.
 inline u32 swizzled(u32 address) { return address ^ ((address >> 7 & 7) << 4); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "machine.h"
 
@@ -31,6 +32,16 @@ std::vector<Region> regions;
 char* tensors;
 const char *code_begin, *code_end;  // the kernel's shared object
 
+// A store to bytes of an output of which the thread stored some before, and what they held then.
+struct Again {
+  const char* at = nullptr;  // null for none
+  std::vector<char> before;
+  std::vector<bool> own;
+  const void* pc;
+  std::string name;  // of the output, and the first byte
+};
+Again again;
+
 int find_code(dl_phdr_info* info, std::size_t, void* inside) {
   const char* base = reinterpret_cast<const char*>(info->dlpi_addr);
   const char *begin = nullptr, *end = nullptr;
@@ -49,6 +60,7 @@ int find_code(dl_phdr_info* info, std::size_t, void* inside) {
 // An access of the kernel's own code, by an ordinary load or store.
 void touch(const void* p, int bytes, bool write, const void* pc) {
   if (current < 0) return;
+  check_again();
   Thread& thread = self();
   const char* const at = static_cast<const char*>(p);
   const std::size_t offset = at - reinterpret_cast<const char*>(gtco::smem);
@@ -68,10 +80,15 @@ void touch(const void* p, int bytes, bool write, const void* pc) {
     return;
   }
   if (static_cast<std::size_t>(at - stacks) < STACK_BYTES * MAX_THREADS) {
+    if (thread.fenced) thread.touched.add(p, bytes);
     if (thread.products.empty() && thread.open_products.empty()) return;
+    const auto overlap = [&](const void* from, std::size_t count) {
+      return from < static_cast<const void*>(at + bytes) &&
+             p < static_cast<const void*>(static_cast<const char*>(from) + count);
+    };
     const auto inside = [&](const Product& product) {
-      return product.d < static_cast<const void*>(at + bytes) &&
-             p < static_cast<const void*>(product.d + product.n / 2);
+      return overlap(product.d, product.n / 2 * sizeof(float)) ||
+             (product.registers && overlap(product.registers, 4 * sizeof(u32)));
     };
     const auto any = [&](const std::vector<Product>& group) {
       return std::any_of(group.begin(), group.end(), inside);
@@ -79,7 +96,7 @@ void touch(const void* p, int bytes, bool write, const void* pc) {
     if (any(thread.open_products) ||
         std::any_of(thread.products.begin(), thread.products.end(), any)) {
       thread.pc = pc;
-      fail("touches accumulators before wgmma.wait_group");
+      fail("touches registers of a product before wgmma.wait_group");
     }
     return;
   }
@@ -92,6 +109,33 @@ void touch(const void* p, int bytes, bool write, const void* pc) {
 }
 
 }  // namespace
+
+// A store is announced before it is done, so its value is known at the thread's next step.
+void check_again() {
+  if (again.at == nullptr) return;
+  const Again store = std::exchange(again, {});
+  for (std::size_t i = 0; i < store.before.size(); ++i)
+    if (store.own[i] && store.at[i] != store.before[i]) {
+      self().pc = store.pc;
+      return fail("writes " + store.name + " again, and another value");
+    }
+}
+
+void Ranges::add(const void* from, std::size_t bytes) {
+  const char* begin = static_cast<const char*>(from);
+  const char* end = begin + bytes;
+  auto next = ends_.upper_bound(begin);
+  if (next != ends_.begin() && std::prev(next)->second >= begin) begin = (--next)->first;
+  for (; next != ends_.end() && next->first <= end; next = ends_.erase(next))
+    end = std::max(end, next->second);
+  ends_[begin] = end;
+}
+
+bool Ranges::meet(const void* from, std::size_t bytes) const {
+  const char* const begin = static_cast<const char*>(from);
+  const auto next = ends_.lower_bound(begin + bytes);
+  return next != ends_.begin() && std::prev(next)->second > begin;
+}
 
 char* reserve(std::size_t bytes, int protection) {
   void* p = mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -192,10 +236,17 @@ bool check_global(const void* p, int bytes, bool write, const void* pc) {
     return wrong("%" + region.name + ", which is no constant, before griddepcontrol.wait");
   if (write && !region.output) return wrong("%" + region.name + ", which is no output");
   if (!region.output) return true;
-  const Conflict conflict = region.shadow.check(
-      offset, bytes, {write ? Kind::WRITE : Kind::READ, event_of(current, pc), &self().clocks});
+  const auto name = [&] { return "byte " + number(offset) + " of %" + region.name; };
+  const Event who = event_of(current, pc);
+  if (write) {
+    std::vector<bool> own = region.shadow.written_by(offset, bytes, who);
+    if (std::find(own.begin(), own.end(), true) != own.end())
+      again = {at, {at, at + bytes}, std::move(own), pc, name()};
+  }
+  const Conflict conflict =
+      region.shadow.check(offset, bytes, {write ? Kind::WRITE : Kind::READ, who, &self().clocks});
   if (conflict.what == nullptr) return true;
-  return wrong("byte " + number(offset) + " of %" + region.name + ": " + conflict.what +
+  return wrong(name() + ": " + conflict.what +
                (conflict.other.pc ? " by " + describe(conflict.other) : ""));
 }
 

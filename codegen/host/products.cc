@@ -76,13 +76,13 @@ void multiply(const Product& product) {
   const int thread = current % block_threads;
   const int row = thread % 128 / 32 * 16 + thread % 32 / 4;
   float left[2][16], right[16];
-  if (product.from_registers) {
+  if (product.registers) {
     std::memcpy(left, product.rows, sizeof left);
   } else {
     row_of(left[0], product.a, row, product.type);
     row_of(left[1], product.a, row + 8, product.type);
   }
-  const auto right_of = product.from_registers ? column_of : row_of;
+  const auto right_of = product.registers ? column_of : row_of;
   for (int j = 0; j < product.n / 8; ++j)
     for (int i = 0; i < 2; ++i) {
       const int count = right_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
@@ -178,13 +178,26 @@ void read_rows(u32 tile, int first, int count, int bytes) {
                    current);
 }
 
+// Ordinary accesses to the registers of a product come before the fence.
+void check_fence(const void* registers, std::size_t bytes) {
+  if (!self().fenced || self().touched.meet(registers, bytes))
+    fail("no wgmma.fence comes between an access to registers and the wgmma that uses them");
+}
+
 }  // namespace
+
+// The thread's later products use registers as it has left them so far.
+void wgmma_fence() {
+  self().fenced = true;
+  self().touched.clear();
+}
 
 // A warp reads its 16 rows of A and all of B.
 void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
   HERE;
+  check_fence(d, n / 2 * sizeof(float));
   const u32 a_tile = a, b_tile = b;
-  self().open_products.push_back({d, n, a_tile, b_tile, accumulate, type, false, {}});
+  self().open_products.push_back({d, n, a_tile, b_tile, accumulate, type, nullptr, {}});
   if (current % 32 != 0) return;
   read_rows(a_tile, current % block_threads % 128 / 32 * 16, 16, 32);
   read_rows(b_tile, 0, n, 32);
@@ -193,8 +206,10 @@ void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
 // A's registers lie as those of mma_m16n8k16, and are taken at once.
 void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate, Type type) {
   HERE;
+  check_fence(d, n / 2 * sizeof(float));
+  check_fence(a, 4 * sizeof(u32));
   const u32 b_tile = b;
-  Product product{d, n, 0, b_tile, accumulate, type, true, {}};
+  Product product{d, n, 0, b_tile, accumulate, type, a, {}};
   Fragment operands{a, product.rows, type};
   execute_together("wgmma", &operands, [](int first) {
     for (int lane = 0; lane < 32; ++lane)

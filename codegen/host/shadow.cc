@@ -2,7 +2,8 @@
 
 namespace host {
 
-// Calls `f` for each cell until it says stop. A word that is touched in part becomes four cells.
+// Calls `f` for each cell, and how many bytes it stands for, until it says stop. A word that is
+// touched in part becomes four cells.
 template <class F>
 bool Shadow::each(std::size_t offset, int bytes, F f) {
   const std::size_t end = offset + bytes;
@@ -10,7 +11,7 @@ bool Shadow::each(std::size_t offset, int bytes, F f) {
     Cell& cell = cells_[word];
     const bool whole = offset <= word * 4 && word * 4 + 4 <= end;
     if (cell.bytes < 0 && whole) {
-      if (!f(cell)) return false;
+      if (!f(cell, 4)) return false;
       continue;
     }
     if (cell.bytes < 0) {
@@ -24,14 +25,14 @@ bool Shadow::each(std::size_t offset, int bytes, F f) {
       cell.bytes = split_.size() - 1;
     }
     for (std::size_t i = word * 4; i < word * 4 + 4; ++i)
-      if (offset <= i && i < end && !f(split_[cell.bytes][i % 4])) return false;
+      if (offset <= i && i < end && !f(split_[cell.bytes][i % 4], 1)) return false;
   }
   return true;
 }
 
 Conflict Shadow::check(std::size_t offset, int bytes, const Access& access) {
   Conflict found;
-  each(offset, bytes, [&](Cell& cell) {
+  each(offset, bytes, [&](Cell& cell, int) {
     found = check(cell, access);
     return found.what == nullptr;
   });
@@ -97,8 +98,19 @@ Conflict Shadow::check(Cell& cell, const Access& access) {
   return {};
 }
 
+std::vector<bool> Shadow::written_by(std::size_t offset, int bytes, const Event& who) {
+  std::vector<bool> by;
+  each(offset, bytes, [&](Cell& cell, int count) {
+    const Event& write = cell.write;
+    const bool same = write.agent == who.agent && write.cluster == who.cluster;
+    by.insert(by.end(), count, same && write.clock != 0);
+    return true;
+  });
+  return by;
+}
+
 void Shadow::land(std::size_t offset, int bytes, const Event& who) {
-  each(offset, bytes, [&](Cell& cell) {
+  each(offset, bytes, [&](Cell& cell, int) {
     cell.under_way = nullptr;
     cell.write = who;
     return true;

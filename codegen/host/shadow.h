@@ -84,6 +84,8 @@ class Shadow {
   }
   // Whether bytes [offset, offset + bytes) may be accessed so; if they may, it is recorded.
   Conflict check(std::size_t offset, int bytes, const Access& access);
+  // Of each of the bytes, whether `who` wrote it last.
+  std::vector<bool> written_by(std::size_t offset, int bytes, const Event& who);
   // A copy that was started has arrived; it is `who`'s from now on.
   void land(std::size_t offset, int bytes, const Event& who);
 

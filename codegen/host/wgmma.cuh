@@ -7,7 +7,7 @@
 namespace gtco::ptx {
 
 __forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) { return address + offset; }
-__forceinline__ void wgmma_fence() {}
+__forceinline__ void wgmma_fence() { host::wgmma_fence(); }
 __forceinline__ void wgmma_commit_group() { host::wgmma_commit(); }
 
 template <int PENDING>

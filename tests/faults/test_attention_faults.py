@@ -90,6 +90,10 @@ FAULTS = {
 }
 
 
+SCALED_LATE = ("MASKED || C::SCALE <= 0.0f", "MASKED")
+"""The largest score is then taken for the largest of what the softmax sees."""
+
+
 def group() -> Group:
     return attention_groups.cross((2,), 50, 100, 24, mask=torch.bool)
 
@@ -108,3 +112,12 @@ def test_the_kernel_itself_is_right(kind: str) -> None:
 def test_a_planted_fault_is_caught(fault: str) -> None:
     kind, old, new = FAULTS[fault]
     check_caught(program(kind, old, new), group())
+
+
+@pytest.mark.parametrize("scale", (-8.0, 0.0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scale_that_turns_the_order_of_the_scores(kind: str, scale: float) -> None:
+    turned = attention_groups.cross((2,), 20, 100, 24, scale=scale)
+    made = Attention(turned, TARGETS["sm_90a"]).emit(KINDS[kind])
+    assert verdicts(made, turned) == []
+    check_caught(planted(made, *SCALED_LATE), turned)

@@ -21,6 +21,16 @@ KINDS: dict[str, Schedule] = {
 }
 
 FAULTS = {
+    "no wgmma.fence before products that read registers": (
+        "a ring",
+        "  ptx::wgmma_fence();\n#pragma unroll\n  for (int i = 0; i < WHOLE; ++i)",
+        "#pragma unroll\n  for (int i = 0; i < WHOLE; ++i)",
+    ),
+    "no wgmma.fence before products whose last results were read": (
+        "a ring",
+        "    ptx::wgmma_fence();\n#pragma unroll\n    for (int k = 0;",
+        "#pragma unroll\n    for (int k = 0;",
+    ),
     "keys that nobody waits for": (
         "a ring",
         "ptx::mbarrier_wait(keys_full + 8 * s, from.phase);",
@@ -97,6 +107,10 @@ MASK_FAULTS = {
 }
 
 
+SCALED_LATE = ("MASKED || C::SCALE <= 0.0f", "MASKED")
+"""The largest score is then taken for the largest of what the softmax sees."""
+
+
 def group(mask: torch.dtype | None = None) -> Group:
     return attention_groups.cross((2,), 70, 100, 24, 40, mask=mask)
 
@@ -130,3 +144,12 @@ def test_a_fault_in_the_mask_is_caught(fault: str) -> None:
     kind, old, new = MASK_FAULTS[fault]
     mask = torch.float16
     check_caught(program(kind, old, new, mask), group(mask))
+
+
+@pytest.mark.parametrize("scale", (-8.0, 0.0))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_scale_that_turns_the_order_of_the_scores(kind: str, scale: float) -> None:
+    turned = attention_groups.cross((2,), 20, 100, 24, scale=scale)
+    made = AttentionWgmma(turned, TARGETS["sm_90a"]).emit(KINDS[kind])
+    assert verdicts(made, turned) == []
+    check_caught(planted(made, *SCALED_LATE), turned)

@@ -25,6 +25,11 @@ CLUSTERS = {
 }
 
 FAULTS = {
+    "no wgmma.fence after the accumulators are set": (
+        "plain",
+        "      ptx::wgmma_fence();\n",
+        "",
+    ),
     "accumulators read before the last wait": (
         "plain",
         "        ptx::wgmma_wait_group<0>(acc);\n",

@@ -63,6 +63,25 @@ PRODUCT = """\
   ptx::wgmma_wait_group<0>(acc);
   for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];  // here
 """
+PRODUCT_OF_REGISTERS = """\
+  float acc[4] = {};
+  for (int i = thread; i < 2304; i += 128) tile[i] = w[i % 1024];
+  ptx::fence_proxy_async();
+  __syncthreads();
+  const u64 b = ptx::wgmma_descriptor(ptx::shared_address(smem), 0);
+  u32 a[4];
+  for (int i = 0; i < 4; ++i) a[i] = thread + i;
+  ptx::wgmma_fence();
+  ptx::WgmmaFromRegisters<half_t, 8>::mma(acc, a, b, 1);
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>(acc);
+  a[0] = thread;  // here
+  ptx::wgmma_fence();  // the second
+  ptx::WgmmaFromRegisters<half_t, 8>::mma(acc, a, b, 1);  // there
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>(acc);
+  for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];
+"""
 SEND = """\
   const u32 inbox = ptx::shared_address(smem + 8192), full = ptx::shared_address(smem + 16384);
   if (thread == 0) {
@@ -211,7 +230,25 @@ PLANTED = {
     ),
     "accumulators read before wgmma.wait_group": Planted(
         WAIT + PRODUCT, "  ptx::wgmma_wait_group<0>(acc);\n", "",
-        "touches accumulators before wgmma.wait_group", threads=128,
+        "touches registers of a product before wgmma.wait_group", threads=128,
+    ),
+    "no wgmma.fence": Planted(
+        WAIT + PRODUCT.replace("acc[i];  // here", "acc[i];"), "  ptx::wgmma_fence();\n", "",
+        "no wgmma.fence comes between an access to registers and the wgmma", threads=128,
+    ),
+    "accumulators that are set after wgmma.fence": Planted(
+        WAIT + PRODUCT.replace("acc[i];  // here", "acc[i];"),
+        "  ptx::wgmma_fence();\n", "  ptx::wgmma_fence();\n  acc[thread % 4] = 0.0f;\n",
+        "no wgmma.fence comes between an access to registers and the wgmma", threads=128,
+    ),
+    "registers changed while a product reads them": Planted(
+        WAIT + PRODUCT_OF_REGISTERS, "<0>(acc);\n  a[0] = thread;", "<1>();\n  a[0] = thread;",
+        "touches registers of a product before wgmma.wait_group", threads=128,
+    ),
+    "no wgmma.fence after the registers that a product reads": Planted(
+        WAIT + PRODUCT_OF_REGISTERS.replace("  // here", "").replace("  // there", "  // here"),
+        "  ptx::wgmma_fence();  // the second\n", "",
+        "no wgmma.fence comes between an access to registers and the wgmma", threads=128,
     ),
     "too few bytes expected": Planted(
         WAIT + ONE_COPY + "  ptx::mbarrier_wait(barrier, 0);\n  y[thread] = tile[thread];\n",
@@ -350,6 +387,16 @@ PLANTED = {
         WAIT + "  y[block * 64 + thread] = x[thread];  // here\n", "block * 64", "block * 63",
         r"byte \d+ of %y: no barrier orders it after the write by a block of another cluster",
         blocks=2,
+    ),
+    "a thread that stores two values to one output": Planted(
+        WAIT + "  for (int i = 0; i < 8; ++i) y[thread * 8 + i] = x[thread * 8 + i];  // here\n",
+        "y[thread * 8 + i]", "y[thread]",
+        r"writes byte \d+ of %y again, and another value",
+    ),
+    "a thread whose last store is another value": Planted(
+        WAIT + "  y[thread] = x[thread];\n  __syncthreads();\n  y[thread] = x[thread];  // here\n",
+        "  y[thread] = x[thread];  // here", "  y[thread] = x[thread] + 1;  // here",
+        r"writes byte \d+ of %y again, and another value",
     ),
     "an output read that nobody wrote": Planted(
         WAIT + "  y[thread] = 1.0f;\n  y[64 + thread] = y[thread];  // here\n",

@@ -11,9 +11,11 @@ import torch
 from torch import nn
 
 import gtco
+from gtco.codegen.emit import Region
 from gtco.graph import Group
 from gtco.runtime.host import HostError, run_on_host
 from tests import degenerate_groups as groups
+from tests.groups import plain_linear
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 pytestmark = pytest.mark.compiler
@@ -55,6 +57,18 @@ def test_a_head_of_one_score(bias: bool) -> None:
     x = torch.randn(5, 768).half()
     compiled = gtco.compile(model, (x,), target="host", fallback="error")
     torch.testing.assert_close(compiled(x), model(x), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("name", ("gemm_skinny", "gemm_mma"))
+def test_calls_that_are_wider_than_a_row_are_named(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Region, "__post_init__", lambda region: None)
+    group = plain_linear(3, 64, 1, torch.float16)
+    sketch = next(each for each in groups.derived(group) if each.name == name)
+    (program,) = sample(sketch, 0)
+    with pytest.raises(HostError, match=r"writes byte \d+ of %linear again, and another value"):
+        run_on_host(program, group, inputs_of(group))
 
 
 @pytest.mark.parametrize("family", groups.FAMILIES)
