@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -20,10 +21,13 @@ SEEDS = (0, 1)
 
 
 def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
-    """`program` with `old` replaced in its template, or in one that this includes; both are pasted
-    in for their includes."""
+    """`program` with `old` replaced in its template, or in one that this includes; those down to it
+    are pasted in for their includes."""
     source = program.source
-    for header in (f"{program.sketch}.cuh", "softmax.cuh"):
+    own = re.findall(r'#include "(.+)"', source)
+    for header in (*own, "softmax.cuh", "epilogue.cuh", "stats.cuh"):
+        if old in source:
+            break
         template = (DEVICE_HEADERS / header).read_text().replace("#pragma once\n", "")
         source = source.replace(f'#include "{header}"', template)
     assert old in source, "the fault's place has moved"

@@ -1,0 +1,145 @@
+"""Faults planted in passes, each of which a test of meaning must catch; the twin must pass."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from types import ModuleType
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from gtco.graph import Graph
+from gtco.interpreter import interpret
+from gtco.passes import horizontal, normalization, split_norm
+from gtco.passes.canonicalize import canonicalize
+from tests.pass_checks import COMPUTE, captured, check, random
+
+Case = tuple[Graph, tuple[Tensor, ...]]
+EPS = 1e-3
+
+
+def small_norm() -> Case:
+    """A layer norm spelled out, of rows whose spread is small against epsilon, and of one without
+    any."""
+    x = 1 + 0.01 * random(4, 8)
+    x[0] = 3.0
+
+    def norm(c: nn.Module, x: Tensor) -> Tensor:
+        apart = x - x.mean(-1, keepdim=True)
+        return apart * torch.rsqrt((apart * apart).mean(-1, keepdim=True) + EPS)
+
+    graph, args = captured(norm, x)
+    return canonicalize(graph), args
+
+
+def small_split() -> Case:
+    """A layer norm that goes into a linear, of the same rows."""
+    x = (1 + 0.01 * random(4, 64)).half()
+    x[0] = 3.0
+    weights = {name: random(*shape).half() for name, shape in {"g": (64,), "w": (8, 64)}.items()}
+
+    def norm(c: nn.Module, x: Tensor) -> Tensor:
+        return F.linear(F.layer_norm(x, (64,), c.g, None, EPS), c.w)
+
+    return captured(norm, x, **weights)
+
+
+def mean_of_another() -> Case:
+    """What would be a layer norm, were the mean that of x."""
+
+    def norm(c: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        apart = x - z.mean(-1, keepdim=True)
+        return apart * torch.rsqrt((apart * apart).mean(-1, keepdim=True) + EPS)
+
+    graph, args = captured(norm, random(4, 8), 2 + random(4, 8, seed=1))
+    return canonicalize(graph), args
+
+
+def spread_of_another() -> Case:
+    """The same, were the spread that of x."""
+
+    def norm(c: nn.Module, x: Tensor, z: Tensor) -> Tensor:
+        apart = x - x.mean(-1, keepdim=True)
+        return apart * torch.rsqrt((z * z).mean(-1, keepdim=True) + EPS)
+
+    graph, args = captured(norm, random(4, 8), 2 + random(4, 8, seed=1))
+    return canonicalize(graph), args
+
+
+def siblings() -> Case:
+    """Linears of one tensor, of equal and of other widths, each with a bias of its own or none."""
+
+    def linears(c: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = F.linear(x, c.q, c.qb), F.linear(x, c.k, c.kb), F.linear(x, c.v)
+        return (q @ k.mT) @ v
+
+    tensors = {name: random(*shape, seed=ord(name[0]) + len(name)) for name, shape in {
+        "q": (16, 8), "k": (16, 8), "v": (24, 8), "qb": (16,), "kb": (16,),
+    }.items()}  # fmt: skip
+    return captured(linears, random(1, 5, 8), **tensors)
+
+
+FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
+    "epsilon left out of layer norm": (
+        normalization, "fuse_normalization", small_norm, "eps=match[1]", "eps=0.0",
+    ),
+    "epsilon left out of the statistics that are merged": (
+        split_norm, "split_layer_norm", small_split, '"eps": norm.attrs["eps"]', '"eps": 0.0',
+    ),
+    "the mean of another tensor": (
+        normalization, "fuse_normalization", mean_of_another,
+        "if _row_mean(edit, mean) == x else None", "if _row_mean(edit, mean) else None",
+    ),
+    "the spread of another tensor": (
+        normalization, "fuse_normalization", spread_of_another,
+        "if square is None or _squared(edit, square) != pair[0]:", "if square is None:",
+    ),
+    "two biases exchanged": (
+        horizontal, "join_siblings", siblings, "torch.cat(biases)",
+        "torch.cat([biases[1], biases[0], *biases[2:]])",
+    ),
+    "two weights exchanged": (
+        horizontal, "join_siblings", siblings, "torch.cat(weights)",
+        "torch.cat([weights[1], weights[0], *weights[2:]])",
+    ),
+}  # fmt: skip
+
+
+def planted(module: ModuleType, old: str, new: str) -> ModuleType:
+    """`module` with `old` replaced in its source."""
+    source = inspect.getsource(module)
+    assert source.count(old) == 1, "the fault's place has moved"
+    wrong = ModuleType(module.__name__)
+    exec(compile(source.replace(old, new), module.__name__, "exec"), wrong.__dict__)
+    return wrong
+
+
+def judge(module: ModuleType, name: str, case: Callable[[], Case]) -> None:
+    graph, args = case()
+    step = getattr(module, name)
+    if name != "split_layer_norm":
+        check(step, graph, args)
+        return
+    result = step(graph, None)  # which rounds weights that it has multiplied
+    assert result.nodes != graph.nodes
+    for a, b in zip(
+        interpret(result, args, dtype=COMPUTE), interpret(graph, args, dtype=COMPUTE), strict=True
+    ):
+        assert_close(a, b, rtol=0.01, atol=0.01)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_pass_itself_keeps_the_meaning(fault: str) -> None:
+    module, name, case, _, _ = FAULTS[fault]
+    judge(module, name, case)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_caught(fault: str) -> None:
+    module, name, case, old, new = FAULTS[fault]
+    with pytest.raises(AssertionError, match="not close"):
+        judge(planted(module, old, new), name, case)
