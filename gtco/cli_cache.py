@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ import typer
 
 from gtco.cli_base import Json, out, print_json
 from gtco.locate import UsageError
+from gtco.runtime.cache_files import private_folder, seal_fault
 from gtco.runtime.cubin import CubinCache, cache_folder, host_folder, user_cache
 
 cache_app = typer.Typer(
@@ -49,7 +49,7 @@ def clear_command(*, yes: Yes = False, as_json: Json = False) -> None:
             raise UsageError("gtco cache clear asks before it removes; without a terminal, --yes")
         typer.confirm(f"Remove {what}, from {cache_folder().parent}?", abort=True, err=True)
     freed = cache.clear()
-    for path in builds:
+    for path in (*builds, *host_folder().glob("*.tmp")):
         freed += path.stat().st_size
         path.unlink()
     if as_json:
@@ -62,13 +62,13 @@ def clear_command(*, yes: Yes = False, as_json: Json = False) -> None:
 def verify_command(*, as_json: Json = False) -> None:
     """Check every kernel and remove the damaged; the exit code is 1 if one was.
 
-    A cubin is held against its checksum; a host build has none, and has to be a whole file.
+    Each is held against its checksum and against its name, a cubin also against its entry point.
     """
     cache = _usable()
     count = len(cache.entries()) + len(_host_builds())
     damaged = cache.verify()
     for path in _host_builds():
-        if not _is_whole_library(path):
+        if seal_fault(path) is not None:
             damaged.append(path)
             path.unlink()
     if as_json:
@@ -86,21 +86,13 @@ def _usable() -> CubinCache:
     cache = user_cache()
     if cache.folder is None:
         raise CacheError(f"{cache_folder()} is not used; the warning above says why")
+    if host_folder().exists() and (reason := private_folder(host_folder())) is not None:
+        raise CacheError(f"{host_folder()} is not used: {reason}")
     return cache
 
 
 def _host_builds() -> list[Path]:
     return sorted(host_folder().glob("*.so"))
-
-
-def _is_whole_library(path: Path) -> bool:
-    """Whether a shared object reaches to its section table's end, which linkers put last."""
-    data = path.read_bytes()
-    if data[:6] != b"\x7fELF\x02\x01" or len(data) < 64:
-        return False
-    (begin,) = struct.unpack_from("<Q", data, 0x28)
-    size, entries = struct.unpack_from("<HH", data, 0x3A)
-    return bool(begin + size * entries <= len(data))
 
 
 def _facts(folder: Path, entries: Sequence[Path]) -> dict[str, str | int]:

@@ -1,7 +1,8 @@
 """Compiled device code and its cache, apart from the compiler: what runs it need not import NVRTC.
 
-A cache entry is a JSON line and the cubin. It is published by a rename, so a reader sees a whole
-entry or none; a damaged one is reported, dropped and built again.
+A cache entry is a JSON line, which holds its key, and the cubin. It is published by a rename, so a
+reader sees a whole entry or none; one that is damaged, or another's, is reported, dropped and built
+again.
 
 This module must stay light to import (no torch): compile workers import it.
 """
@@ -12,13 +13,14 @@ import hashlib
 import json
 import logging
 import os
-import stat
-import tempfile
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import platformdirs
+
+from gtco.runtime.cache_files import private_folder, publish
+from gtco.runtime.inspection import inspect_cubin
 
 log = logging.getLogger("gtco.codegen")
 
@@ -57,8 +59,8 @@ class CubinCache:
     """Cubins by content in one folder; without a folder, nothing is kept.
 
     Args:
-        folder: made with mode 0700 if missing. A folder that others could write to is not used: a
-            cubin is code that runs.
+        folder: made with mode 0700 if missing, as are those above it. A folder that others could
+            write to or replace is not used: a cubin is code that runs.
     """
 
     def __init__(self, folder: Path | None) -> None:
@@ -68,14 +70,11 @@ class CubinCache:
         if folder is None:
             return
         try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.stat()
+            reason = private_folder(folder)
         except OSError as error:
-            log.warning("no cubin cache: %s", error)
-            self.folder = None
-            return
-        if reason := _distrust(status):
-            log.warning("no cubin cache: %s %s", folder, reason)
+            reason = str(error)
+        if reason is not None:
+            log.warning("no cubin cache: %s", reason)
             self.folder = None
             return
         self.writable = os.access(folder, os.W_OK)
@@ -90,7 +89,7 @@ class CubinCache:
         except OSError:
             return None
         try:
-            found = _decode(data)
+            found = _decode(key, data)
         except (ValueError, KeyError, TypeError) as error:
             log.warning("dropped the damaged cubin %s: %s", path, error)
             try:
@@ -140,46 +139,36 @@ class CubinCache:
             self._told = True
             return
         try:
-            handle, temporary = tempfile.mkstemp(prefix=f"{key}.", suffix=".tmp", dir=self.folder)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(_encode(compiled))
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, self.folder / f"{key}{_SUFFIX}")
-            except BaseException:
-                Path(temporary).unlink(missing_ok=True)
-                raise
+            publish(self.folder / f"{key}{_SUFFIX}", _encode(key, compiled))
         except OSError as error:
             log.warning("cannot keep a cubin in %s: %s", self.folder, error)
             self.writable, self._told = False, True
 
 
-def _distrust(status: os.stat_result) -> str | None:
-    """Why a folder with this status must not hold code, or None."""
-    if not stat.S_ISDIR(status.st_mode):
-        return "is no folder"
-    if status.st_uid != os.getuid():
-        return "belongs to another user"
-    if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        return "can be written by other users (chmod 700 makes it usable)"
-    return None
-
-
-def _encode(compiled: CompiledKernel) -> bytes:
+def _encode(key: str, compiled: CompiledKernel) -> bytes:
     header = asdict(replace(compiled, cubin=b""))
     del header["cubin"]
-    body = json.dumps(header, sort_keys=True)
+    body = json.dumps({"key": key, **header}, sort_keys=True)
     digest = hashlib.sha256(body.encode() + compiled.cubin).hexdigest()
     return f"{digest} {body}\n".encode() + compiled.cubin
 
 
-def _decode(data: bytes) -> CompiledKernel:
+def _decode(key: str, data: bytes) -> CompiledKernel:
+    """The entry `key`.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is damaged, another's, or holds another kernel.
+    """
     line, newline, cubin = data.partition(b"\n")
     digest, space, body = line.partition(b" ")
     if not newline or not space or hashlib.sha256(body + cubin).hexdigest().encode() != digest:
         raise ValueError("its checksum differs")
-    return CompiledKernel(cubin=cubin, **json.loads(body))
+    header = json.loads(body)
+    if header.pop("key") != key:
+        raise ValueError("it is the entry of another kernel")
+    compiled = CompiledKernel(cubin=cubin, **header)
+    inspect_cubin(cubin, compiled.name)
+    return compiled
 
 
 def cache_folder() -> Path:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import importlib.util
+import logging
 import os
 import re
 import shutil
@@ -33,10 +34,13 @@ from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument, WindowBox
 from gtco.graph import Group
 from gtco.interpreter import interpret
+from gtco.runtime.cache_files import publish, seal_fault, sealed
 from gtco.runtime.cubin import CompiledKernel, CubinCache, host_folder
 from gtco.runtime.plan import Launch, Plan, Visit
 from gtco.runtime.poison import poisoned
 from gtco.target import HOST
+
+log = logging.getLogger("gtco.codegen")
 
 HOST_HEADERS = DEVICE_HEADERS.parent / "host"
 _ERROR_LINES = 12
@@ -310,10 +314,7 @@ def _headers_digest() -> str:
 @cache
 def _libraries() -> Path:
     """Where shared objects are kept: the user's cache, or a folder that goes with this process."""
-    folder = CubinCache(host_folder())
-    if folder.folder is not None and folder.writable:
-        return folder.folder
-    return Path(_headers().name)
+    return CubinCache(host_folder()).folder or Path(_headers().name)
 
 
 def _build(
@@ -336,9 +337,9 @@ def _build(
     )
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     library = _libraries() / f"{name}-{key}.so"
-    if library.exists():
+    if _is_whole(library):
         return library
-    with tempfile.TemporaryDirectory(dir=_libraries()) as folder:
+    with tempfile.TemporaryDirectory(prefix="gtco-host-") as folder:
         for file, text in sources.items():
             Path(folder, file).write_text(text)
         objects = [f"{file}.o" for file in sources]
@@ -347,7 +348,30 @@ def _build(
             _compile([*compiler, *flags, *_FLAGS, *source, "-o", made], folder, name)
         soname = f"-Wl,-soname,{library.name}"
         _compile([*compiler, "-shared", *objects, soname, *link, "-o", "made.so"], folder, name)
-        return Path(folder, "made.so").rename(library)
+        return _keep(library, sealed(library.name, Path(folder, "made.so").read_bytes()))
+
+
+def _is_whole(library: Path) -> bool:
+    """Whether a shared object is there and as it was made; a damaged one is dropped."""
+    try:
+        fault = seal_fault(library)
+    except OSError:
+        return False
+    if fault is not None:
+        log.warning("dropped the damaged host build %s: %s", library, fault)
+        library.unlink(missing_ok=True)
+    return fault is None
+
+
+def _keep(library: Path, data: bytes) -> Path:
+    """Where a shared object now is: in the cache, or where that is full, as long as we run."""
+    try:
+        publish(library, data)
+    except OSError as error:
+        log.warning("cannot keep a host build in %s: %s", library.parent, error)
+        library = Path(_headers().name, library.name)
+        publish(library, data)
+    return library
 
 
 def _compile(command: Sequence[str], folder: str, name: str) -> None:

@@ -17,6 +17,7 @@ import torch
 from gtco import cli, cli_cache
 from gtco.options import Options
 from gtco.runtime import compile_pool
+from gtco.runtime.cache_files import sealed
 from gtco.runtime.cubin import CubinCache
 from gtco.runtime.host import HostKernel, find_compiler
 from tests.processes import environment
@@ -251,6 +252,7 @@ def test_the_cache_is_shown_verified_and_cleared(
     library = tmp_path / "host" / "kernel.so"
     command = [*(find_compiler() or ()), "-shared", "-fPIC", "-x", "c++", "-", "-o", str(library)]
     subprocess.run(command, input=b"int seven() { return 7; }", check=True)
+    library.write_bytes(sealed(library.name, library.read_bytes()))
     entries = cache.entries()
     info = json.loads(run("cache", "info", "--json").stdout)
     assert info["cubins"]["entries"] == len(entries) > 0
