@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from gtco.codegen.rules import SKETCHES, derive
@@ -240,6 +241,19 @@ class Knowledge:
         """Microseconds of the ATen calls, if they were measured."""
         times = (record.run_us for record in self.records(workload) if record.sketch == LIBRARY)
         return next(times, None)
+
+    def counts(self, arch: str) -> dict[str, int]:
+        """How many records there are of this architecture: `own` of which time and schedule count
+        here, `kin` of which the schedule does, `stale`, and the `library_times` among the own."""
+        found = Counter(
+            standing(each, self.device) for each in self.others if is_of_arch(each, arch)
+        )
+        return {
+            "own": sum(1 for _ in self.all()),
+            "kin": found[Standing.KIN],
+            "stale": found[Standing.STALE],
+            "library_times": sum(each.sketch == LIBRARY for each in self.all()),
+        }
 
     @property
     def has_plans(self) -> bool:

@@ -27,7 +27,7 @@ from gtco.bench_artifact import bench_artifact
 from gtco.cli_base import Json, err, out, print_json, progress, takes_options
 from gtco.cli_cache import cache_app
 from gtco.compiler import make_plan
-from gtco.env import environment
+from gtco.env import environment, records_here
 from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
 from gtco.runtime.artifact import read
@@ -278,11 +278,11 @@ def demo_command(*, as_json: Json = False) -> None:
 
 @app.command("env")
 def env_command(*, as_json: Json = False) -> None:
-    """Versions, GPUs, driver, targets and the cache folder."""
+    """Versions, GPUs and what is known of them, driver, targets and the cache folder."""
     if as_json:
-        print_json()
+        print_json(records=records_here())
     else:
-        show.environment(out, environment())
+        show.environment(out, environment(), records_here())
 
 
 def _locate(model: str, tell: Callable[[str], None]) -> Located:

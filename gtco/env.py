@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import platform
 import sys
@@ -9,7 +10,9 @@ from typing import Any
 
 import torch
 
+from gtco.compiler import known_on
 from gtco.runtime.cubin import cache_folder, user_cache
+from gtco.runtime.device import device_at
 from gtco.runtime.nvrtc import CompileError, nvrtc_version
 from gtco.target import TargetError, target_of_capability
 
@@ -33,6 +36,19 @@ def environment() -> dict[str, Any]:
             "writable": cache.writable,
         },
     }
+
+
+def records_here() -> list[dict[str, Any]]:
+    """How much is known of each GPU here, a row each: the `Knowledge.counts` of the shipped records
+    and of the user's, by the GPU's name. One that gtco has no target for has no row."""
+    rows = []
+    for index in range(torch.cuda.device_count()):
+        with contextlib.suppress(TargetError):
+            device = device_at(index)
+            known = known_on(device)
+            kin = [each.device for each in known.kin]
+            rows.append({"gpu": device.name, **known.counts(device.arch), "kin_devices": kin})
+    return rows
 
 
 def _version(package: str) -> str | None:

@@ -42,7 +42,7 @@ def _table(title: str, *columns: str, texts: int = 1) -> Table:
 # -- env -----------------------------------------------------------------------------------------
 
 
-def environment(console: Console, facts: dict[str, Any]) -> None:
+def environment(console: Console, facts: dict[str, Any], known: Sequence[dict[str, Any]]) -> None:
     table = Table.grid(padding=(0, 2))
     for name, version in facts["packages"].items():
         table.add_row(name, version or "not installed")
@@ -57,6 +57,13 @@ def environment(console: Console, facts: dict[str, Any]) -> None:
         table.add_row("GPU", f"{gpu['name']}, {target}, {size:.0f} GiB")
     if not facts["gpus"]:
         table.add_row("GPU", "none")
+    for each in known:
+        kin = f"{each['kin']} of kin"
+        if each["kin_devices"]:
+            kin += f" ({', '.join(each['kin_devices'])}: schedules without times)"
+        times = f"{each['library_times']} times of ATen"
+        counts = f"{each['own']} own, {kin}, {each['stale']} stale, {times}"
+        table.add_row("records", f"{each['gpu']}: {counts}")
     table.add_row("targets", ", ".join(TARGETS))
     cache = facts["cache"]
     state = "" if cache["used"] and cache["writable"] else " (not usable)"

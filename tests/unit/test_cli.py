@@ -104,7 +104,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 def test_env_names_versions_targets_and_the_cache(run: Run) -> None:
     text = run("env")
     assert text.code == 0
-    for word in ("torch", "NVRTC", "sm_80, sm_86, sm_89, sm_90a", "cache"):
+    for word in ("torch", "NVRTC", "sm_80, sm_86, sm_87, sm_89, sm_90a", "cache"):
         assert word in text.stdout
     data = json.loads(run("env", "--json").stdout)
     version = data["environment"]["packages"]["torch"]  # a wheel may leave the build out

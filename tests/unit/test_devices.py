@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,10 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from gtco import compiler
+from gtco import compiler, show
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.cost_model import knowledge as knowledge_module
+from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import (
     CHOSEN,
     MEANINGS,
@@ -25,6 +28,7 @@ from gtco.cost_model.knowledge import (
 )
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, shipped_records
 from gtco.demo import VisionTransformer, randomize
+from gtco.env import records_here
 from gtco.frontend.torch_export import Captured
 from gtco.options import Options
 from gtco.passes.legality import family
@@ -286,6 +290,35 @@ def test_a_library_that_was_faster_on_kin_runs_here_too() -> None:
     assert alone.source == "default", "no kernel was tried beside it"
     own = record(H200, sketch=LIBRARY, version=1, schedule={}, run_us=1.0)
     assert launched(H200, record(H100), own).source == f"from {H100.name}"
+
+
+def test_env_says_how_much_is_known(
+    pretended: Pretend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    with Database() as database:
+        database.add([record(H200), record(H200, 1, version=0)])
+        database.add([record(A100, workload=KEY.replace("sm_90a", "sm_80"))])
+        database.add([record(H200, sketch=LIBRARY, version=1, schedule={})])
+    shipped = len(shipped_records())
+    pretended(H200)
+    (row,) = records_here()
+    assert row == {
+        "gpu": H200.name,
+        "own": 2,
+        "kin": shipped,
+        "stale": 1,
+        "library_times": 1,
+        "kin_devices": [H100.name],
+    }
+    told = io.StringIO()
+    facts = {"packages": {}, "gpus": [], "cache": {"folder": "", "used": True, "writable": True}}
+    facts.update(dict.fromkeys(("python", "platform", "nvrtc", "cuda", "driver"), "x"))
+    show.environment(Console(file=told, width=200), facts, [row])
+    assert f"2 own, {shipped} of kin ({H100.name}: schedules" in told.getvalue()
+    pretended(H100)
+    (row,) = records_here()
+    assert (row["own"], row["kin"], row["kin_devices"]) == (shipped, 2, [H200.name])
 
 
 def test_a_search_begins_with_what_kin_knows() -> None:
