@@ -8,83 +8,21 @@
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
 
 Sketches order their default schedules by it, and the draft cost model is the same formula
-(`gtco.cost_model.model`). The constants are an H100's (experiments.fill_rate and
-experiments/notes/01-gemm_wgmma.md, 04-draft_model.md); rates and boundary scale them to other
-targets.
+(`gtco.cost_model.model`). What was measured stands in the target's `gtco.constants` (of an H100:
+experiments.fill_rate and experiments/notes/01-gemm_wgmma.md, 04-draft_model.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from gtco.codegen.sketch import BlockWork
 from gtco.target import PORTABLE_CLUSTER, Target
 
-FILL = 2.57
-"""What one multiprocessor draws from L2 (107 B/ns), in even shares of `Target.l2_gbps`."""
-TOGETHER = 2.1
-"""What all draw together (11.5 TB/s), in units of `Target.l2_gbps`."""
-SHARED_BYTES_PER_US = 225_000
-"""What a multiprocessor's shared memory takes and gives together in a microsecond, about 128 bytes
-a clock. It fits what was measured, and not why: it stands for tiles that few blocks read, which L2
-gives at half the rate of those that all read (experiments/notes/14-shared_reads.md)."""
 WGMMA_ROWS = 64
 """Rows of P that one warpgroup's product reads, beside all of Q."""
 SHARED_OPERANDS = frozenset({"gemm_wgmma", "gemm_persistent"})
 """Sketches whose products read both operands from shared memory, each warpgroup for itself."""
-LATENCY_US = 0.7
-"""From asking for a step's bytes to the first of them: what the stages in flight have to hide."""
-COPY_US = 0.03
-"""From a thread's cp.async of 16 bytes to its next: measured of attention, 9 in 0.28 us."""
-TURN_US = 0.05
-"""A consumer's turn from one stage of the ring to the next, waiting for the products."""
-DEEP_TURN_US = 0.03
-"""The same where the next stage's products are issued before the last one's are awaited."""
-SHARED_TURN_US = 0.05
-"""More of it where a cluster shares tiles: a slot waits for the slowest of its blocks."""
-CLUSTER_SHARE: Mapping[int, float] = {1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91}
-"""Part of the multiprocessors that clusters of so many blocks can fill at a time: one lies within
-a GPC, and GPCs differ in size."""
-LARGE_CLUSTER_SHARE = 0.81
-"""The same of larger clusters: measured of 6 and 8."""
-LARGEST_CLUSTERS = 7
-"""Clusters of still more blocks that fit at a time, one a GPC: measured of 12 and 16."""
 FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
-MMA_EFFICIENCY: Mapping[str, float] = {
-    "gemm_skinny": 2.0,
-    "gemm_wgmma": 1.15,
-    "gemm_mma": 0.55,
-    "gemm_persistent": 1.35,
-    "attention": 0.24,
-    "attention_wgmma": 0.9,
-    "attention_projection": 0.45,
-}
-"""The part of `Target.matmul_tflops` that a sketch's main loop reaches with its data at hand. Of
-`gemm_skinny` half, and four times that because `FULL_TILE` is not about operands in registers."""
-DRAM_EFFICIENCY: Mapping[str, float] = {"gemm_skinny": 0.75}
-"""The part of `Target.dram_gbps` that a sketch's loads reach: those into registers took 4.2 to 10
-us where copies of the same 8 to 13 MB took 3.6 to 5.4 (experiments.kernel_table of ViT-L, -H)."""
-START_BOUNDARIES = 1.2
-"""The fixed chain of release, launch and first bytes, in units of `Target.boundary_us`."""
-ALONE_BOUNDARIES = 0.75
-"""The same again where the next kernel cannot be resident beside a block."""
-SHARED_US = 0.1
-"""More where a cluster shares tiles: its blocks wait for each other."""
-HANDOVER_US = 0.5
-"""More for each tile but the last where consumers take tiles in turn: they share issue slots."""
-EPILOGUE_US = 0.3
-"""Last step, staging and stores of a block, whatever its tile."""
-STORE_PER_US = 33_000
-"""Results that a block stages and stores in a microsecond."""
-EXCHANGE_US = 0.5
-"""The cluster's barriers around an exchange of staged tiles."""
-SUMS_US = 0.3
-"""The same around an exchange of partial sums, which leave from registers."""
-PEER_BYTES_PER_US = 20_000
-"""What a block takes from its peers in a microsecond."""
-CROWDED_PEER_BYTES_PER_US = 13_000
-"""The same in a cluster of more than `PORTABLE_CLUSTER` blocks: measured of 12 and 16."""
 TANH_FLOPS = 12
 """FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
 BUSY_WARPS = 16
@@ -155,9 +93,10 @@ def chain_us(
         operand_bytes: what one block's products read from shared memory.
         cluster: blocks of a cluster.
     """
+    c = target.constants
     crowded = cluster > PORTABLE_CLUSTER
-    share = CLUSTER_SHARE.get(cluster, LARGE_CLUSTER_SHARE)
-    fit = LARGEST_CLUSTERS if crowded else int(target.sm_count * share) // cluster
+    share = c.cluster_share.get(cluster, c.large_cluster_share)
+    fit = c.largest_clusters if crowded else int(target.sm_count * share) // cluster
     usable = max(1, fit) * cluster
     per_sm = -(-blocks // usable)
     waves, together = -(-per_sm // resident), min(per_sm, resident)
@@ -166,32 +105,33 @@ def chain_us(
     waste = FULL_TILE / min(FULL_TILE, block.tile_q)
     waits = block.steps if block.steps > 1 else 0
     fill_us = max(
-        together * block.fill_bytes / (FILL * l2_per_us / target.sm_count),
-        together * (block.fill_bytes + operand_bytes) / SHARED_BYTES_PER_US,
-        block.copies * COPY_US,
+        together * block.fill_bytes / (c.fill * l2_per_us / target.sm_count),
+        together * (block.fill_bytes + operand_bytes) / c.shared_bytes_per_us,
+        block.copies * c.copy_us,
     )
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
     steps, stages = max(1, block.steps), max(1, block.stages - block.depth)
-    turn_us = DEEP_TURN_US if block.depth else TURN_US
-    round_us = LATENCY_US + turn_us + (fill_us + multiply_us) / steps
+    turn_us = c.deep_turn_us if block.depth else c.turn_us
+    round_us = c.latency_us + turn_us + (fill_us + multiply_us) / steps
     loop_us = max(
         fill_us,
-        busy * block.l2_bytes / (TOGETHER * l2_per_us),
+        busy * block.l2_bytes / (c.together * l2_per_us),
         fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
         multiply_us,
     )
     results = block.tile_p * block.tile_q
-    epilogue_us = together * (EPILOGUE_US + results / STORE_PER_US + pointwise_us)
+    epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
-    epilogue_us += exchanged / (CROWDED_PEER_BYTES_PER_US if crowded else PEER_BYTES_PER_US)
-    epilogue_us += SUMS_US * (block.split > 1) + EXCHANGE_US * (block.peer_bytes > 0)
-    start_us = (START_BOUNDARIES + ALONE_BOUNDARIES * (resident == 1)) * target.boundary_us
+    peer_bytes_per_us = c.crowded_peer_bytes_per_us if crowded else c.peer_bytes_per_us
+    epilogue_us += exchanged / peer_bytes_per_us
+    epilogue_us += c.sums_us * (block.split > 1) + c.exchange_us * (block.peer_bytes > 0)
+    start_us = (c.start_boundaries + c.alone_boundaries * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes
-    start_us += SHARED_US * shares
-    turns_us = waits * (turn_us + SHARED_TURN_US * shares)
+    start_us += c.shared_us * shares
+    turns_us = waits * (turn_us + c.shared_turn_us * shares)
     tile_us = (loop_us + turns_us) / block.tiles
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
-    before_us += HANDOVER_US * (block.tiles - 1) * (block.consumers > 1)
-    begun_us = (waves - 1) * LATENCY_US * (resident == 1)  # nothing else is under way
+    before_us += c.handover_us * (block.tiles - 1) * (block.consumers > 1)
+    begun_us = (waves - 1) * c.latency_us * (resident == 1)  # nothing else is under way
     return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us) + begun_us)

@@ -34,10 +34,6 @@ from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import family
 from gtco.target import Target
 
-FIXED_BOUNDARIES = 1.7
-"""The fixed chain of a kernel in units of `Target.boundary_us`."""
-MATMUL_EFFICIENCY = 0.6
-"""The part of the peak matrix rate that a block's main loop reaches."""
 TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16, 257, 8))
 """Sides of a block's tile; either may be the rows."""
 SPLITS = (1, 2, 4, 8)
@@ -63,7 +59,7 @@ def roofline_us(group: Group, target: Target) -> float:
             arithmetic_us += _attention_us(graph, node, target)
         else:
             arithmetic_us += fp32_instructions(graph, node) / (target.fp32_tflops * 1e6)
-    fixed_us = FIXED_BOUNDARIES * target.boundary_us
+    fixed_us = target.constants.fixed_boundaries * target.boundary_us
     if family(group) == "library":
         fixed_us += target.boundary_us
     return fixed_us + max(*times, arithmetic_us)
@@ -99,7 +95,7 @@ def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
 def _best_tile_us(
     batch: int, rows: int, columns: int, depth: int, dtype: torch.dtype, target: Target
 ) -> float:
-    rate = _rate(dtype, target) * MATMUL_EFFICIENCY
+    rate = _rate(dtype, target) * target.constants.matmul_efficiency
     return min(
         _waves_us(
             batch * -(-rows // tall) * -(-columns // wide) * split,
@@ -122,7 +118,7 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     heads = math.prod(q.sizes[:-2])
     blocks = heads * -(-queries // 64)
     flops = 2.0 * 64 * keys * width + timing.TANH_FLOPS * 64 * keys
-    rate = _rate(q.dtype, target) * MATMUL_EFFICIENCY
+    rate = _rate(q.dtype, target) * target.constants.matmul_efficiency
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
 
 
@@ -158,12 +154,12 @@ def draft_us(work: Work, target: Target) -> float:
     threads = work.threads - beside  # of an epilogue
     fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles
-    dram_gbps = target.dram_gbps * timing.DRAM_EFFICIENCY.get(work.sketch, 1.0)
+    dram_gbps = target.dram_gbps * target.constants.dram_efficiency.get(work.sketch, 1.0)
     return timing.chain_us(
         work.block,
         work.blocks,
         resident,
-        rate * timing.MMA_EFFICIENCY.get(work.sketch, 1.0),
+        rate * target.constants.mma_efficiency.get(work.sketch, 1.0),
         target,
         pointwise_us=work.group.pointwise_flops / tiles / fp32_per_us,
         dram_us=_per_us(work.group.weight_bytes, dram_gbps),

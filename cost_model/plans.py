@@ -21,10 +21,6 @@ ALIKE = 0.9
 """Of the launches: those that a plan must share with another one to take its knobs."""
 FETCHED_AHEAD = 2
 """Launches ahead, where nothing was measured and weights are worth fetching."""
-SLOW_WEIGHTS = 0.15
-"""Of the time of all launches: reading the weights takes at least that long where a fetch pays."""
-L2_SHARE = 0.4
-"""Of L2, which may keep a line twice: the weights of the launches under way must fit in it."""
 
 
 def plan_key(graph: Graph, target: Target) -> str:
@@ -90,8 +86,8 @@ def _draft(launches: Sequence[Launch], target: Target) -> PlanKnobs:
     reading_us = sum(nbytes) / target.dram_gbps / 1e3
     total_us = sum(launch.predicted_us or 0.0 for launch in launches)
     under_way = (sum(nbytes[at : at + FETCHED_AHEAD + 1]) for at in range(len(nbytes)))
-    fits = max(under_way, default=0) <= L2_SHARE * target.l2_bytes
-    pays = reading_us > SLOW_WEIGHTS * total_us
+    fits = max(under_way, default=0) <= target.constants.l2_share * target.l2_bytes
+    pays = reading_us > target.constants.slow_weights * total_us
     return PlanKnobs(fetch_distance=FETCHED_AHEAD if fits and pays else 0)
 
 

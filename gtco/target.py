@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from gtco.constants import H100, Constants
+
 
 class TargetError(ValueError):
     """The target is unknown, too old or not there."""
@@ -30,6 +32,7 @@ class Target:
         matmul_tflops: dense fp16 rate with fp32 accumulation, TFLOP/s.
         fp32_tflops: FFMA rate, TFLOP/s.
         boundary_us: from one kernel's start to the next one's when neither does any work.
+        constants: of the draft model's formulas.
     """
 
     arch: str
@@ -42,6 +45,7 @@ class Target:
     matmul_tflops: float
     fp32_tflops: float
     boundary_us: float
+    constants: Constants = H100
 
     @property
     def capability(self) -> tuple[int, int]:

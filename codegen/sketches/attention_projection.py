@@ -93,7 +93,7 @@ class AttentionProjection(AttentionSketch):
         )
         scores = schedule["block_q"] * self.keys
         softmax_us = timing.TANH_FLOPS * scores / timing.fp32_per_us(threads, target)
-        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
         blocks = self.heads * -(-self.queries // schedule["block_q"])
         return timing.chain_us(
             block, blocks, resident, rate, target, pointwise_us=softmax_us, cluster=self.per_item

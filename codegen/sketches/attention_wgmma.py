@@ -92,7 +92,7 @@ class AttentionWgmma(AttentionSketch):
         together = min(-(-blocks // target.sm_count), resident)
         flops = block.tile_p * block.steps * schedule["block_k"] * timing.TANH_FLOPS
         pointwise_us = flops / timing.fp32_per_us(together * threads, target)
-        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
         model_us = timing.chain_us(block, blocks, resident, rate, target, pointwise_us=pointwise_us)
         waves = -(-blocks // (target.sm_count * resident))
         refills = max(0, block.steps - block.stages)

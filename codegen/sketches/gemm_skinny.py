@@ -91,7 +91,7 @@ class GemmSkinny(Sketch):
         resident = timing.resident_blocks(
             self._barrier_at(schedule), threads, block.registers, target
         )
-        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
         blocks = -(-self.problem.columns // columns) * split
         products = columns // 16 * 2 * schedule["ahead"]
         tail_us = PRODUCT_US * products + PART_US * schedule["warps"]

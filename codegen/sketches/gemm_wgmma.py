@@ -129,7 +129,7 @@ class GemmWgmma(Sketch):
         resident = timing.resident_blocks(
             self._smem(schedule).nbytes, _threads(schedule), block.registers, target
         )
-        rate = target.matmul_tflops * timing.MMA_EFFICIENCY[self.name]
+        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
         cluster = _cluster(schedule)
         blocks = tiles * schedule["split"]
         operand_bytes = timing.operand_bytes(self.name, block)

@@ -12,7 +12,7 @@ import torch
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.codegen.timing import SHARED_BYTES_PER_US, chain_us, operand_bytes
+from gtco.codegen.timing import chain_us, operand_bytes
 from gtco.cost_model.features import FAMILIES, FEATURES, KNOBS, features
 from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.pool import PoolTask, read_pool
@@ -245,7 +245,7 @@ def test_shared_memory_binds_where_products_read_more_than_is_filled(
         return chain_us(block, 96, 1, 800.0, H100, operand_bytes=read * block.fill_bytes)
 
     assert us(1.0) == us(0.0), "L2 is slower than a tile's own bytes, written and read"
-    assert us(3.0) - us(2.0) == pytest.approx(block.fill_bytes / SHARED_BYTES_PER_US)
+    assert us(3.0) - us(2.0) == pytest.approx(block.fill_bytes / H100.constants.shared_bytes_per_us)
 
 
 def many_rows(**changes: int) -> Work:

@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("gtco", "passes", "codegen", "cost_model")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
+    ("gtco.constants",),
     ("gtco.ops", "gtco.graph", "gtco.views", "gtco.target", "gtco.interpreter"),
     ("gtco.options", "gtco.logs"),
     ("gtco.frontend",),
