@@ -5,8 +5,10 @@ The file is a safetensors container: the tensors `weights.NAME`; the cubins as t
 holds the format, its version and the sha256 of each of these parts. Nothing in it is unpickled or
 imported, and none of its names is used as a path.
 
-The checksums find damage, not malice: a cubin is code that the GPU runs, so load only what you
-would run.
+The checksums find damage. What is whole is then held against itself: the graph is inferred again,
+each kernel has the name that follows from its launch, and each launch stays within what its code,
+the architecture and the values that it names allow (`gtco.runtime.soundness`). All this finds
+mistakes, not malice: a cubin is code that the GPU runs, so load only what you would run.
 """
 
 from __future__ import annotations
@@ -83,8 +85,9 @@ def load(path: str | os.PathLike[str]) -> CompiledModule:
     Without the GPU that it was made for it loads as well, and raises when it is called.
 
     Raises:
-        ArtifactError: no such file, a damaged or edited one (naming the part), one of another
-            format version, or one for an architecture that this gtco does not know.
+        ArtifactError: no such file, a damaged or edited one (naming the part), one whose launches
+            are not what its kernels were compiled for, one of another format version, or one for
+            an architecture that this gtco does not know.
         GpuMemoryError: the GPU that it is for is here and has too little memory.
         OptionError: an unknown area in `GTCO_LOGS`.
     """
