@@ -8,13 +8,17 @@ a sentence why the rule must not apply there, and its `replace` builds the new v
 The driver applies a set of rules until none fits, removes what nobody reads any more, and writes
 refusals into a `Log`. It visits only the neighbourhood of what changed, so that the work grows
 with the number of rewrites and not with the square of the graph.
+
+A rewrite happens as a whole or not at all: a rule that raises, or whose values are not of the specs
+that they replace, declines, and the graph is as it was.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
@@ -24,6 +28,10 @@ import torch
 from gtco.graph import Graph, GraphError, Node, TensorSpec, _freeze, infer_outputs
 
 M = TypeVar("M")
+V = TypeVar("V")
+
+DECLINED = "its rewrite fails here"
+"""How the reason of a refusal begins that no check gave: the rule raised, or changed a spec."""
 
 VISITS_PER_NODE = 200
 """A rule set that visits more often than this on average does not terminate."""
@@ -73,6 +81,7 @@ class Editor:
                 self._users[name][node.name] = None
         self._taken: Counter[str] = Counter([*self.specs, *self.nodes])
         self._created = 0
+        self._undo: list[tuple[MutableMapping[str, Any], str, Any]] = []
 
     # -- questions ---------------------------------------------------------------------------
 
@@ -117,20 +126,20 @@ class Editor:
         outputs = infer_outputs(op, [self.specs[name] for name in inputs], frozen)
         node = Node(self._fresh(op), op, tuple(inputs), frozen, outputs, self.source)
         self._created += 1
-        self._rank[node.name] = (self.anchor, self._created)
-        self.nodes[node.name] = node
+        self._put(self._rank, node.name, (self.anchor, self._created))
+        self._put(self.nodes, node.name, node)
         for value, spec in zip(node.values, outputs, strict=True):
-            self.specs[value] = spec
-            self._producers[value] = node.name
+            self._put(self.specs, value, spec)
+            self._put(self._producers, value, node.name)
         for name in node.inputs:
-            self._users[name][node.name] = None
+            self._put(self._users[name], node.name, None)
         self.touched.append(node.name)
         return node.values
 
     def add_constant(self, hint: str, tensor: torch.Tensor) -> str:
         name = self._fresh(hint.replace(".", "_"))
-        self.constants[name] = tensor.detach()
-        self.specs[name] = TensorSpec.of(tensor)
+        self._put(self.constants, name, tensor.detach())
+        self._put(self.specs, name, TensorSpec.of(tensor))
         return name
 
     def replace(self, old: str, new: str) -> None:
@@ -139,21 +148,34 @@ class Editor:
         Raises:
             GraphError: their specs differ.
         """
-        if old == new:
-            return
+        self.replace_all([(old, new)])
+
+    def replace_all(self, pairs: Iterable[tuple[str, str]]) -> None:
+        """`replace` of each (old, new): what nobody reads any more goes at the end.
+
+        Raises:
+            GraphError: the specs of a pair differ.
+        """
+        changed = [pair for pair in pairs if pair[0] != pair[1]]
+        for old, new in changed:
+            self._rewire(old, new)
+        for old, _ in changed:
+            if producer := self._producers.get(old):
+                self._remove_if_dead(producer)
+
+    def _rewire(self, old: str, new: str) -> None:
         if self.specs[old] != self.specs[new]:
             raise GraphError(f"%{old}: {self.specs[old]} cannot become %{new}: {self.specs[new]}")
-        for name in list(self._users.pop(old, {})):
+        for name in self._drop(self._users, old) or ():
             node = self.nodes[name]
             inputs = tuple(new if value == old else value for value in node.inputs)
-            self.nodes[name] = Node(name, node.op, inputs, node.attrs, node.outputs, node.source)
-            self._users[new][name] = None
+            moved = Node(name, node.op, inputs, node.attrs, node.outputs, node.source)
+            self._put(self.nodes, name, moved)
+            self._put(self._users[new], name, None)
             self.touched.append(name)
         self.outputs = [new if value == old else value for value in self.outputs]
         if producer := self._producers.get(new):
             self.touched.append(producer)
-        if producer := self._producers.get(old):
-            self._remove_if_dead(producer)
 
     def remove_dead(self) -> None:
         """Remove every node that no output depends on."""
@@ -168,6 +190,35 @@ class Editor:
         constants = {name: t for name, t in self.constants.items() if name in read}
         return Graph(self.inputs, MappingProxyType(constants), tuple(order), tuple(self.outputs))
 
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """What is done within counts as a whole: where it raises, nothing of it was done."""
+        kept = (list(self.outputs), len(self.touched), self._created)
+        self._undo.clear()
+        try:
+            yield
+        except BaseException:
+            for table, key, old in reversed(self._undo):
+                if old is _ABSENT:
+                    del table[key]
+                else:
+                    table[key] = old
+            self.outputs, touched, self._created = kept
+            del self.touched[touched:]
+            raise
+        finally:
+            self._undo.clear()
+
+    def _put(self, table: MutableMapping[str, V], key: str, value: V) -> None:
+        self._undo.append((table, key, table.get(key, _ABSENT)))
+        table[key] = value
+
+    def _drop(self, table: MutableMapping[str, V], key: str) -> V | None:
+        if key not in table:
+            return None
+        self._undo.append((table, key, table[key]))
+        return table.pop(key)
+
     def root(self, node: Node) -> None:
         """Build from now on at `node`'s place and in its module's name."""
         self.anchor = self._rank[node.name][0]
@@ -176,9 +227,9 @@ class Editor:
     def _fresh(self, hint: str) -> str:
         name = hint
         while name in self._taken:
-            self._taken[hint] += 1
+            self._put(self._taken, hint, self._taken[hint] + 1)
             name = f"{hint}_{self._taken[hint] - 1}"
-        self._taken[name] += 1
+        self._put(self._taken, name, self._taken[name] + 1)
         return name
 
     def _remove_if_dead(self, name: str) -> None:
@@ -187,12 +238,13 @@ class Editor:
             node = self.nodes.get(pending.pop())
             if node is None or any(self._users.get(v) or v in self.outputs for v in node.values):
                 continue
-            del self.nodes[node.name]
+            self._drop(self.nodes, node.name)
             for value in node.values:
-                del self._producers[value], self.specs[value]
-                self._users.pop(value, None)
+                self._drop(self._producers, value)
+                self._drop(self.specs, value)
+                self._drop(self._users, value)
             for value in dict.fromkeys(node.inputs):
-                self._users[value].pop(node.name, None)
+                self._drop(self._users[value], node.name)
                 self.touched += self._users[value]
                 if producer := self._producers.get(value):
                     self.touched.append(producer)
@@ -282,6 +334,7 @@ def rewrite(graph: Graph, rules: Sequence[Rule[Any]], log: Log | None = None) ->
 
 
 _ANY = "*"
+_ABSENT = object()
 
 
 class _Queue:
@@ -314,20 +367,35 @@ def _visit(
 ) -> None:
     """Apply the first rule that fits `node`."""
     for rule in rules:
-        match = rule.match(edit, node)
-        if match is None:
-            continue
         refused.pop((rule.name, node.name), None)
-        if reason := rule.check(edit, match):
-            refused[rule.name, node.name] = reason
-            continue
-        edit.root(node)
-        result = rule.replace(edit, match)
-        applied[rule.name] += 1
-        values = (result,) if isinstance(result, str) else result
-        for old, new in zip(node.values, values, strict=True):
-            edit.replace(old, new)
-        return
+        try:
+            with edit.transaction():
+                done = _apply(edit, node, rule)
+        except Exception as error:  # whatever went wrong, the graph without the rewrite is right
+            done = f"{DECLINED}: {type(error).__name__}: {_first_line(error)}"
+        if done is True:
+            applied[rule.name] += 1
+            return
+        if done:
+            refused[rule.name, node.name] = done
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")
+
+
+def _apply(edit: Editor, node: Node, rule: Rule[Any]) -> bool | str:
+    """Whether `rule` was applied to `node`, or why not although its pattern is there."""
+    match = rule.match(edit, node)
+    if match is None:
+        return False
+    if reason := rule.check(edit, match):
+        return reason
+    edit.root(node)
+    result = rule.replace(edit, match)
+    values = (result,) if isinstance(result, str) else result
+    edit.replace_all(zip(node.values, values, strict=True))
+    return True
 
 
 def merge_duplicates(graph: Graph, log: Log | None = None) -> Graph:

@@ -17,7 +17,7 @@ from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
 from gtco.passes.precision import lower_precision
-from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.rewrite import DECLINED, Editor, Log, Rule, rewrite
 from gtco.passes.slices import push_slices
 from gtco.passes.views import groups
 from tests import models
@@ -36,11 +36,70 @@ def test_the_driver_refuses_rules_that_do_not_end() -> None:
         rewrite(graph, (rule,))
 
 
-def test_a_replacement_of_another_shape_is_refused() -> None:
+def test_a_rule_whose_replacement_has_another_shape_declines() -> None:
     rule = Rule("sum(x) -> x", ("sum",), lambda edit, node: node, lambda edit, n: n.inputs[0])
     graph, _ = captured(lambda c, x: x.sum(0), random(3))
-    with pytest.raises(GraphError, match="cannot become"):
-        rewrite(graph, (rule,))
+    log = Log()
+    assert str(rewrite(graph, (rule,), log)) == str(graph)
+    (refusal,) = log.refusals
+    assert (refusal.rule, refusal.node) == ("sum(x) -> x", "sum")
+    assert refusal.reason.startswith(DECLINED) and "cannot become" in refusal.reason
+    assert not log.applied
+
+
+def test_a_rule_that_raises_half_way_leaves_the_graph_as_it_was() -> None:
+    """Nodes, constants, names, readers and outputs: everything that an editor may change."""
+
+    def half(edit: Editor, node: Node) -> str:
+        zero = edit.add_constant("zero", torch.zeros(3))
+        for user in edit.users(node.name):
+            edit.replace(user.name, edit.add("exp", edit.add("add", user.name, zero)))
+        edit.replace(node.name, node.inputs[0])
+        raise RuntimeError("in the middle\nand more")
+
+    def on(edit: Editor, node: Node) -> Node | None:
+        return node if node.op == "neg" else None
+
+    broken = Rule("neg(x) -> x", ("neg",), on, half)
+    name = Rule("relu(x) -> abs(x)", ("relu",), lambda edit, node: node,
+                lambda edit, node: edit.add("exp", edit.add("abs", node.inputs[0])))  # fmt: skip
+    builder = GraphBuilder()
+    x = builder.input("x", TensorSpec((3,), torch.float32))
+    y = builder.add("neg", x)
+    graph = builder.build([builder.add("relu", y), y, builder.add("tanh", y)])
+    log = Log()
+    result = rewrite(graph, (broken, name), log)
+    assert str(result) == str(rewrite(graph, (name,)))
+    result.verify()
+    assert [refusal.reason for refusal in log.refusals] == [
+        f"{DECLINED}: RuntimeError: in the middle"
+    ]
+
+
+def test_a_declined_rule_is_tried_again_where_its_neighbourhood_changes_alone() -> None:
+    tried: list[str] = []
+
+    def fails(edit: Editor, node: Node) -> str:
+        tried.append(node.name)
+        edit.add("exp", node.inputs[0])
+        raise RuntimeError
+
+    rules = (
+        Rule("neg(x) -> nothing", ("neg",), lambda edit, node: node, fails),
+        Rule("relu(x) -> abs(x)", ("relu",), lambda edit, node: node,
+             lambda edit, node: edit.add("abs", node.inputs[0])),
+    )  # fmt: skip
+    graph, _ = captured(lambda c, x: (-x).relu().exp().neg(), random(3))
+    rewrite(graph, rules)
+    assert tried == ["neg", "neg_1", "neg"]
+
+
+def test_a_matching_function_that_raises_is_a_refusal() -> None:
+    rule = Rule("sum(x) -> x", ("sum",), lambda edit, node: node.attrs["no such"], lambda e, n: n)
+    graph, _ = captured(lambda c, x: x.sum(0), random(3))
+    log = Log()
+    rewrite(graph, (rule,), log)
+    assert "KeyError" in reasons(log)
 
 
 def test_dead_nodes_go() -> None:
@@ -70,7 +129,7 @@ def test_groups(before: tuple[int, ...], after: tuple[int, ...], expected: objec
 def test_canonicalize_views(golden: Golden) -> None:
     def function(c: nn.Module, x: Tensor) -> Tensor:
         y = x.reshape(2, 12, 5).reshape(2, 3, 4, 5).permute(0, 3, 1, 2).permute(0, 2, 3, 1)
-        y = (y * 1 + 0).transpose(1, 2).relu().transpose(1, 2)[:, :, 1:4][:, :, 1:]
+        y = (y * 1 - 0).transpose(1, 2).relu().transpose(1, 2)[:, :, 1:4][:, :, 1:]
         return (y.float().double() + y.contiguous()) / c.two
 
     graph, args = captured(function, random(2, 3, 20, dtype=torch.float32), two=torch.tensor(2.0))
