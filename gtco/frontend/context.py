@@ -109,6 +109,10 @@ def resolve_shape(shape: tuple[int, ...], numel: int) -> tuple[int, ...]:
 
 
 def all_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
+    """The dimensions that a reduction over `dims` reduces: all of them if it names none.
+
+    torch takes 0 and -1 for a tensor of rank 0 too, which has no dimension to reduce.
+    """
     if isinstance(dims, int):
         dims = (dims,)
-    return tuple(dim % rank for dim in dims) if dims else tuple(range(rank))
+    return tuple(dim % rank for dim in dims) if dims and rank else tuple(range(rank))

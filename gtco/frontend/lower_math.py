@@ -70,28 +70,33 @@ for _op, _overloads in {
     _lowers(*_overloads)(_binary(_op))
 
 
-def _scaled(ctx: Context, b: Value | Scalar, alpha: Scalar) -> Value | Scalar:
+def _scaled(ctx: Context, b: Value | Scalar, alpha: Scalar, a: Value | Scalar) -> Value | Scalar:
+    """`alpha * b` as an operand beside `a`: in the type of their sum, as torch does it."""
     if alpha == 1:
         return b
-    return ctx.add("mul", b, other=alpha) if isinstance(b, Value) else b * alpha
+    if not isinstance(b, Value):
+        return b * alpha
+    other = ctx.spec(a).meta() if isinstance(a, Value) else a
+    wide = ctx.cast(b, torch.result_type(ctx.spec(b).meta(), other))
+    return ctx.add("mul", wide, other=alpha)
 
 
 @_lowers(aten.add.Tensor, aten.add.Scalar)
 def _add(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
-    return _apply(ctx, "add", a, _scaled(ctx, b, alpha))
+    return _apply(ctx, "add", a, _scaled(ctx, b, alpha, a))
 
 
 @_lowers(aten.sub.Tensor, aten.sub.Scalar)
 def _sub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
-    return _apply(ctx, "sub", a, _scaled(ctx, b, alpha))
+    return _apply(ctx, "sub", a, _scaled(ctx, b, alpha, a))
 
 
 @_lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def _rsub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
-    a = ctx.add("mul", a, other=alpha) if alpha != 1 else a
-    if isinstance(b, Value):
-        return ctx.add("sub", b, a)
-    return ctx.add("add", ctx.add("neg", a), other=b)
+    scaled = _scaled(ctx, a, alpha, b)
+    if isinstance(b, Value) or not isinstance(scaled, Value):
+        return _apply(ctx, "sub", b, scaled)
+    return ctx.add("add", ctx.add("neg", scaled), other=b)
 
 
 @_lowers(aten.clamp.default, aten.hardtanh.default)
@@ -206,15 +211,20 @@ def _norm(
     return ctx.cast(ctx.add("sqrt", total), dtype or ctx.dtype(x))
 
 
+def _axis(ctx: Context, x: Value, dim: int) -> int:
+    """`dim` counted from the front; a tensor of rank 0 counts as one of rank 1."""
+    return dim % max(ctx.rank(x), 1)
+
+
 @_lowers(aten.softmax.int)
 def _softmax(ctx: Context, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-    return ctx.add("softmax", ctx.cast(x, dtype), dim=dim % ctx.rank(x))
+    return ctx.add("softmax", ctx.cast(x, dtype), dim=_axis(ctx, x, dim))
 
 
 @_lowers(aten._softmax.default)
 def _softmax_kernel(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
     wide = torch.float32 if half_to_float else None
-    return ctx.add("softmax", ctx.cast(x, wide), dim=dim % ctx.rank(x))
+    return ctx.add("softmax", ctx.cast(x, wide), dim=_axis(ctx, x, dim))
 
 
 @_lowers(aten.layer_norm.default)
@@ -276,7 +286,18 @@ def _pair(values: Sequence[int] | int) -> tuple[int, int]:
 
 
 @_lowers(aten.linear.default)
-def _linear(ctx: Context, x: Value, w: Value, b: Value | None = None) -> Value:
+def _linear(ctx: Context, x: Value, w: Value, b: Value | None = None) -> Value | None:
+    """A linear whose weight is a matrix and whose bias is one number per row of it."""
+    if ctx.rank(w) != 2:
+        if b is not None or ctx.rank(w) != 1:
+            return None
+        row = ctx.reshape(w, (1, *ctx.shape(w)))
+        return ctx.reshape(ctx.add("linear", x, row), ctx.shape(x)[:-1])
+    columns = ctx.shape(w)[:1]
+    if b is not None and ctx.shape(b) != columns:
+        if ctx.spec(b).numel != 1:
+            return ctx.add("add", ctx.add("linear", x, w), b)
+        b = ctx.expand(ctx.reshape(b, (1,)), columns)
     return ctx.add("linear", x, w, b)
 
 
@@ -322,6 +343,8 @@ def _sdpa(
     enable_gqa: bool = False,
 ) -> Value | None:
     if dropout_p > 0 or enable_gqa:
+        return None
+    if scale is None and ctx.shape(q)[-1] == 0:
         return None
     factor = ctx.shape(q)[-1] ** -0.5 if scale is None else scale
     return ctx.add("attention", q, k, v, mask, scale=factor, causal=is_causal)

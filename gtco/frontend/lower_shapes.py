@@ -87,7 +87,7 @@ def _unsqueeze(ctx: Context, x: Value, dim: int) -> Value:
 @_lowers(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims)
 def _squeeze(ctx: Context, x: Value, dims: Sequence[int] | int | None = None) -> Value:
     rank = ctx.rank(x)
-    chosen = range(rank) if dims is None else all_dims(dims, rank)
+    chosen = () if dims == [] else all_dims(dims, rank)  # over no dimensions it changes nothing
     shape = ctx.shape(x)
     return ctx.reshape(x, (n for i, n in enumerate(shape) if not (i in chosen and n == 1)))
 
@@ -115,6 +115,8 @@ def _permute(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
 @_lowers(aten.transpose.int)
 def _transpose(ctx: Context, x: Value, a: int, b: int) -> Value:
     order = list(range(ctx.rank(x)))
+    if not order:
+        return x
     order[a], order[b] = order[b], order[a]
     return ctx.permute(x, order)
 
@@ -197,7 +199,8 @@ def _pieces(ctx: Context, x: Value, sizes: Iterable[int], dim: int) -> tuple[Val
 @_lowers(aten.split.Tensor)
 def _split(ctx: Context, x: Value, size: int, dim: int = 0) -> tuple[Value, ...]:
     whole = ctx.shape(x)[dim]
-    return _pieces(ctx, x, (min(size, whole - i) for i in range(0, whole, size)), dim)
+    sizes = [min(size, whole - i) for i in range(0, whole, size)] if whole else [0]
+    return _pieces(ctx, x, sizes, dim)
 
 
 @_lowers(aten.split_with_sizes.default)
@@ -207,7 +210,10 @@ def _split_sizes(ctx: Context, x: Value, sizes: Sequence[int], dim: int = 0) -> 
 
 @_lowers(aten.chunk.default)
 def _chunk(ctx: Context, x: Value, chunks: int, dim: int = 0) -> tuple[Value, ...]:
-    return _split(ctx, x, -(-ctx.shape(x)[dim] // chunks), dim)  # type: ignore[return-value]
+    size = ctx.shape(x)[dim]
+    if size == 0:
+        return _pieces(ctx, x, (0,) * chunks, dim)
+    return _split(ctx, x, -(-size // chunks), dim)  # type: ignore[return-value]
 
 
 @_lowers(aten.repeat.default)
@@ -245,7 +251,7 @@ def _roll(ctx: Context, x: Value, shifts: Sequence[int], dims: Sequence[int] = (
         return None
     for shift, dim in zip(shifts, dims, strict=True):
         size = ctx.shape(x)[dim]
-        cut = -shift % size
+        cut = -shift % size if size else 0
         if cut:
             x = _join(ctx, [ctx.slice(x, dim, cut, size), ctx.slice(x, dim, 0, cut)], dim)
     return x
