@@ -79,6 +79,8 @@ def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
     """Fill or multiply time of the contraction at the best tile and split."""
     operand = graph.specs[node.inputs[0]]
     out = node.outputs[0]
+    if not out.numel:
+        return 0.0
     depth = operand.sizes[-1]
     columns = out.sizes[-1] if out.rank else 1
     if node.op == "conv":

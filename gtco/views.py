@@ -92,8 +92,8 @@ class Layout:
         axis = self.dims[dim]
         if start == 0 and count == size:
             return self
-        if not axis or count == 0:
-            raise NotAView(f"an empty slice of dimension {dim}")
+        if count == 0:
+            return Layout.contiguous((*self.shape[:dim], 0, *self.shape[dim + 1 :]))
         inner = math.prod(extent for extent, _ in axis[1:])
         outer_stride = axis[0][1]
         if len(axis) == 1:
@@ -121,6 +121,8 @@ class Layout:
         if -1 in shape:
             known = -math.prod(shape)
             shape = [math.prod(self.shape) // known if size == -1 else size for size in shape]
+        if 0 in self.shape:  # any layout is right for no elements
+            return Layout.contiguous(shape)
         flat = list(_compact([pair for axis in self.dims for pair in axis]))
         dims: list[Axis] = []
         for size in reversed(shape):

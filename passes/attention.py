@@ -36,6 +36,7 @@ MAX_HEAD = 256
 class _Attention:
     """What the pattern bound: `k` is [..., keys, d], or with `k_is_transposed` [..., d, keys]."""
 
+    root: Node
     q: str
     k: str
     v: str
@@ -51,12 +52,9 @@ class _Attention:
 
 
 def _scaled(edit: Editor, value: str) -> tuple[str, float] | None:
-    """(x, c) if `value` is `x * c` or `x / c` with a number c."""
+    """(x, c) if `value` is `x * c` with a number c."""
     node = edit.producer(value, "mul", "div")
-    if node is None or len(node.inputs) != 1:
-        return None
-    other = float(node.attrs["other"])
-    return node.inputs[0], other if node.op == "mul" else 1.0 / other
+    return None if node is None else views.scaled_by(node)
 
 
 def _unscaled(edit: Editor, value: str) -> tuple[str, float]:
@@ -109,17 +107,17 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
     inner.append(value)
     value, mask, misplaced = _see_through(edit, softmax.inputs[0], inner), None, False
     product = None
-    scale = 1.0
+    scale, scaled = 1.0, False
     for _ in range(3):  # at most a scale, a mask and a scale
         if product := edit.producer(value, "matmul"):
             break
         if pair := _scaled(edit, value):
             inner.append(value)
-            misplaced |= mask is None and edit.producer(pair[0], "add") is not None
-            value, scale = pair[0], scale * pair[1]
+            value, scale, scaled = pair[0], scale * pair[1], True
         elif (added := edit.producer(value, "add")) and len(added.inputs) == 2 and mask is None:
             inner.append(value)
             value, mask = _scores_first(edit, added)
+            misplaced = scaled
         else:
             return None
         value = _see_through(edit, value, inner)
@@ -133,7 +131,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
         k, inner_scale = _unscaled(edit, k)
         k_scale *= inner_scale
     return _Attention(
-        q, k or right, node.inputs[1], mask, scale * q_scale * k_scale, k is None,
+        node, q, k or right, node.inputs[1], mask, scale * q_scale * k_scale, k is None,
         softmax, tuple(inner), misplaced, guard,
     )  # fmt: skip
 
@@ -157,6 +155,8 @@ def _check(edit: Editor, match: _Attention) -> str | None:
             continue
         if not edit.read_once(value):
             return f"%{value} is read elsewhere too, so it must be stored"
+    if any(edit.specs[x].rank < 2 for x in (match.q, match.k, match.v)):
+        return "one of q, k and v is a vector"
     width = max(edit.shape(match.q)[-1], edit.shape(match.v)[-1])
     if width > MAX_HEAD:
         return f"its heads are {width} elements wide; up to {MAX_HEAD} fit one kernel"
@@ -166,6 +166,20 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     dtypes = {edit.dtype(x) for x in (match.q, match.k, match.v)}
     if len(dtypes) != 1:
         return "q, k and v differ in dtype"
+    (dtype,) = dtypes
+    for value in match.inner:
+        if value not in match.guard and not views.loses_nothing(dtype, edit.dtype(value)):
+            return f"%{value} is {edit.specs[value]}, which rounds what attention does not"
+    if not 0 < abs(match.scale) < math.inf:
+        return f"its scale {match.scale} is no number to scale by"
+    (batch,), rows, columns = leading, edit.shape(match.q)[-2], edit.shape(match.v)[-1]
+    if match.root.outputs[0].sizes != (*batch, rows, columns):
+        return f"it gives {match.root.outputs[0]}, which has not the rows of q and the columns of v"
+    scores = (*batch, rows, edit.shape(match.k)[-1 if match.k_is_transposed else -2])
+    if 0 in (*scores, edit.shape(match.q)[-1], columns):
+        return "it has no element"
+    if match.mask is not None and not _broadcasts(edit.shape(match.mask), scores):
+        return f"the mask %{match.mask} is larger than the scores {list(scores)}"
     if match.mask is not None and any(edit.producer(x, "reshape") for x in match.inner):
         return "the scores are reshaped on the way to or from their mask"
     if match.mask is not None and edit.dtype(match.mask) != edit.dtype(match.q):
@@ -176,6 +190,14 @@ def _check(edit: Editor, match: _Attention) -> str | None:
             "which is NaN as it is spelled out and 0 from attention"
         )
     return None
+
+
+def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
+    """Whether a tensor of `shape` added to one of shape `target` gives `target`."""
+    tail = target[len(target) - len(shape) :]
+    return len(shape) <= len(target) and all(
+        own in (1, size) for own, size in zip(shape, tail, strict=True)
+    )
 
 
 _FINITE = frozenset(("linear", "matmul", "conv", "grouped_conv", "conv2d", "attention",

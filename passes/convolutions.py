@@ -33,10 +33,9 @@ class _Affine:
 
 
 def _batch_norm(edit: Editor, node: Node) -> _Affine | None:
-    parameters = [edit.constant(name) for name in node.inputs[1:]]
-    mean, var, *affine = (p.double() for p in parameters if p is not None)
-    if len(affine) + 2 != len(parameters):
+    if any(edit.constant(name) is None for name in node.inputs[1:]):
         return None
+    mean, var, *affine = (edit.constants[name].double() for name in node.inputs[1:])
     scale = (var + node.attrs["eps"]).rsqrt()
     if affine:
         scale = scale * affine[0]

@@ -60,8 +60,14 @@ def _concat_is_shared(edit: Editor, match: tuple[Node, str]) -> str | None:
     concat, constant = match
     if not edit.read_once(concat.name):
         return f"%{concat.name} is read elsewhere without %{constant}"
-    if edit.specs[constant].rank != edit.specs[concat.name].rank:
+    whole = edit.specs[concat.name]
+    if edit.specs[constant].rank != whole.rank:
         return f"%{constant} broadcasts over the leading dimensions"
+    axis = concat.attrs["dim"]
+    if edit.shape(constant)[axis] not in (1, whole.sizes[axis]):
+        return f"%{concat.name} is broadcast along the dimension that it joins"
+    if any(edit.dtype(value) != whole.dtype for value in concat.inputs):
+        return f"%{concat.name} joins tensors of several dtypes"
     return None
 
 

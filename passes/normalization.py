@@ -21,6 +21,7 @@ import torch
 from gtco.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.views import scaled_by
 
 # -- layer norm ----------------------------------------------------------------------------------
 
@@ -100,11 +101,14 @@ def _affine_of_norm(edit: Editor, node: Node) -> tuple[Node, Node, str] | None:
 
 
 def _norm_with_affine(edit: Editor, match: tuple[Node, Node, str]) -> str:
-    _, norm, parameter = match
+    node, norm, parameter = match
     columns = edit.shape(parameter)[-1:]
     if edit.specs[parameter].rank != 1:
         parameter = edit.add_constant(parameter, edit.constants[parameter].reshape(columns))
-    return edit.add("layer_norm", *norm.inputs, parameter, **norm.attrs)
+    y = edit.add("layer_norm", *norm.inputs, parameter, **norm.attrs)
+    # a parameter of higher rank puts dimensions of one before the norm's
+    same = edit.specs[y] == node.outputs[0]
+    return y if same else edit.add("reshape", y, shape=node.outputs[0].sizes)
 
 
 # -- GELU ----------------------------------------------------------------------------------------
@@ -127,11 +131,10 @@ def _product(edit: Editor, node: Node) -> _Product:
         inner = edit.producer(value, "mul", "div")
         if inner is None or not edit.read_once(value):
             factors.append(value)
-        elif len(inner.inputs) == 1:
-            other = float(inner.attrs["other"])
-            scale *= other if inner.op == "mul" else 1 / other
-            pending.append(inner.inputs[0])
-        elif inner.op == "mul":
+        elif (scaled := scaled_by(inner)) is not None:
+            scale *= scaled[1]
+            pending.append(scaled[0])
+        elif inner.op == "mul" and len(inner.inputs) == 2:
             pending += inner.inputs
         else:
             factors.append(value)
@@ -140,6 +143,8 @@ def _product(edit: Editor, node: Node) -> _Product:
 
 def _close(a: float, b: float, dtype: torch.dtype) -> bool:
     """Models write constants with 5 digits or more, and store some of them in their own dtype."""
+    if not dtype.is_floating_point:
+        return False
     return math.isclose(a, b, rel_tol=max(1e-4, torch.finfo(dtype).eps))
 
 
@@ -163,10 +168,11 @@ def _gelu(edit: Editor, node: Node) -> tuple[str, str] | None:
 
 def _is_scaled(edit: Editor, value: str, x: str, factor: float) -> bool:
     """Whether `value` is `factor * x`."""
-    times, over = _with_number(edit, value, "mul"), _with_number(edit, value, "div")
-    if times:
-        return times[0] == x and _close(times[1], factor, edit.dtype(x))
-    return over is not None and over[0] == x and _close(1 / over[1], factor, edit.dtype(x))
+    node = edit.producer(value, "mul", "div")
+    scaled = node and scaled_by(node)
+    if not scaled:
+        return False
+    return scaled[0] == x and _close(scaled[1], factor, edit.dtype(x))
 
 
 def _is_cubic(edit: Editor, value: str, x: str) -> bool:

@@ -55,7 +55,8 @@ def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | 
     rank = node.outputs[0].rank
     rest = (None,) * (len(node.inputs) - 1)
     if node.definition.is_pointwise:
-        return tuple(_broadcast_dim(edit.shape(name), dim - rank) for name in node.inputs)
+        size = node.outputs[0].sizes[dim]
+        return tuple(_broadcast_dim(edit.shape(name), dim - rank, size) for name in node.inputs)
     if node.op in _ROWWISE:
         return (dim, *rest) if dim < edit.specs[node.inputs[0]].rank - 1 else None
     if node.op == "softmax":
@@ -66,7 +67,8 @@ def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | 
     if node.op == "attention":
         if dim != rank - 2 or node.attrs["causal"]:
             return None
-        masks = (_broadcast_dim(edit.shape(name), -2) for name in node.inputs[3:])
+        rows = node.outputs[0].sizes[dim]
+        masks = (_broadcast_dim(edit.shape(name), -2, rows) for name in node.inputs[3:])
         return (dim, None, None, *masks)
     if node.op == "permute":
         return (node.attrs["dims"][dim],)
@@ -76,10 +78,10 @@ def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | 
     return None
 
 
-def _broadcast_dim(shape: tuple[int, ...], from_end: int) -> int | None:
-    """The dimension of an operand, unless it is broadcast there."""
+def _broadcast_dim(shape: tuple[int, ...], from_end: int, size: int) -> int | None:
+    """The dimension of an operand, unless it is broadcast to `size` there."""
     dim = len(shape) + from_end
-    return dim if dim >= 0 and shape[dim] != 1 else None
+    return dim if dim >= 0 and shape[dim] == size else None
 
 
 def _kept_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int | None:

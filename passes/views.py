@@ -10,12 +10,44 @@ after a unary pointwise op, so that a permute meets the permute that undoes it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch
 
 from gtco.graph import Node
 from gtco.ops import OPS, Pattern
 from gtco.passes.rewrite import Editor, Rule
+
+# -- casts ---------------------------------------------------------------------------------------
+
+
+def loses_nothing(source: torch.dtype, target: torch.dtype) -> bool:
+    """Whether `target` has every value of `source`: only then may a rule look through a cast."""
+    if source == target or source == torch.bool:
+        return True
+    if source.is_floating_point:
+        return target.is_floating_point and torch.promote_types(source, target) == target
+    if target == torch.bool:
+        return False
+    low, high = torch.iinfo(source).min, torch.iinfo(source).max
+    if target.is_floating_point:  # whole numbers up to 2 / eps are exact
+        return max(-low, high) <= 2 / torch.finfo(target).eps
+    return torch.iinfo(target).min <= low and high <= torch.iinfo(target).max
+
+
+# -- numbers -------------------------------------------------------------------------------------
+
+
+def scaled_by(node: Node) -> tuple[str, float] | None:
+    """(x, c) of a mul or div that is `x * c` with a finite number c other than 0."""
+    if len(node.inputs) != 1:
+        return None
+    other = float(node.attrs["other"])
+    factor = other if node.op == "mul" else 1.0 / other if other else math.inf
+    return (node.inputs[0], factor) if factor and math.isfinite(factor) else None
+
 
 # -- no-ops --------------------------------------------------------------------------------------
 
@@ -35,11 +67,18 @@ def _unchanged(edit: Editor, node: Node) -> str | None:
 
 
 def _neutral(edit: Editor, node: Node) -> str | None:
-    """The input of `x * 1`, `x / 1`, `x + 0` or `x - 0`."""
+    """The input of `x * 1`, `x / 1`, `x + 0` or `x - 0`.
+
+    In floating point `x + 0.0` and `x - -0.0` turn -0.0 into 0.0; `x + -0.0` and `x - 0.0` are x.
+    """
     neutral = 1 if node.op in ("mul", "div") else 0
     other = node.attrs.get("other")
     if len(node.inputs) != 1 or other is None or other != neutral:
         return None
+    if neutral == 0 and node.outputs[0].dtype.is_floating_point:
+        negative = math.copysign(1.0, other) < 0
+        if negative != (node.op == "add"):
+            return None
     return node.inputs[0] if edit.specs[node.inputs[0]] == node.outputs[0] else None
 
 
@@ -90,11 +129,8 @@ def _there_and_back(edit: Editor, node: Node) -> str | None:
     inner = edit.producer(node.inputs[0], "cast")
     if inner is None or edit.dtype(inner.inputs[0]) != node.outputs[0].dtype:
         return None
-    narrow, wide = node.outputs[0].dtype, inner.outputs[0].dtype
-    exact = narrow.is_floating_point and wide.is_floating_point
-    if exact and (wide.itemsize > narrow.itemsize or wide == narrow):
-        return inner.inputs[0]
-    return None
+    exact = loses_nothing(node.outputs[0].dtype, inner.outputs[0].dtype)
+    return inner.inputs[0] if exact else None
 
 
 # -- order ---------------------------------------------------------------------------------------
@@ -194,6 +230,9 @@ def _slice_of_concat(edit: Editor, node: Node) -> tuple[Node, str, int] | None:
 
 def _slice_of_operand(edit: Editor, match: tuple[Node, str, int]) -> str:
     node, value, base = match
+    dtype = node.outputs[0].dtype  # a concat converts what it joins
+    if edit.dtype(value) != dtype:
+        value = edit.add("cast", value, dtype=dtype)
     start, end = node.attrs["start"] - base, node.attrs["end"] - base
     if (start, end) == (0, edit.shape(value)[node.attrs["dim"]]):
         return value

@@ -1,0 +1,296 @@
+"""Models with parts at the edge of what torch allows: fused, they mean what they meant.
+
+Empty tensors, tensors of rank 0, operands that broadcast the wrong way, casts that round: each goes
+through capture, fuse and interpret, and no rule may fail on the way.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.testing import assert_close
+
+import gtco
+from gtco.frontend.torch_export import capture
+from gtco.graph import Graph
+from gtco.interpreter import interpret
+from gtco.passes import run_pipeline
+from gtco.passes.rewrite import DECLINED, Log
+from gtco.passes.views import loses_nothing
+from tests.pass_checks import Function, random, reasons
+
+aten = torch.ops.aten
+SCALAR = random(1).reshape(())
+ZEROS = torch.tensor([-0.0, 1.0, 0.0], dtype=torch.float64)
+Model = Callable[..., Any]
+
+
+def means_the_same(model: Model, *args: Tensor, **tensors: Tensor) -> Graph:
+    """The graph of `model(constants, *args)` after fusion; it gives what torch gives."""
+    module = Function(model, **tensors).eval()
+    captured = capture(module, args)
+    log = Log()
+    run_pipeline(captured.graph, log=log)
+    assert DECLINED not in reasons(log)
+    fused = gtco.fuse(captured.graph)
+    result, expected = captured.unflatten(interpret(fused, args)), module(*args)
+    assert_close(result, expected, rtol=1e-9, atol=1e-9, equal_nan=True)
+    return fused.graph
+
+
+def _ops(graph: Graph) -> set[str]:
+    return {node.op for node in graph.nodes}
+
+
+EMPTY: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "slice": (lambda c, x: x[:, 2:2] * 2, (2, 3, 4)),
+    "strided slice": (lambda c, x: x[:, 1:1:2] + 1, (2, 3, 4)),
+    "slices and a sum": (lambda c, x: (x[:, 2:2].relu() + x[:, 1:1]).sum(), (2, 3, 4)),
+    "slice of one": (lambda c, x: (x + x.relu())[0:0], (1, 4)),
+    "rows": (lambda c, x: F.linear(x, c.w, c.b).relu() * 2, (0, 4)),
+    "columns": (lambda c, x: F.linear(x, c.w[:0]).relu(), (3, 4)),
+    "depth": (lambda c, x: F.linear(x[:, :0], c.w[:, :0], c.b).relu(), (3, 4)),
+    "product": (lambda c, x: x @ c.w.T + 1, (2, 0, 4)),
+    "softmax": (lambda c, x: torch.softmax(x, -1) + torch.softmax(x, 0), (3, 0)),
+    "norm": (lambda c, x: F.linear(F.layer_norm(x, (4,), c.w[0]), c.w), (2, 0, 4)),
+    "sum": (lambda c, x: (x.sum(1) + 1, x.mean(1), x.amax(2), x.sum()), (2, 0, 4)),
+    "queries": (lambda c, q: F.scaled_dot_product_attention(q, q, q) * 2, (1, 2, 0, 4)),
+    "keys": (
+        lambda c, q: torch.softmax(q @ q[:, :0].transpose(1, 2) * 0.5, -1) @ q[:, :0],
+        (2, 3, 4),
+    ),
+    "heads": (lambda c, q: F.scaled_dot_product_attention(q, q, q), (1, 2, 3, 0)),
+    "concat": (lambda c, x: torch.cat([x, x[:, :0]], 1) * torch.cat([x[:, :0], x], 1), (2, 3)),
+    "permute": (lambda c, x: x.transpose(1, 2).reshape(0, 2) + 1, (2, 0, 4)),
+    "reshape": (lambda c, x: x.reshape(6, 4)[3:3].reshape(0, 2, 2) + 1, (2, 3, 4)),
+    "expand": (lambda c, x: x.expand(0, 3) + 1, (1, 3)),
+    "patches": (
+        lambda c, x: F.conv2d(x, c.k, stride=2).flatten(2).transpose(1, 2), (0, 3, 8, 8),
+    ),
+    "crop": (lambda c, x: F.pad(x, (-1, -2)) + F.pad(x[:, :0], (0, 0, 1, -1)), (2, 3)),
+    "roll": (lambda c, x: torch.roll(x, (1, 2), (0, 1)) * 2, (2, 0)),
+    "split": (lambda c, x: (*x.split(0, 1), *x.chunk(3, 1)), (2, 0)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_empty_tensors(case: str) -> None:
+    model, shape = EMPTY[case]
+    w, k = random(8, 4, seed=1), random(4, 3, 2, 2, seed=3)
+    means_the_same(model, random(*shape), w=w, b=random(8, seed=2), k=k)
+
+
+def test_dimensions_of_a_tensor_of_rank_0() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        sums = x.sum(0), x.mean(-1) + 1, x.amax(0, keepdim=True), x.var(0, unbiased=False)
+        softmax = torch.softmax(x, 0) * 2, torch.log_softmax(x, -1) * 2
+        norm = torch.linalg.vector_norm(x, dim=0)
+        views = x.squeeze(0) + x.unsqueeze(-1), x.permute(()) + x.t() + x.transpose(0, -1)
+        return *sums, *softmax, norm, *views, x.max(0).values, x.cumsum(0) * 2
+
+    means_the_same(model, SCALAR)
+
+
+def test_no_dimensions() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        squeezed = aten.squeeze.dims(x, []) * 2, aten.squeeze.dims(x, [1]) * 2, x.squeeze() * 2
+        return *squeezed, x.sum(()), x.mean(()), x.amax(()), torch.var(x, ())
+
+    means_the_same(model, random(2, 1, 3, 1))
+
+
+def test_zeros_keep_their_sign() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        sums = x + 0, x - 0, x + (-0.0), x - (-0.0), 0 - x, c.zero + x, c.zero - x, x * 1, x / 1
+        return tuple(1 / value for value in sums)
+
+    graph = means_the_same(model, ZEROS, zero=torch.zeros((), dtype=torch.float64))
+    assert sum(node.op in ("add", "mul") for node in graph.nodes) <= 3
+
+
+def test_a_sum_scales_in_its_own_type() -> None:
+    def model(c: Function, x: Tensor, small: Tensor) -> tuple[Tensor, ...]:
+        return torch.add(x, small, alpha=100), torch.sub(x, small, alpha=100), torch.rsub(
+            small, x, alpha=100
+        )  # fmt: skip
+
+    means_the_same(model, torch.tensor([1, 2]), torch.tensor([100, 7], dtype=torch.int8))
+
+
+@pytest.mark.parametrize("end", [slice(4, None), slice(0, 3), slice(0, 2)])
+def test_a_slice_of_a_concat_of_two_dtypes(end: slice) -> None:
+    def model(c: Function, x: Tensor) -> Tensor:
+        return torch.cat([x.float(), x], 1)[:, end] * 2
+
+    means_the_same(model, random(2, 3))
+
+
+def test_a_constant_added_to_a_concat() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        mixed = torch.cat([c.narrow, x], 1) + c.row
+        wide = torch.cat([c.token, x[:, :0]], 1) + c.row
+        return mixed, wide
+
+    tensors = {"narrow": random(2, 1).half(), "row": random(1, 4), "token": random(2, 1)}
+    means_the_same(model, random(2, 3), **tensors)
+
+
+CONSTANTS: dict[str, Model] = {
+    "max": lambda c, x: x + c.w.max(1).values,
+    "topk": lambda c, x: x + c.w.topk(2, 1).values[:, 0],
+    "sort": lambda c, x: x + c.w.sort(1)[0][:, 0] + c.w.sort(1)[1][:, 1],
+    "group norm": lambda c, x: x + F.group_norm(c.w[None], 3)[0, :, 0],
+    "mean of a norm": lambda c, x: x + aten.native_layer_norm(c.w, [4], None, None, 1e-5)[1][:, 0],
+}
+
+
+@pytest.mark.parametrize("case", CONSTANTS)
+def test_a_constant_node_of_several_results(case: str) -> None:
+    graph = means_the_same(CONSTANTS[case], random(3), w=random(3, 4, seed=1))
+    assert "aten" not in _ops(graph)
+
+
+@pytest.mark.parametrize("bias", [(1,), (), (1, 8), (3, 8), (8,)])
+def test_siblings_with_any_bias(bias: tuple[int, ...]) -> None:
+    def model(c: Function, x: Tensor) -> Tensor:
+        a, b = F.linear(x, c.v, c.b), F.linear(x, c.w)
+        return torch.softmax(a, -1) @ torch.softmax(b, -1).T
+
+    b = random(math.prod(bias), seed=3).reshape(bias)
+    graph = means_the_same(model, random(3, 4), v=random(8, 4, seed=1), w=random(8, 4, seed=2), b=b)
+    if len(bias) < 2:
+        assert sum(node.op == "linear" for node in graph.nodes) == 1
+
+
+@pytest.mark.parametrize("shape", [(8, 4), (3, 8, 4), (4,)])
+def test_weights_that_are_vectors(shape: tuple[int, ...]) -> None:
+    def model(c: Function, x: Tensor) -> Tensor:
+        a, b, d = F.linear(x, c.v), F.linear(x, c.w), F.linear(x, c.m)
+        return a.exp().sum() + b.exp().sum() + d.exp().sum() + (F.linear(x, c.v) + 1).sum()
+
+    v, w, m = random(4, seed=1), random(4, seed=2), random(8, 4, seed=3)
+    means_the_same(model, random(*shape), v=v, w=w, m=m)
+
+
+def test_a_norm_with_parameters_of_a_higher_rank() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        d = x - x.mean(-1, keepdim=True)
+        spelled = d / torch.sqrt(d.pow(2).mean(-1, keepdim=True) + 1e-5)
+        return spelled * c.g + c.b, F.layer_norm(x, (4,)) * c.g + c.b, F.layer_norm(x, (4,)) @ c.w
+
+    g, b = random(1, 1, 4, seed=1), random(1, 1, 1, 4, seed=2)
+    graph = means_the_same(model, random(3, 4), g=g, b=b, w=random(2, 4, 5, seed=3))
+    assert "sqrt" not in _ops(graph)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 3), (2, 1, 3, 3), (1, 1, 1, 3, 3)])
+def test_a_mask_wider_than_the_scores_is_no_mask(shape: tuple[int, ...]) -> None:
+    def model(c: Function, q: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(-1, -2) + c.m, -1) @ q
+
+    assert "attention" not in _ops(means_the_same(model, random(1, 3, 8), m=random(*shape)))
+
+
+def test_a_mask_with_more_rows_or_keys_is_no_mask() -> None:
+    def model(c: Function, q: Tensor) -> tuple[Tensor, ...]:
+        rows = torch.softmax(q[:, :1] @ q.transpose(-1, -2) + c.m, -1) @ q
+        keys = torch.softmax(q @ q[:, :1].transpose(-1, -2) + c.m, -1) @ q
+        return rows, keys
+
+    assert "attention" not in _ops(means_the_same(model, random(2, 3, 8), m=random(3, 3)))
+
+
+@pytest.mark.parametrize("shape, found", [((1, 2, 3, 3), False), ((2, 1, 3, 3), False)])
+def test_scores_that_are_reshaped(shape: tuple[int, ...], found: bool) -> None:
+    def model(c: Function, q: Tensor) -> Tensor:
+        return torch.softmax((q @ q.transpose(-1, -2)).reshape(shape), -1) @ q
+
+    assert ("attention" in _ops(means_the_same(model, random(2, 3, 8)))) == found
+
+
+def test_scores_over_zero_or_times_infinity() -> None:
+    def model(c: Function, q: Tensor) -> tuple[Tensor, ...]:
+        scores = q @ q.transpose(-1, -2)
+        scaled = scores / 0.0, scores * 0.0, scores * float("inf")
+        gelu = (q / 0.0) * (1 + torch.erf(q * 0.5**0.5)), q * 0.5 * (1 + torch.erf(q / 0.0))
+        zero = q * 0.0 * 0.5 * (1 + torch.erf(q * 0.5**0.5))
+        return *(torch.softmax(value, -1) @ q for value in scaled), *gelu, zero
+
+    assert not {"attention", "gelu"} & _ops(means_the_same(model, random(2, 3, 8)))
+
+
+def test_products_of_whole_numbers() -> None:
+    def model(c: Function, x: Tensor) -> Tensor:
+        return x * (x + 1)
+
+    means_the_same(model, torch.arange(4))
+
+
+def test_batch_norm_by_statistics_that_are_computed() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
+        convolved = F.conv2d(x, c.k)
+        return (
+            F.batch_norm(x, mean, var, c.w, c.b),
+            F.batch_norm(x, c.b, c.v, mean, c.b),
+            F.batch_norm(convolved, mean, c.v),
+            F.batch_norm(convolved, c.b, var),
+        )
+
+    tensors = {"w": random(3, seed=1), "b": random(3, seed=2), "v": random(3, seed=3).abs()}
+    means_the_same(model, random(2, 3, 4, 4), k=random(3, 3, 1, 1, seed=4), **tensors)
+
+
+# -- casts ---------------------------------------------------------------------------------------
+
+_CASTS = (torch.int32, torch.int8, torch.bool, torch.float16, torch.bfloat16, torch.float32)
+
+
+@pytest.mark.parametrize("dtype", _CASTS)
+def test_no_rule_looks_through_a_cast_that_rounds(dtype: torch.dtype) -> None:
+    def model(c: Function, q: Tensor) -> tuple[Tensor, ...]:
+        scores = q @ q.transpose(-1, -2) * 3
+        probabilities = torch.softmax(q @ q.transpose(-1, -2), -1)
+        before = torch.softmax(scores.to(dtype).double(), -1) @ q
+        return before, probabilities.to(dtype).double() @ q, (q * 100).to(dtype).double() + 1
+
+    assert "attention" not in _ops(means_the_same(model, random(2, 3, 8)))
+
+
+def test_attention_in_half_looks_through_single() -> None:
+    def model(c: Function, q: Tensor) -> Tensor:
+        return torch.softmax((q @ q.transpose(-1, -2)).float() * 0.5, -1).half() @ q
+
+    module = Function(model).eval()
+    q = random(2, 3, 8).half()
+    assert "attention" in _ops(gtco.fuse(capture(module, (q,)).graph).graph)
+
+
+_DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+           torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
+
+
+def _edges(dtype: torch.dtype) -> Tensor:
+    """The values of `dtype` that a smaller type is the likeliest to lose."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if not dtype.is_floating_point:
+        info = torch.iinfo(dtype)
+        return torch.tensor([info.min, info.min + 1, 0, 1, info.max - 1, info.max], dtype=dtype)
+    bits = torch.finfo(dtype)
+    return torch.tensor([-bits.max, -bits.tiny, 0, 0.5, 1 + bits.eps, bits.max], dtype=dtype)
+
+
+@pytest.mark.parametrize("source", _DTYPES)
+@pytest.mark.parametrize("target", _DTYPES)
+def test_casts_that_lose_nothing(source: torch.dtype, target: torch.dtype) -> None:
+    values = _edges(source)
+    back = values.to(target).to(source)
+    kept = torch.equal(values, back) and torch.equal(values.double(), values.to(target).double())
+    assert loses_nothing(source, target) == kept
