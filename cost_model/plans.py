@@ -59,7 +59,9 @@ def plan_knobs(
     record = replayed(known, graph, target) or _alike(known, launches)
     if record is not None:
         try:
-            return PlanKnobs.of(record.schedule)
+            knobs = PlanKnobs.of(record.schedule)
+            log.info("knobs of the whole plan, %s: %s", known.source(record), knobs)
+            return knobs
         except PlanError as error:
             log.warning("the record of a plan is not used: %s", error)
     return _draft(launches, target)

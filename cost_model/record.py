@@ -46,7 +46,7 @@ class TuningRecord:
         workload: `gtco.passes.tasks.workload_key` of the group.
         device: the GPU's name, such as "NVIDIA H100 80GB HBM3".
         sketch: the sketch's name, "library" for the ATen call or "plan" for a whole model.
-        version: the sketch's version when the record was made; an older one is stale.
+        version: the sketch's version when the record was made.
         schedule: knob name to value.
         run_us: microseconds from start to start in a chain, or None if it failed.
         error: why it failed, or "".

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,13 +116,20 @@ def code_of(plan: Plan) -> list[tuple[str, object, int]]:
 
 
 def test_an_h200_runs_a_vit_with_what_an_h100_knows(
-    vit: Captured, pretended: Pretend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    vit: Captured,
+    pretended: Pretend,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     pretended(H100)
     there = compiler.plan_captured(vit, Options())
     pretended(H200)
-    here = compiler.plan_captured(vit, Options())
+    with caplog.at_level(logging.INFO):
+        here = compiler.plan_captured(vit, Options())
+    for what in ("the plan that was fastest", "knobs of the whole plan"):
+        assert f"{what}, from {H100.name}" in caplog.text
     assert Counter(launch.source for launch in there.launches) == {"record": 63}
     assert Counter(launch.source for launch in here.launches) == {f"from {H100.name}": 63}
     assert code_of(here) == code_of(there) and len(code_of(here)) == 63
