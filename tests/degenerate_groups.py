@@ -72,6 +72,21 @@ def _products() -> Iterator[tuple[str, Make]]:
             yield f"product of rows, {which} {n}", partial(make, transposed=True)
 
 
+def _convolutions() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        images = {
+            "images": (n, 5, 6, 16), "height": (2, n, 6, 16), "width": (2, 6, n, 16),
+            "channels": (2, 6, 5, n), "all": (n, n, n, n),
+        }  # fmt: skip
+        for which, image in images.items():
+            make = partial(groups.convolution, image, 24 if which != "all" else n, (3, 3))
+            yield f"convolution, {which} {n}", partial(make, DTYPES[n])
+        few = partial(groups.convolution, (1, 7, 7, 8), dtype=DTYPES[n])
+        yield f"convolution, columns {n}", partial(few, n, (3, 3))
+        yield f"convolution, kernel {n}", partial(few, 8, (n, n), before=(n // 2, n // 2))
+        yield f"convolution, stride {n}", partial(few, 8, (3, 3), stride=(n, n))
+
+
 def _attentions() -> Iterator[tuple[str, Make]]:
     for n in EXTENTS:
         sizes = {
@@ -135,6 +150,7 @@ def _rows() -> Iterator[tuple[str, Make]]:
 FAMILIES: dict[str, dict[str, Make]] = {
     "linear": dict(_linears()),
     "product": dict(_products()),
+    "convolution": dict(_convolutions()),
     "attention": dict(_attentions()),
     "projection": dict(_projections()),
     "elementwise": dict(_pointwise()),
