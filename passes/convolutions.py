@@ -39,6 +39,8 @@ def _batch_norm(edit: Editor, node: Node) -> _Affine | None:
     scale = (var + node.attrs["eps"]).rsqrt()
     if affine:
         scale = scale * affine[0]
+    if not scale.isfinite().all():
+        return None  # times infinity, the order of operations shows
     shift = -mean * scale
     return _Affine(node, scale, shift + affine[1] if len(affine) == 2 else shift)
 
@@ -53,6 +55,8 @@ def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
         if tuple(constant.shape) not in ((1, channels, 1, 1), (channels, 1, 1)):
             continue
         flat = constant.double().flatten()
+        if node.op == "mul" and not flat.isfinite().all():
+            continue
         one, zero = torch.ones_like(flat), torch.zeros_like(flat)
         scale, shift = (flat, zero) if node.op == "mul" else (one, flat)
         return node.inputs[x], _Affine(node, scale, shift)

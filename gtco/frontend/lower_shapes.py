@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Sequence
 
@@ -236,7 +237,8 @@ def _join(ctx: Context, parts: Sequence[Value], dim: int) -> Value:
 
 @_lowers(aten.cat.default)
 def _cat(ctx: Context, parts: Sequence[Value], dim: int = 0) -> Value:
-    return _join(ctx, parts, dim)
+    dtype = functools.reduce(torch.promote_types, map(ctx.dtype, parts))  # of empty parts too
+    return ctx.cast(_join(ctx, parts, dim), dtype)
 
 
 @_lowers(aten.stack.default)

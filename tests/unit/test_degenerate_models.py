@@ -131,6 +131,24 @@ def test_a_slice_of_a_concat_of_two_dtypes(end: slice) -> None:
     means_the_same(model, random(2, 3))
 
 
+def test_a_concat_has_the_type_of_its_empty_parts_too() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        return torch.cat([c.none, x], 0) * 2, torch.cat([c.none, x, x], 0) * 2
+
+    means_the_same(model, random(3, 2).float(), none=random(0))
+
+
+def test_infinite_factors_stay_behind_their_convolution() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, c.k)
+        norm = F.batch_norm(y, c.m, torch.zeros_like(c.m), eps=0.0)
+        return norm, F.conv2d(x, c.k + 1) * c.infinite
+
+    infinite = torch.full((3, 1, 1), torch.inf, dtype=torch.float64)
+    k = random(3, 3, 1, 1, seed=1)
+    means_the_same(model, random(2, 3, 5, 5), k=k, m=random(3, seed=2), infinite=infinite)
+
+
 def test_a_constant_added_to_a_concat() -> None:
     def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
         mixed = torch.cat([c.narrow, x], 1) + c.row
