@@ -125,6 +125,8 @@ class Sketch(ABC):
     def __init__(self, group: Group, target: Target) -> None:
         self.group = group
         self.target = target
+        for name, spec in group.graph.specs.items():
+            check(0 not in spec.sizes, f"%{name}: {spec} has no element")
 
     @abstractmethod
     def knobs(self) -> tuple[Knob, ...]:

@@ -312,3 +312,34 @@ def test_casts_that_lose_nothing(source: torch.dtype, target: torch.dtype) -> No
     back = values.to(target).to(source)
     kept = torch.equal(values, back) and torch.equal(values.double(), values.to(target).double())
     assert loses_nothing(source, target) == kept
+
+
+# -- compiled ------------------------------------------------------------------------------------
+
+
+def _compiles(model: Model, *args: Tensor, **tensors: Tensor) -> None:
+    module = Function(model, **tensors).eval()
+    compiled = gtco.compile(module, args, target="host")
+    assert_close(compiled(*args), module(*args), rtol=1e-4, atol=1e-4)
+
+
+def test_empty_tensors_compile() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        whole = torch.cat([x[:, :0], x], 1).relu() + 1, x.exp().sum(-1)
+        rows = x[:, 2:2]
+        return *whole, rows * 2, F.linear(rows, c.w) + 1, F.layer_norm(rows, (4,)), rows.sum(1)
+
+    single = torch.float32
+    _compiles(model, random(2, 3, 4, dtype=single), w=random(8, 4, dtype=single, seed=1))
+
+
+def test_odd_operands_compile() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        scores = x @ x.transpose(-1, -2)
+        rounded = torch.softmax(scores.int().to(x.dtype), -1) @ x
+        wide = torch.softmax(scores + c.m, -1) @ x
+        return F.linear(x, c.w, c.b).relu(), F.linear(x, c.w[0]), x.sum().softmax(0), rounded, wide
+
+    single = torch.float32
+    w, b, m = random(8, 8, dtype=single), random(1, dtype=single), random(2, 3, 3, dtype=single)
+    _compiles(model, random(1, 3, 8, dtype=single), w=w, b=b, m=m)
