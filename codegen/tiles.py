@@ -233,6 +233,8 @@ class TileEmitter:
             self._define(node, self._concat(node), tile=True)
         elif node.op == "pad":
             self._define(node, self._pad(node), tile=True)
+        elif node.op == "space_to_depth":
+            self._define(node, self._space_to_depth(node), tile=True)
         elif node.op == "merge_stats":
             self._merge(node)
         elif node.op == "row_stats":
@@ -430,6 +432,35 @@ class TileEmitter:
             return f"tile.vectors({_AT} {{ {head} return load<V>({source}, {inside}); }})"
         one = f"map<V>([&](int i) {{ {head} return load<1>({source}, {inside})[0]; }})"
         return f"tile.vectors({_AT} {{ return {one}; }})"
+
+    def _space_to_depth(self, node: Node) -> str:
+        """Each element is looked up by itself: neighbours come from several rows of the image."""
+        (value,) = node.inputs
+        shape, attrs = node.outputs[0].sizes, node.attrs
+        check(math.prod(shape) == math.prod(self.space.full), f"%{node.name} is no tile value")
+        check(self._inner(value) is None, f"%{node.name} reads %{value}, which is made here")
+        _, height, width, channels = self.graph.specs[value].sizes
+        try:
+            base, layout = resolve(self.graph, value)
+            where = [self.space.lay(coordinate(shape, dim)) for dim in range(4)]
+        except NotAView as error:
+            raise Illegal(f"%{node.name} cannot be read in the tile's order: {error}") from None
+        self.loads += 1
+        rows, columns = attrs["block"]
+        top, left = attrs["before"]
+        n, i, j, depth = (index(each, ("row", "(col + i)")) for each in where)
+        lines = (
+            f"const int depth = {depth}, piece = depth / {channels};",
+            f"const int y = ({i}) * {rows} + piece / {columns} - {top};",
+            f"const int x = ({j}) * {columns} + piece % {columns} - {left};",
+        )
+        inside = f"{self._guard()} && piece < {rows * columns}"
+        inside += f" && y >= 0 && y < {height} && x >= 0 && x < {width}"
+        names = (f"({n})", "y", "x", f"(depth % {channels})")
+        at = index(layout, names)
+        source = f"{self.region.parameter(base, 'in')} + {at}"
+        one = f"{' '.join(lines)} return load<1>({source}, {inside})[0];"
+        return f"tile.vectors({_AT} {{ return map<V>([&](int i) {{ {one} }}); }})"
 
     # -- stores ---------------------------------------------------------------------------------
 

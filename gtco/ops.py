@@ -199,6 +199,30 @@ def _window(x: Tensor, before: Sequence[int], after: Sequence[int], value: float
     return F.pad(image, (left, right, top, bottom), value=value)
 
 
+def _space_to_depth(
+    x: Tensor,
+    *,
+    block: Sequence[int],
+    before: Sequence[int],
+    size: Sequence[int],
+    channels: int,
+) -> Tensor:
+    """Blocks of x [N, H, W, C] as pixels: [N, *size, channels], zeros where x has nothing.
+
+    Pixel (i, j) has the rows from `i * block[0] - before[0]` on, the columns likewise, and of each
+    all channels; then zeros up to `channels`.
+    """
+    after = (
+        blocks * of - pixels - start
+        for blocks, of, pixels, start in zip(size, block, x.shape[1:3], before, strict=True)
+    )
+    bottom, right = after
+    whole = F.pad(x, (0, 0, before[1], right, before[0], bottom))
+    shape = (x.shape[0], size[0], block[0], size[1], block[1], x.shape[3])
+    y = whole.reshape(shape).permute(0, 1, 3, 2, 4, 5).flatten(3)
+    return F.pad(y, (0, channels - y.shape[3]))
+
+
 def _conv(
     x: Tensor,
     w: Tensor,
@@ -344,6 +368,7 @@ _ROWS: tuple[Op, ...] = (
     # Stored copies of views.
     Op("concat", Pattern.INJECTIVE, _concat, None, _no_flops),
     Op("pad", Pattern.INJECTIVE, _pad, None, _no_flops),
+    Op("space_to_depth", Pattern.INJECTIVE, _space_to_depth, None, _no_flops),
     # Reductions.
     Op("sum", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
        flops=_one_per_input),
@@ -370,5 +395,5 @@ _ROWS: tuple[Op, ...] = (
 
 OPS: Mapping[str, Op] = {op.name: op for op in _ROWS}
 
-GATHERS = ("concat", "pad")
+GATHERS = ("concat", "pad", "space_to_depth")
 """Ops that move elements and change none: their kernels read stored values, through any view."""

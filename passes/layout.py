@@ -4,15 +4,24 @@
 %r: f16[1,64,56,56] = relu(%c)              ->    %r = relu(add(%n, %b))
 %d: f16[1,64,56,56] = conv2d(%r, %v)              %d = permute(conv(%r, %v'))
 
-A convolution by 1x1 becomes a linear of the pixels. Then each permute from channels last to
+A convolution by 1x1 becomes a linear of the pixels, and one of an image of few channels a
+convolution of its blocks, which are as large as its stride:
+
+%y: f16[1,112,112,64] = conv(%x, %w: f16[64,7,7,3], stride=[2, 2], before=[3, 3])
+%s: f16[1,115,115,16] = space_to_depth(%x)     %y = conv(%s, %w': f16[64,4,4,16])
+
+Then each permute from channels last to
 channels first moves behind what reads it, until it meets the permute of another convolution, or
 the end of the graph. Graphs without convolutions stay as they are.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
+
+import torch.nn.functional as F
 
 from gtco.graph import Graph, Node
 from gtco.passes import views
@@ -151,6 +160,43 @@ def _sliced_last(edit: Editor, node: Node) -> str:
     return edit.add("permute", y, dims=FIRST)
 
 
+# -- images of few channels ------------------------------------------------------------------------
+
+PIXEL_BYTES = 16
+"""What the copy engine takes the pixels of an image in multiples of."""
+FEW = 16
+"""Channels of an image that is worth packing."""
+
+
+def _few_channels(edit: Editor, node: Node) -> Node | None:
+    x, w = node.inputs
+    channels, size = edit.shape(x)[3], edit.dtype(x).itemsize
+    packs = channels <= FEW and channels * size % PIXEL_BYTES and size == 2
+    plain = all(n == 1 for n in node.attrs["dilation"])
+    return node if packs and plain and edit.constant(w) is not None else None
+
+
+def _of_blocks(edit: Editor, node: Node) -> str:
+    x, w = node.inputs
+    weight = edit.constants[w]
+    out, *kernel, depth = weight.shape
+    block = tuple(node.attrs["stride"])
+    taps = [-(-k // of) for k, of in zip(kernel, block, strict=True)]
+    pixels = node.outputs[0].sizes[1:3]
+    size = tuple(n + k - 1 for n, k in zip(pixels, taps, strict=True))
+    unit = PIXEL_BYTES // weight.dtype.itemsize
+    channels = -(-depth * math.prod(block) // unit) * unit
+    image = edit.add(
+        "space_to_depth", x, block=block, before=node.attrs["before"], size=size, channels=channels
+    )
+    (high, wide), (rows, columns) = taps, block
+    whole = F.pad(weight, (0, 0, 0, wide * columns - kernel[1], 0, high * rows - kernel[0]))
+    turned = whole.reshape(out, high, rows, wide, columns, depth).permute(0, 1, 3, 2, 4, 5)
+    flat = F.pad(turned.flatten(3), (0, channels - depth * math.prod(block)))
+    none = {"stride": (1, 1), "before": (0, 0), "after": (0, 0), "dilation": (1, 1)}
+    return edit.add("conv", image, edit.add_constant(f"{w}_blocks", flat), **none)
+
+
 _CONVOLUTIONS: tuple[Rule[Any], ...] = (
     Rule("conv2d(x, w, b) -> permute(conv(permute(x), permute(w)) + b)", ("conv2d",),
          _any, _channels_last),
@@ -169,9 +215,15 @@ _MOVES: tuple[Rule[Any], ...] = (
 )  # fmt: skip
 
 
+_STEMS: tuple[Rule[Any], ...] = (
+    Rule("conv(x, w) of few channels -> conv(space_to_depth(x), w')", ("conv",),
+         _few_channels, _of_blocks),
+)  # fmt: skip
+
+
 def channels_last(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
     if not any(node.op == "conv2d" for node in graph.nodes):
         return graph
     graph = rewrite(graph, _CONVOLUTIONS, log)
-    return merge_duplicates(rewrite(graph, _MOVES, log), log)
+    return merge_duplicates(rewrite(rewrite(graph, _MOVES, log), _STEMS, log), log)

@@ -157,6 +157,13 @@ CONV_CASES: dict[str, Callable[[], Group]] = {
         (2, 5, 6, 192), 64, (2, 2), F16, before=(0, 0), channels=(64, 128)
     ),
     "conv_few_channels": lambda: convolution((1, 8, 9, 3), 16, (3, 3), F16, stride=(2, 2)),
+    "conv_rows_of_16": lambda: convolution(
+        (2, 7, 9, 16), 64, (4, 4), F16, before=(0, 0), residual=False
+    ),
+    "conv_rows_of_48": lambda: convolution((1, 5, 6, 48), 40, (2, 2), BF16, before=(0, 0)),
+    "conv_rows_as_wide_as_the_image": lambda: convolution(
+        (2, 5, 3, 24), 32, (3, 3), F16, before=(1, 0)
+    ),
     "conv_odd": lambda: convolution((1, 6, 7, 5), 7, (3, 3), BF16, stride=(1, 2)),
     "conv_one_pixel": lambda: convolution((1, 1, 1, 64), 64, (3, 3), F16),
 }

@@ -83,6 +83,23 @@ def padded(*shape: int, before: int, after: int, dtype: torch.dtype = F16) -> Gr
     return _group(b, b.add("cos", y))
 
 
+def blocks(
+    image: tuple[int, int, int, int],
+    block: tuple[int, int],
+    before: tuple[int, int],
+    size: tuple[int, int],
+    channels: int,
+    dtype: torch.dtype = F16,
+    to: torch.dtype | None = None,
+) -> Group:
+    """The blocks of an image [N, C, H, W] as pixels, converted on the way."""
+    b = GraphBuilder()
+    x = b.add("permute", b.input("x", TensorSpec(image, dtype)), dims=(0, 2, 3, 1))
+    given = {"block": block, "before": before, "size": size, "channels": channels}
+    y = b.add("space_to_depth", x, **given)
+    return _group(b, y if to is None else b.add("cast", y, dtype=to))
+
+
 def permuted(dtype: torch.dtype = F16) -> Group:
     """Reads a permuted tensor, stores a permuted view."""
     b = GraphBuilder()
@@ -152,6 +169,10 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "pad_odd": lambda: padded(5, 7, before=2, after=1),
     "pad_even": lambda: padded(3, 4, 24, before=8, after=4),
     "pad_shifted": lambda: padded(3, 5, 16, before=2, after=6),
+    "blocks_of_a_stem": lambda: blocks((2, 3, 14, 11), (2, 2), (3, 3), (10, 9), 16),
+    "blocks_of_4": lambda: blocks((1, 3, 13, 10), (4, 4), (2, 2), (4, 3), 48, F32, BF16),
+    "blocks_of_one": lambda: blocks((2, 5, 4, 3), (1, 1), (1, 0), (6, 3), 8, BF16),
+    "blocks_that_crop": lambda: blocks((1, 1, 9, 9), (3, 2), (0, 1), (2, 3), 11),
     "permuted": permuted,
     "integers": integers,
     "nans_f16": lambda: nans(F16),

@@ -7,7 +7,7 @@ the kernel's taps one after another, and the channels of each. Elements beyond t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -166,12 +166,31 @@ def windows_of(graph: Graph, conv: Node) -> WindowOperand:
     attrs = conv.attrs
     kernel = graph.specs[conv.inputs[1]].sizes[1:3]
     pairs = (conv.outputs[0].sizes[1:3], kernel, attrs["stride"], attrs["before"])
-    return WindowOperand(
+    operand = WindowOperand(
         base,
         layout,
         base in graph.constants,
         *((int(h), int(w)) for h, w in (*pairs, attrs["dilation"])),
     )
+    return _of_whole_rows(operand)
+
+
+def _of_whole_rows(operand: WindowOperand) -> WindowOperand:
+    """The same windows with a row of the kernel as one tap, if it lies in one piece of the image.
+
+    Pixels of few channels would leave most of a tap's piece of K empty.
+    """
+    *outer, columns, channels = operand.layout.dims
+    height, width = operand.kernel
+    pixels, depth = operand.layout.shape[2:]
+    inside = (operand.out[1] - 1) * operand.stride[1] + width <= pixels
+    in_one_piece = columns == ((pixels, depth),) and channels == ((depth, 1),)
+    fills = depth % 64 == 0 or width == 1  # a piece of K, or all that there is of a row
+    if fills or operand.before[1] or operand.dilation[1] > 1 or not (inside and in_one_piece):
+        return operand
+    rows = ((pixels - width + 1, depth),) if pixels > width else ()
+    layout = Layout((*outer, rows, ((width * depth, 1),)), operand.layout.offset)
+    return replace(operand, layout=layout, kernel=(height, 1), dilation=(operand.dilation[0], 1))
 
 
 def _single_stride(axis: Axis) -> int | None:

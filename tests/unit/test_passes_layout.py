@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -85,6 +88,26 @@ def test_strides_dilations_groups_and_computed_weights() -> None:
     x, w = random(2, 4, 11, 8), random(4, 4, 3, 3, seed=1)
     graph, args = captured(model, x, w, v=random(4, 2, 1, 1, seed=2), b=random(4, seed=3))
     check(channels_last, graph, args)
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "padding"),
+    [(3, (7, 7), 2, 3), (3, (7, 7), 4, 2), (1, (3, 3), 1, 1), (5, (4, 3), (2, 3), (0, 1)),
+     (3, (16, 8), (16, 8), 0), (3, (2, 2), 3, 1)],
+)  # fmt: skip
+def test_images_of_few_channels_are_packed(
+    channels: int, kernel: tuple[int, int], stride: Any, padding: Any
+) -> None:
+    graph, args = captured(
+        lambda m, x: F.conv2d(x, m.w, m.b, stride, padding),
+        random(2, channels, 23, 18, dtype=torch.float16),
+        w=random(8, channels, *kernel, seed=1, dtype=torch.float16),
+        b=random(8, seed=2, dtype=torch.float16),
+    )
+    result = check(channels_last, graph, args)
+    assert ops(result) == {"space_to_depth": 1, "conv": 1, "add": 1}
+    (conv,) = (node for node in result.nodes if node.op == "conv")
+    assert result.specs[conv.inputs[0]].sizes[3] % 8 == 0
 
 
 def test_a_graph_without_convolutions_stays() -> None:
