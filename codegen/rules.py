@@ -18,6 +18,7 @@ from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.codegen.sketches.stencil import Stencil
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -29,6 +30,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Attention,
     AttentionWgmma,
     AttentionProjection,
+    Stencil,
     Rowwise,
     Elementwise,
 )

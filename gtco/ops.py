@@ -245,6 +245,53 @@ def _conv(
     return y.permute(0, 2, 3, 1).contiguous()
 
 
+def _depthwise_conv(
+    x: Tensor,
+    w: Tensor,
+    *,
+    stride: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Convolve each channel of x [N, H, W, C] by itself, by w [KH, KW, C]: [N, P, Q, C]."""
+    given = {"stride": stride, "before": before, "after": after, "dilation": dilation}
+    return _conv(x, w.permute(2, 0, 1).unsqueeze(3), **given, groups=x.shape[3])
+
+
+def _max_pool(
+    x: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Tensor:
+    """The largest pixel of each window of x [N, H, W, C], each channel by itself."""
+    image = x.permute(0, 3, 1, 2)
+    sizes = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
+    y = F.max_pool2d(image, *sizes, ceil_mode)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def _avg_pool(
+    x: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    """The mean pixel of each window of x [N, H, W, C], each channel by itself."""
+    image = x.permute(0, 3, 1, 2)
+    sizes = tuple(kernel), tuple(stride), tuple(padding)
+    y = F.avg_pool2d(image, *sizes, ceil_mode, count_padding, divisor)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
 def _batch_norm(
     x: Tensor,
     mean: Tensor,
@@ -312,6 +359,13 @@ def _conv_flops(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> int:
     return 2 * outputs[0].numel * math.prod(inputs[1].sizes[1:])
+
+
+def _window_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    kernel = attrs["kernel"] if "kernel" in attrs else inputs[1].sizes[:2]
+    return 2 * outputs[0].numel * math.prod(kernel)
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -388,6 +442,10 @@ _ROWS: tuple[Op, ...] = (
     # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
     Op("conv", Pattern.COMPLEX_OUT_FUSABLE, _conv, flops=_conv_flops, family="gemm"),
     Op("grouped_conv", Pattern.OPAQUE, _conv, flops=_conv_flops),
+    Op("depthwise_conv", Pattern.COMPLEX_OUT_FUSABLE, _depthwise_conv, flops=_window_flops,
+       family="stencil"),
+    Op("max_pool", Pattern.COMPLEX_OUT_FUSABLE, _max_pool, flops=_window_flops, family="stencil"),
+    Op("avg_pool", Pattern.COMPLEX_OUT_FUSABLE, _avg_pool, flops=_window_flops, family="stencil"),
     Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops),
     Op("batch_norm", Pattern.OPAQUE, _batch_norm),
     Op("aten", Pattern.OPAQUE, _aten),

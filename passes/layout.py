@@ -58,15 +58,29 @@ def _channels_last(edit: Editor, node: Node) -> str:
     else:
         attrs = dict(node.attrs)
         padding = attrs.pop("padding")
-        op = "grouped_conv"
-        if attrs["groups"] == 1:
-            op = "conv"
+        op, kernel = _kernel(edit, node)
+        if op != "grouped_conv":
             del attrs["groups"]
-        kernel = _turned(edit, w, LAST)
         y = edit.add(op, image, kernel, before=padding, after=padding, **attrs)
         if bias:
             y = edit.add("add", y, *bias)
     return edit.add("permute", y, dims=FIRST)
+
+
+def _kernel(edit: Editor, node: Node) -> tuple[str, str]:
+    """The operator that convolves channels last, and its weights."""
+    x, w = node.inputs[:2]
+    out, depth, *taps = edit.shape(w)
+    if node.attrs["groups"] == 1:
+        return "conv", _turned(edit, w, LAST)
+    if depth == 1 and out == edit.shape(x)[1]:
+        weight = edit.constant(w)
+        if weight is not None:
+            flat = weight.flatten(0, 1).permute(1, 2, 0).contiguous()
+            return "depthwise_conv", edit.add_constant(f"{w}_nhwc", flat)
+        turned = edit.add("reshape", w, shape=(out, *taps))
+        return "depthwise_conv", edit.add("permute", turned, dims=(1, 2, 0))
+    return "grouped_conv", _turned(edit, w, LAST)
 
 
 def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
@@ -202,6 +216,8 @@ _CONVOLUTIONS: tuple[Rule[Any], ...] = (
          _any, _channels_last),
 )  # fmt: skip
 
+_IMAGES = ("conv2d", "max_pool", "avg_pool")
+
 _MOVES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("f(permute(x), y) -> permute(f(x, permute(y)))", (), _pointwise, _pointwise_last),
@@ -223,7 +239,7 @@ _STEMS: tuple[Rule[Any], ...] = (
 
 def channels_last(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
-    if not any(node.op == "conv2d" for node in graph.nodes):
+    if not any(node.op in _IMAGES for node in graph.nodes):
         return graph
     graph = rewrite(graph, _CONVOLUTIONS, log)
     return merge_duplicates(rewrite(rewrite(graph, _MOVES, log), _STEMS, log), log)

@@ -6,6 +6,7 @@ or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values.
+    stencil      one depthwise convolution or pooling; then pointwise nodes of the result.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
@@ -63,6 +64,8 @@ def _family(nodes: Sequence[Node]) -> str:
         return "attention"
     if any(_contracts(node) for node in nodes):
         return "gemm"
+    if any(node.definition.family == "stencil" for node in nodes):
+        return "stencil"
     return "rowwise" if any(_is_reduction(node) for node in nodes) else "elementwise"
 
 
@@ -273,6 +276,8 @@ class Legality:
                 if isinstance(found, str):
                     return found
                 continue
+            if user.definition.family == "stencil":
+                return f"%{user.name} reads neighbours: %{read.value} must be stored first"
             if user.op == "attention" or (_contracts(user) and slot < 2):
                 return (
                     f"the operand of a tensor-core {'GEMM' if _contracts(user) else 'attention'} "
@@ -369,7 +374,7 @@ class Legality:
     def _members(self, nodes: Sequence[Node]) -> str | None:
         kind = _family(nodes)
         reductions = [node for node in nodes if _is_reduction(node)]
-        if kind in ("gemm", "attention"):
+        if kind in ("gemm", "attention", "stencil"):
             anchors = [node for node in nodes if _is_anchor(node)]
             anchor = max(anchors, key=lambda node: _contracts(node))  # a projection, if any
             if sum(node.op == "row_stats" for node in reductions) > 1:

@@ -16,7 +16,7 @@ import torch
 from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
-from gtco.codegen.sketches.windows import WindowOperand, windows_of
+from gtco.codegen.sketches.windows import WindowOperand, of_whole_rows, windows_of
 from gtco.graph import Group, Node
 from gtco.target import Target
 from gtco.views import Axis, Layout, NotAView, resolve
@@ -178,7 +178,7 @@ def _analyse_conv(group: Group, anchor: Node) -> GemmProblem:
     *pixels, columns = anchor.outputs[0].sizes
     k = math.prod(graph.specs[anchor.inputs[1]].sizes[1:])
     try:
-        a = windows_of(graph, anchor)
+        a = of_whole_rows(windows_of(graph, anchor))
         b_base, b = resolve(graph, anchor.inputs[1])
         b = b.reshape((1, columns, k))
     except NotAView as error:

@@ -156,26 +156,31 @@ class WindowOperand:
 """
 
 
-def windows_of(graph: Graph, conv: Node) -> WindowOperand:
-    """The operand that `conv` reads.
+def windows_of(graph: Graph, node: Node) -> WindowOperand:
+    """The windows that `node`, a convolution or a pooling, reads.
 
     Raises:
         NotAView: the image is no strided view.
     """
-    base, layout = resolve(graph, conv.inputs[0])
-    attrs = conv.attrs
-    kernel = graph.specs[conv.inputs[1]].sizes[1:3]
-    pairs = (conv.outputs[0].sizes[1:3], kernel, attrs["stride"], attrs["before"])
-    operand = WindowOperand(
+    base, layout = resolve(graph, node.inputs[0])
+    attrs = node.attrs
+    if node.op == "conv":
+        kernel = graph.specs[node.inputs[1]].sizes[1:3]
+    elif node.op == "depthwise_conv":
+        kernel = graph.specs[node.inputs[1]].sizes[:2]
+    else:
+        kernel = attrs["kernel"]
+    before = attrs["before"] if "before" in attrs else attrs["padding"]
+    pairs = (node.outputs[0].sizes[1:3], kernel, attrs["stride"], before)
+    return WindowOperand(
         base,
         layout,
         base in graph.constants,
-        *((int(h), int(w)) for h, w in (*pairs, attrs["dilation"])),
+        *((int(h), int(w)) for h, w in (*pairs, attrs.get("dilation", (1, 1)))),
     )
-    return _of_whole_rows(operand)
 
 
-def _of_whole_rows(operand: WindowOperand) -> WindowOperand:
+def of_whole_rows(operand: WindowOperand) -> WindowOperand:
     """The same windows with a row of the kernel as one tap, if it lies in one piece of the image.
 
     Pixels of few channels would leave most of a tap's piece of K empty.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -164,6 +165,47 @@ def _global_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
         return None
     rank = ctx.rank(x)
     return ctx.add("mean", x, dims=tuple(range(rank - len(size), rank)), keepdim=True)
+
+
+@_lowers(aten.max_pool2d.default)
+def _max_pool(
+    ctx: Context,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> Value | None:
+    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
+    return _pooled(ctx, "max_pool", x, sizes, ceil_mode=ceil_mode)
+
+
+@_lowers(aten.avg_pool2d.default)
+def _avg_pool(
+    ctx: Context,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_padding: bool = True,
+    divisor: int | None = None,
+) -> Value | None:
+    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
+    given = {"ceil_mode": ceil_mode, "count_padding": count_padding, "divisor": divisor}
+    return _pooled(ctx, "avg_pool", x, sizes, **given)
+
+
+def _pooled(
+    ctx: Context, op: str, x: Value, sizes: Mapping[str, Sequence[int]], **given: Any
+) -> Value | None:
+    """A pooling of an image [N, C, H, W], which the graph's own ops have with channels last."""
+    if ctx.rank(x) != 4 or not ctx.dtype(x).is_floating_point:
+        return None
+    pairs = {name: _pair(size) for name, size in sizes.items()}
+    y = ctx.add(op, ctx.permute(x, (0, 2, 3, 1)), **pairs, **given)
+    return ctx.permute(y, (0, 3, 1, 2))
 
 
 @_lowers(aten.amax.default)

@@ -29,8 +29,6 @@ KEPT_AS_ATEN: tuple[OpOverload, ...] = (
     aten.upsample_bilinear2d.vec,
     aten.upsample_bicubic2d.vec,
     aten.upsample_nearest2d.vec,
-    aten.max_pool2d.default,
-    aten.avg_pool2d.default,
     aten.batch_norm.default,  # functionalisation turns it into the no-training form
 )
 """Overloads without a lowering that one library kernel does better than their decomposition."""

@@ -73,7 +73,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(128)
-gtco_gemm_48f485ee2e24(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
+gtco_gemm_63c336e5788d(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
   gemm_mma<Config>(A{in2},
                    B{in3}, Epilogue{in0, in1, out0, in2, in3});
 }

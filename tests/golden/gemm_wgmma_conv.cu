@@ -60,7 +60,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-gtco_gemm_84444f7c501d(const __grid_constant__ ptx::TensorMap p_map,
+gtco_gemm_d53c5126f53c(const __grid_constant__ ptx::TensorMap p_map,
             const __grid_constant__ ptx::TensorMap q_map, const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0) {
   gemm_wgmma<Config, Windows>(p_map, q_map, Epilogue{in0, in1, out0});
 }

@@ -1,0 +1,205 @@
+"""Windows of images, each channel by itself: depthwise convolution, maximum and mean."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+
+from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.windows import WindowOperand, windows_of
+from gtco.graph import Group, Node
+from gtco.target import Target
+from gtco.views import Layout, NotAView, resolve
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+MOST_VALUES = 160
+"""Sums and pixels that a thread holds."""
+
+
+class Stencil(Sketch):
+    """A thread has a vector of channels of a strip of windows, and reads what they share once."""
+
+    name: ClassVar[str] = "stencil"
+    family: ClassVar[str] = "stencil"
+    version: ClassVar[int] = 1
+    schedule_version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        anchors = [node for node in group.nodes if node.definition.family == self.family]
+        check(len(anchors) == 1, f"a stencil has one windowed op, not {len(anchors)}")
+        (self.anchor,) = anchors
+        try:
+            self.image = windows_of(group.graph, self.anchor)
+        except NotAView as error:
+            raise Illegal(f"%{self.anchor.name} reads no strided image: {error}") from None
+        for value in self.anchor.inputs:
+            base, _ = resolve(group.graph, value)
+            stored = base in group.graph.inputs or base in group.graph.constants
+            check(stored, f"operand %{base} is made in the same kernel")
+        dtype = group.graph.specs[self.anchor.inputs[0]].dtype
+        check(dtype in DTYPES, f"this sketch sums no {dtype}")
+        self.dtype = dtype
+        self._write()
+
+    def _write(self) -> tuple[Region, PointwiseEmitter]:
+        """The epilogue, and the vector that fits it, the image and the weights."""
+        *_, columns = self.anchor.outputs[0].sizes
+        rows = self.anchor.outputs[0].numel // columns
+        vector = math.gcd(16 // self.dtype.itemsize, columns)
+        region = Region(self.group, (rows, columns), vector)
+        region.fit_vector(self.image.layout)
+        emitter = PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
+        return region, emitter
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (Knob("strip", (1, 2, 4, 7, 8)), Knob("threads", (64, 128, 256)))
+
+    def defaults(self) -> Iterable[Schedule]:
+        """Strips as long as they still fill the chip, then shorter ones."""
+        region, _ = self._write()
+        found = []
+        for strip in (4, 2, 1):
+            items = -(-self.image.out[1] // strip) * self.image.out[0]
+            items *= self.image.layout.shape[0] * region.columns // region.vector
+            legal = self._values(strip, region.vector) <= MOST_VALUES
+            if legal and (strip == 1 or items >= 512 * self.target.sm_count):
+                found.append({"strip": strip, "threads": 128})
+        return found or [{"strip": 1, "threads": 128}]
+
+    def _values(self, strip: int, vector: int) -> int:
+        span = (strip - 1) * self.image.stride[1] + self.image.kernel[1]
+        return (strip + span) * vector
+
+    def _emit(self, schedule: Schedule) -> KernelProgram:
+        strip, threads = schedule["strip"], schedule["threads"]
+        region, emitter = self._write()
+        values = self._values(strip, region.vector)
+        check(strip == 1 or values <= MOST_VALUES, f"{values} values a thread leave no registers")
+        images, height, width, columns = self.image.layout.shape
+        image = region.parameter(self.image.base, "in")
+        tap, given = self._tap(region)
+        functor = emitter.functor("Epilogue", "acc")  # has all parameters by now
+        at = index(self.image.layout, ("n", "y", "x", "channel"))
+        declarations = ", ".join(text for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        strips = -(-self.image.out[1] // strip) * self.image.out[0] * images
+        items = strips * columns // region.vector
+        source = f"""#include "stencil.cuh"
+using namespace gtco;
+
+struct Config {{
+{self.image.fields}
+  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
+  static constexpr int COLUMNS = {columns}, STRIP = {strip}, THREADS = {threads};
+}};
+
+struct Image {{
+  const {C_TYPES[self.dtype]}* base;
+  __device__ __forceinline__ const {C_TYPES[self.dtype]}* at(int n, int y, int x,
+                                                             int channel) const {{
+    return base + {at};
+  }}
+}};
+
+{tap}
+{functor}
+extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declarations}) {{
+  stencil<Config>(Image{{{image}}}, Tap{{{given}}}, Epilogue{{{names}}});
+}}
+"""
+        return self.program(
+            schedule,
+            source,
+            (-(-items // threads), 1, 1),
+            threads,
+            0,
+            (argument for _, argument in region.parameters.values()),
+        )
+
+    def _tap(self, region: Region) -> tuple[str, str]:
+        """The struct of what a window does with its pixels, and what it is made of."""
+        if self.anchor.op == "max_pool":
+            return _MAXIMUM, ""
+        if self.anchor.op == "avg_pool":
+            return _mean(self.anchor, self.image), ""
+        weights, layout = resolve(self.group.graph, self.anchor.inputs[1])
+        parameter = region.parameter(weights, "in")
+        dtype = self.group.graph.specs[weights].dtype
+        return _products(C_TYPES[dtype], layout, region.vector), parameter
+
+
+_MAXIMUM = """struct Tap {  // the largest
+  __device__ __forceinline__ float start() const { return -math::infinity(); }
+  __device__ __forceinline__ float outside() const { return -math::infinity(); }
+  template <int V>
+  __device__ __forceinline__ NoWeights weights(int, int, int, bool) const {
+    return {};
+  }
+  __device__ __forceinline__ float add(float sum, float pixel, float) const {
+    return math::max_nan(sum, pixel);
+  }
+  __device__ __forceinline__ float finish(float sum, int, int) const { return sum; }
+};
+"""
+
+
+def _mean(node: Node, image: WindowOperand) -> str:
+    """A mean over the pixels of the image, or over zeros around it as well."""
+    _, height, width, _ = image.layout.shape
+    top, left = node.attrs["padding"]
+    kernel_h, kernel_w = image.kernel
+    if node.attrs["divisor"] is not None:
+        count = f"const int count = {node.attrs['divisor']};"
+    elif node.attrs["count_padding"]:  # a window may run beyond the padding, which never counts
+        count = f"""const int bottom = min_of(y + {kernel_h}, {height + top});
+    const int right = min_of(x + {kernel_w}, {width + left});
+    const int count = (bottom - y) * (right - x);"""
+    else:
+        count = f"""const int bottom = min_of(y + {kernel_h}, {height});
+    const int right = min_of(x + {kernel_w}, {width});
+    const int count = (bottom - max_of(y, 0)) * (right - max_of(x, 0));"""
+    return f"""struct Tap {{  // the mean
+  __device__ __forceinline__ float start() const {{ return 0.0f; }}
+  __device__ __forceinline__ float outside() const {{ return 0.0f; }}
+  template <int V>
+  __device__ __forceinline__ NoWeights weights(int, int, int, bool) const {{
+    return {{}};
+  }}
+  __device__ __forceinline__ float add(float sum, float pixel, float) const {{
+    return sum + pixel;
+  }}
+  __device__ __forceinline__ float finish(float sum, int y, int x) const {{
+    {count}
+    return sum / static_cast<float>(count);
+  }}
+}};
+"""
+
+
+def _products(element: str, layout: Layout, vector: int) -> str:
+    """Products with the weights [KH, KW, C] of each tap."""
+    at = index(layout, ("kh", "kw", "channel"))
+    load = f"load<V>(base + {at}, on)"
+    if layout.vector(vector, 2) < vector:
+        one = index(layout, ("kh", "kw", "(channel + i)"))
+        load = f"map<V>([&](int i) {{ return load<1>(base + {one}, on)[0]; }})"
+    return f"""struct Tap {{  // {layout}
+  const {element}* base;
+  __device__ __forceinline__ float start() const {{ return 0.0f; }}
+  __device__ __forceinline__ float outside() const {{ return 0.0f; }}
+  template <int V>
+  __device__ __forceinline__ Vec<float, V> weights(int kh, int kw, int channel, bool on) const {{
+    return {load};
+  }}
+  __device__ __forceinline__ float add(float sum, float pixel, float weight) const {{
+    return fmaf(pixel, weight, sum);
+  }}
+  __device__ __forceinline__ float finish(float sum, int, int) const {{ return sum; }}
+}};
+"""

@@ -1,0 +1,92 @@
+"""Groups around windows of images whose channels do not mix, for kernel tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gtco.graph import GraphBuilder, Group, TensorSpec
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def depthwise(
+    image: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    dtype: torch.dtype = F16,
+    *,
+    stride: tuple[int, int] = (1, 1),
+    before: tuple[int, int] = (1, 1),
+    after: tuple[int, int] | None = None,
+    dilation: tuple[int, int] = (1, 1),
+    row_values: bool = False,
+) -> Group:
+    """silu(depthwise_conv(x) + bias), scaled by a value of each pixel if `row_values`."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(image, dtype))
+    generator = torch.Generator().manual_seed(1)
+    w = torch.randn(*kernel, image[3], generator=generator) / (kernel[0] * kernel[1]) ** 0.5
+    y = b.add("depthwise_conv", x, b.constant("w", w.to(dtype)), stride=stride, before=before,
+              after=before if after is None else after, dilation=dilation)  # fmt: skip
+    bias = torch.randn(image[3], generator=generator).to(dtype)
+    y = b.add("silu", b.add("add", y, b.constant("bias", bias)))
+    if row_values:
+        pixels = b.input("pixels", TensorSpec((*b.specs[y].sizes[:3], 1), dtype))
+        y = b.add("mul", y, b.add("sigmoid", pixels))
+    return Group("depthwise", b.build([y]))
+
+
+def pool(
+    op: str,
+    image: tuple[int, int, int, int],
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    padding: tuple[int, int] = (0, 0),
+    dtype: torch.dtype = F16,
+    *,
+    channels_first: bool = False,
+    **given: Any,
+) -> Group:
+    """A pooling; with `channels_first` of an image that is stored as [N, C, H, W]."""
+    b = GraphBuilder()
+    n, h, w, c = image
+    x = b.input("x", TensorSpec((n, c, h, w) if channels_first else image, dtype))
+    if channels_first:
+        x = b.add("permute", x, dims=(0, 2, 3, 1))
+    attrs: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
+    attrs |= {"ceil_mode": False}
+    attrs |= {"dilation": (1, 1)} if op == "max_pool" else {"count_padding": True, "divisor": None}
+    return Group(op, b.build([b.add(op, x, **(attrs | given))]))
+
+
+CASES: dict[str, Callable[[], Group]] = {
+    "depthwise_3x3": lambda: depthwise((2, 9, 7, 40), (3, 3)),
+    "depthwise_5x5_stride": lambda: depthwise(
+        (1, 11, 8, 24), (5, 5), BF16, stride=(2, 2), before=(2, 2)
+    ),
+    "depthwise_7x7": lambda: depthwise((1, 8, 9, 16), (7, 7), F32, before=(3, 3)),
+    "depthwise_dilated": lambda: depthwise(
+        (1, 9, 10, 8), (3, 2), before=(2, 1), after=(1, 2), dilation=(2, 3), row_values=True
+    ),
+    "depthwise_odd": lambda: depthwise((3, 5, 5, 7), (3, 3), stride=(1, 3), before=(0, 2)),
+    "depthwise_one": lambda: depthwise((1, 1, 1, 1), (3, 3)),
+    "max_3x3": lambda: pool("max_pool", (2, 9, 8, 24), (3, 3), (2, 2), (1, 1)),
+    "max_dilated": lambda: pool(
+        "max_pool", (1, 9, 8, 5), (2, 3), (1, 2), (1, 1), BF16, dilation=(3, 2)
+    ),
+    "max_ceil": lambda: pool("max_pool", (1, 6, 6, 8), (3, 3), (2, 2), dtype=F32, ceil_mode=True),
+    "max_channels_first": lambda: pool(
+        "max_pool", (2, 7, 7, 16), (2, 2), (2, 2), channels_first=True
+    ),
+    "avg_3x3": lambda: pool("avg_pool", (2, 9, 8, 24), (3, 3), (2, 2), (1, 1)),
+    "avg_of_the_image": lambda: pool(
+        "avg_pool", (1, 7, 9, 16), (3, 4), (2, 3), (1, 2), BF16, count_padding=False
+    ),
+    "avg_ceil": lambda: pool("avg_pool", (1, 6, 6, 8), (3, 3), (2, 2), (1, 1), F32, ceil_mode=True),
+    "avg_ceil_of_the_image": lambda: pool(
+        "avg_pool", (1, 6, 8, 8), (3, 3), (2, 3), (1, 1), ceil_mode=True, count_padding=False
+    ),
+    "avg_divisor": lambda: pool("avg_pool", (1, 6, 5, 3), (2, 2), (1, 1), divisor=7),
+}
