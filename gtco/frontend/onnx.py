@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from gtco.frontend.onnx_activations import ACTIVATIONS
 from gtco.frontend.onnx_attention import ATTENTION
-from gtco.frontend.onnx_call import CUT_OFF, Call, OnnxError, Op, concrete
+from gtco.frontend.onnx_call import CUT_OFF, Call, OnnxError, Op
 from gtco.frontend.onnx_inputs import (
     check_inputs,
     declared_inputs,
@@ -38,9 +38,10 @@ from gtco.frontend.onnx_math import MATH
 from gtco.frontend.onnx_norms import NORMS
 from gtco.frontend.onnx_quantize import QUANTIZED
 from gtco.frontend.onnx_recurrent import RECURRENT
+from gtco.frontend.onnx_run import CONTROL, Body, Scope
 from gtco.frontend.onnx_sampling import SAMPLING
 from gtco.frontend.onnx_select import SELECT
-from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, KNOWN_FROM_SHAPES, SHAPES
+from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, SHAPES
 from gtco.frontend.onnx_windows import WINDOWS
 
 __all__ = ["OPS", "OnnxError", "OnnxModel", "load_onnx"]
@@ -49,6 +50,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
     {
         **ACTIVATIONS,
         **ATTENTION,
+        **CONTROL,
         **MATH,
         **NORMS,
         **QUANTIZED,
@@ -90,34 +92,58 @@ class OnnxModel(nn.Module):
         shapes: Mapping[str, Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
-        graph = model.graph
-        opset = _opset(model)
-        self._known: dict[str, Tensor] = {}
-        self._buffer_of: dict[str, str] = {}
-        by_content: dict[tuple[Any, ...], str] = {}
-        for index, tensor in enumerate(graph.initializer):
-            value = _tensor(tensor, f"initializer {tensor.name!r}", folder)
-            self._store(tensor.name, value, by_content, index)
-        if graph.sparse_initializer:
-            raise OnnxError("sparse initializers are not supported; store them dense")
-        self.inputs = with_shapes(declared_inputs(graph, self._buffer_of), shapes or {})
-        self._outputs = tuple(output.name for output in graph.output)
-        self._calls = tuple(
-            _call(node, index, opset, folder) for index, node in enumerate(graph.node)
-        )
+        self._by_content: dict[tuple[Any, ...], str] = {}
+        self._body = self._read(model.graph, _opset(model), folder)
+        declared = declared_inputs(model.graph, self._body.buffers)
+        self.inputs = with_shapes(declared, shapes or {})
         self.eval()
 
-    def _store(
-        self, name: str, value: Tensor, by_content: dict[tuple[Any, ...], str], index: int
-    ) -> None:
+    def _read(self, graph: onnx.GraphProto, opset: int, folder: Path | None) -> Body:
+        if graph.sparse_initializer:
+            raise OnnxError("sparse initializers are not supported; store them dense")
+        stored = {
+            tensor.name: _tensor(tensor, f"initializer {tensor.name!r}", folder)
+            for tensor in graph.initializer
+        }
+        calls = []
+        for index, node in enumerate(graph.node):
+            call = self._call(node, _where(node, index), opset, folder)
+            if call.op == "Constant" and isinstance(value := call.attrs.get("value"), Tensor):
+                stored[call.outputs[0]] = value  # an initializer by another name
+            else:
+                calls.append(call)
+        return Body(
+            tuple(value.name for value in graph.input if value.name not in stored),
+            tuple(output.name for output in graph.output),
+            tuple(calls),
+            {name: self._store(name, value) for name, value in stored.items()},
+            {
+                name: value
+                for name, value in stored.items()
+                if not value.is_floating_point() or value.numel() <= SMALL_ELEMENTS
+            },
+        )
+
+    def _store(self, name: str, value: Tensor) -> str:
         raw = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
         key = (value.dtype, tuple(value.shape), hashlib.sha256(raw).digest())
-        if key not in by_content:
-            by_content[key] = f"{re.sub(r'[^0-9A-Za-z_]', '_', name) or 'tensor'}_{index}"
-            self.register_buffer(by_content[key], value)
-        self._buffer_of[name] = by_content[key]
-        if not value.is_floating_point() or value.numel() <= SMALL_ELEMENTS:
-            self._known[name] = value
+        if key not in self._by_content:
+            base = re.sub(r"[^0-9A-Za-z_]", "_", name) or "tensor"
+            self._by_content[key] = f"{base}_{len(self._by_content)}"
+            self.register_buffer(self._by_content[key], value)
+        return self._by_content[key]
+
+    def _call(self, node: onnx.NodeProto, where: str, opset: int, folder: Path | None) -> Call:
+        _check_claimed(node, where)
+        attrs: dict[str, Any] = {}
+        for each in node.attribute:
+            if each.type == onnx.AttributeProto.GRAPH:
+                attrs[each.name] = self._read(each.g, opset, folder)
+            else:
+                attrs[each.name] = _attribute(each, where, folder)
+        function = OPS[node.op_type]
+        inputs, outputs = tuple(node.input), tuple(node.output)
+        return Call(node.op_type, function, where, opset, attrs, inputs, outputs)
 
     def example(self) -> tuple[Tensor, ...]:
         """Inputs of the declared shapes: random floats, zeros for the rest.
@@ -135,49 +161,14 @@ class OnnxModel(nn.Module):
                 form that the model has it.
         """
         check_inputs(self.inputs, args)
-        values = {name: self.get_buffer(buffer) for name, buffer in self._buffer_of.items()}
-        values |= {declared.name: x for declared, x in zip(self.inputs, args, strict=True)}
-        known = dict(self._known)
         device = args[0].device if args else torch.device("cpu")
-        for call in self._calls:
-            self._run(call, values, known, device)
+        outer = Scope(device, self.get_buffer)
+        scope = outer.run(self._body, [(x, False) for x in args])
         outputs = []
-        for name in self._outputs:  # what is known is no result of the trace: copy it into it
-            outputs.append(known[name].to(device).clone() if name in known else values[name])
+        for name in self._body.outputs:  # what is known is no result of the trace: copy it into it
+            value, known = scope[name]
+            outputs.append(value.to(device).clone() if known else value)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
-
-    def _run(
-        self,
-        call: Call,
-        values: dict[str, Tensor],
-        known: dict[str, Tensor],
-        device: torch.device,
-    ) -> None:
-        function = OPS[call.op]
-        constants = [known.get(name) for name in call.inputs]
-        if all(name in known for name in call.inputs if name):
-            with concrete():
-                results = call.run(function, constants, constants)
-            into = known
-        elif call.op in KNOWN_FROM_SHAPES:
-            with concrete():
-                results = call.run(function, [values[call.inputs[0]]], constants)
-            into = known
-        else:
-            arguments: list[Tensor | None] = []
-            for name, constant in zip(call.inputs, constants, strict=True):
-                if name in values or constant is None:
-                    arguments.append(values[name] if name else None)
-                else:
-                    arguments.append(constant.to(device))
-            results = call.run(function, arguments, constants)
-            into = values
-        for name, result in zip(call.outputs, results, strict=False):
-            if name and result is not None:
-                into[name] = result
-        missing = [name for name in call.outputs[len(results) :] if name]
-        if missing:
-            raise call.refuse(f"its results {', '.join(missing)} are not supported")
 
 
 def load_onnx(
@@ -261,13 +252,6 @@ def _check_claimed(node: onnx.NodeProto, where: str) -> None:
     if foreign or name not in OPS:
         name = f"{node.domain}::{name}" if foreign else name
         raise OnnxError(f"{where}: the operator {name} is not supported; {CUT_OFF}")
-
-
-def _call(node: onnx.NodeProto, index: int, opset: int, folder: Path | None) -> Call:
-    where = _where(node, index)
-    _check_claimed(node, where)
-    attrs = {each.name: _attribute(each, where, folder) for each in node.attribute}
-    return Call(node.op_type, where, opset, attrs, tuple(node.input), tuple(node.output))
 
 
 def _attribute(attribute: onnx.AttributeProto, where: str, folder: Path | None) -> Any:

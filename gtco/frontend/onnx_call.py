@@ -33,9 +33,10 @@ class Call:
 
     Args:
         op: the operator's name.
+        function: what computes it.
         where: the node in words, for messages.
         opset: the version of the default operator set.
-        attrs: the node's attributes; tensors as `Tensor`.
+        attrs: the node's attributes; tensors as `Tensor`, graphs as `onnx_run.Body`.
         inputs: the names of the inputs; an omitted optional one is "".
         outputs: the names of the outputs; an omitted optional one is "".
     """
@@ -43,43 +44,48 @@ class Call:
     def __init__(
         self,
         op: str,
+        function: Op,
         where: str,
         opset: int,
         attrs: Mapping[str, Any],
         inputs: Sequence[str],
         outputs: Sequence[str],
     ) -> None:
-        self.op, self.where, self.opset = op, where, opset
+        self.op, self.function, self.where, self.opset = op, function, where, opset
         self.attrs, self.inputs, self.outputs = attrs, inputs, outputs
         self.values: Sequence[Tensor | None] = ()
         self._read: set[str] = set()
 
     def run(
-        self, function: Op, arguments: Sequence[Tensor | None], values: Sequence[Tensor | None]
+        self, arguments: Sequence[Tensor | None], values: Sequence[Tensor | None]
     ) -> tuple[Tensor | None, ...]:
-        """Call `function` and refuse an attribute that it did not look at.
+        """Call the operator's function and refuse an attribute that it did not look at.
 
         Args:
-            function: the operator's.
             arguments: the inputs, None for an omitted one.
             values: the inputs that are known at compile time, None for the others.
         """
         self.values = values
         self._read.clear()
-        try:
-            with bounded(arguments):
-                result = function(self, *arguments)
-        except CaptureError:
-            raise
-        except TooLargeError as error:
-            raise self.refuse(str(error)) from error
-        except (RuntimeError, TypeError, LookupError, ValueError, ArithmeticError) as error:
-            line = str(error).partition("\n")[0]
-            raise self.refuse(f"torch refuses it ({type(error).__name__}: {line})") from error
+        with self.refusing(), bounded(arguments):
+            result = self.function(self, *arguments)
         for name in self.attrs:
             if name not in self._read:
                 raise self.refuse(f"attribute {name!r} is not supported")
         return result if isinstance(result, tuple) else (result,)
+
+    @contextmanager
+    def refusing(self) -> Iterator[None]:
+        """Turn what torch raises into a refusal of this node."""
+        try:
+            yield
+        except CaptureError:
+            raise
+        except TooLargeError as error:
+            raise self.refuse(str(error)) from error
+        except Exception as error:
+            line = str(error).partition("\n")[0]
+            raise self.refuse(f"torch refuses it ({type(error).__name__}: {line})") from error
 
     def attr(self, name: str, default: Any = None) -> Any:
         """The attribute `name`, or `default`."""
