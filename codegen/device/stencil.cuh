@@ -7,7 +7,7 @@
 // in:
 //   start()                       of a sum or maximum
 //   outside()                     what a pixel beyond the image counts as
-//   weights(kh, kw, channel, on)  loaded once for a strip
+//   weights(kh, kw, channel)      loaded once for a strip
 //   add(sum, pixel, weights)
 //   finish(sum, y, x)             of the window that begins at (y, x)
 #pragma once
@@ -50,12 +50,13 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap,
     for (int i = 0; i < SPAN; ++i) {
       const int x = x0 + i;
       const bool there = inside && x >= 0 && x < C::WIDTH;
-      pixels[i] = load<V>(there ? image.at(n, y, x, col) : image.base, there);
-      if (!there) pixels[i] = map<V>([&](int) { return tap.outside(); });
+      // Not behind a condition: loads in branches of their own wait for each other.
+      const auto pixel = load<V>(there ? image.at(n, y, x, col) : image.base);
+      pixels[i] = map<V>([&](int k) { return there ? pixel[k] : tap.outside(); });
     }
 #pragma unroll
     for (int kw = 0; kw < C::KERNEL_W; ++kw) {
-      const auto weights = tap.template weights<V>(kh, kw, col, on);
+      const auto weights = tap.template weights<V>(kh, kw, col);
 #pragma unroll
       for (int s = 0; s < C::STRIP; ++s)
 #pragma unroll

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -19,6 +18,8 @@ from gtco.views import Layout, NotAView, resolve
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_VALUES = 160
 """Sums and pixels that a thread holds."""
+THREADS = 512
+"""Of a multiprocessor, that hide each other's loads."""
 
 
 class Stencil(Sketch):
@@ -45,32 +46,37 @@ class Stencil(Sketch):
         dtype = group.graph.specs[self.anchor.inputs[0]].dtype
         check(dtype in DTYPES, f"this sketch sums no {dtype}")
         self.dtype = dtype
-        self._write()
+        self.vector = self._write(16 // dtype.itemsize)[0].vector
 
-    def _write(self) -> tuple[Region, PointwiseEmitter]:
-        """The epilogue, and the vector that fits it, the image and the weights."""
+    def _write(self, vector: int) -> tuple[Region, PointwiseEmitter]:
+        """The epilogue of so many channels a thread, or of as many as fit it and the image."""
         *_, columns = self.anchor.outputs[0].sizes
         rows = self.anchor.outputs[0].numel // columns
-        vector = math.gcd(16 // self.dtype.itemsize, columns)
         region = Region(self.group, (rows, columns), vector)
         region.fit_vector(self.image.layout)
         emitter = PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
         return region, emitter
 
     def knobs(self) -> tuple[Knob, ...]:
-        return (Knob("strip", (1, 2, 4, 7, 8)), Knob("threads", (64, 128, 256)))
+        return (
+            Knob("strip", (1, 2, 4, 7, 8)),
+            Knob("vector", tuple(size for size in (1, 2, 4, 8) if size <= self.vector)),
+            Knob("threads", (64, 128, 256)),
+        )
 
     def defaults(self) -> Iterable[Schedule]:
-        """Strips as long as they still fill the chip, then shorter ones."""
-        region, _ = self._write()
-        found = []
-        for strip in (4, 2, 1):
-            items = -(-self.image.out[1] // strip) * self.image.out[0]
-            items *= self.image.layout.shape[0] * region.columns // region.vector
-            legal = self._values(strip, region.vector) <= MOST_VALUES
-            if legal and (strip == 1 or items >= 512 * self.target.sm_count):
-                found.append({"strip": strip, "threads": 128})
-        return found or [{"strip": 1, "threads": 128}]
+        """As much a thread as still leaves enough of them to hide what loads wait for."""
+        narrow = max(1, self.vector // 2)
+        tiles = ((4, self.vector), (2, self.vector), (1, self.vector), (1, narrow))
+        fitting = [tile for tile in tiles if self._values(*tile) <= MOST_VALUES]
+        filling = [tile for tile in fitting if self._items(*tile) >= THREADS * self.target.sm_count]
+        for strip, vector in dict.fromkeys((*filling, (1, narrow))):
+            yield {"strip": strip, "vector": vector, "threads": 128}
+
+    def _items(self, strip: int, vector: int) -> int:
+        """Threads that have something to do."""
+        images, _, _, columns = self.image.layout.shape
+        return -(-self.image.out[1] // strip) * self.image.out[0] * images * columns // vector
 
     def _values(self, strip: int, vector: int) -> int:
         span = (strip - 1) * self.image.stride[1] + self.image.kernel[1]
@@ -78,7 +84,7 @@ class Stencil(Sketch):
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         strip, threads = schedule["strip"], schedule["threads"]
-        region, emitter = self._write()
+        region, emitter = self._write(schedule["vector"])
         values = self._values(strip, region.vector)
         check(strip == 1 or values <= MOST_VALUES, f"{values} values a thread leave no registers")
         images, height, width, columns = self.image.layout.shape
@@ -88,8 +94,7 @@ class Stencil(Sketch):
         at = index(self.image.layout, ("n", "y", "x", "channel"))
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
-        strips = -(-self.image.out[1] // strip) * self.image.out[0] * images
-        items = strips * columns // region.vector
+        items = self._items(strip, region.vector)
         source = f"""#include "stencil.cuh"
 using namespace gtco;
 
@@ -138,7 +143,7 @@ _MAXIMUM = """struct Tap {  // the largest
   __device__ __forceinline__ float start() const { return -math::infinity(); }
   __device__ __forceinline__ float outside() const { return -math::infinity(); }
   template <int V>
-  __device__ __forceinline__ NoWeights weights(int, int, int, bool) const {
+  __device__ __forceinline__ NoWeights weights(int, int, int) const {
     return {};
   }
   __device__ __forceinline__ float add(float sum, float pixel, float) const {
@@ -168,7 +173,7 @@ def _mean(node: Node, image: WindowOperand) -> str:
   __device__ __forceinline__ float start() const {{ return 0.0f; }}
   __device__ __forceinline__ float outside() const {{ return 0.0f; }}
   template <int V>
-  __device__ __forceinline__ NoWeights weights(int, int, int, bool) const {{
+  __device__ __forceinline__ NoWeights weights(int, int, int) const {{
     return {{}};
   }}
   __device__ __forceinline__ float add(float sum, float pixel, float) const {{
@@ -185,16 +190,16 @@ def _mean(node: Node, image: WindowOperand) -> str:
 def _products(element: str, layout: Layout, vector: int) -> str:
     """Products with the weights [KH, KW, C] of each tap."""
     at = index(layout, ("kh", "kw", "channel"))
-    load = f"load<V>(base + {at}, on)"
+    load = f"load<V>(base + {at})"
     if layout.vector(vector, 2) < vector:
         one = index(layout, ("kh", "kw", "(channel + i)"))
-        load = f"map<V>([&](int i) {{ return load<1>(base + {one}, on)[0]; }})"
+        load = f"map<V>([&](int i) {{ return load<1>(base + {one})[0]; }})"
     return f"""struct Tap {{  // {layout}
   const {element}* base;
   __device__ __forceinline__ float start() const {{ return 0.0f; }}
   __device__ __forceinline__ float outside() const {{ return 0.0f; }}
   template <int V>
-  __device__ __forceinline__ Vec<float, V> weights(int kh, int kw, int channel, bool on) const {{
+  __device__ __forceinline__ Vec<float, V> weights(int kh, int kw, int channel) const {{
     return {load};
   }}
   __device__ __forceinline__ float add(float sum, float pixel, float weight) const {{

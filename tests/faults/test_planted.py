@@ -64,7 +64,7 @@ PRODUCT = """\
   for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];  // here
 """
 PRODUCT_OF_REGISTERS = """\
-  float acc[4] = {};
+  float acc[8] = {};
   for (int i = thread; i < 2304; i += 128) tile[i] = w[i % 1024];
   ptx::fence_proxy_async();
   __syncthreads();
@@ -72,15 +72,15 @@ PRODUCT_OF_REGISTERS = """\
   u32 a[4];
   for (int i = 0; i < 4; ++i) a[i] = thread + i;
   ptx::wgmma_fence();
-  ptx::WgmmaFromRegisters<half_t, 8>::mma(acc, a, b, 1);
+  ptx::WgmmaFromRegisters<half_t, 16>::mma(acc, a, b, 1);
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);
   a[0] = thread;  // here
   ptx::wgmma_fence();  // the second
-  ptx::WgmmaFromRegisters<half_t, 8>::mma(acc, a, b, 1);  // there
+  ptx::WgmmaFromRegisters<half_t, 16>::mma(acc, a, b, 1);  // there
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);
-  for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i];
+  for (int i = 0; i < 4; ++i) y[thread * 4 + i] = acc[i] + acc[i + 4];
 """
 SEND = """\
   const u32 inbox = ptx::shared_address(smem + 8192), full = ptx::shared_address(smem + 16384);
