@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import math
 import statistics
@@ -44,6 +45,9 @@ PEERS: Mapping[str, tuple[str, ...]] = {
     "onnxruntime": (OnnxRuntime.name,),
 }
 """What `--against` takes, and the contestants that each name stands for."""
+CHANNELS_LAST = ", channels last"
+"""Behind the name of a contestant whose convolutions have their weights so: torch then keeps images
+in that layout, which is the faster one of many models."""
 
 
 class WrongAnswer(RuntimeError):
@@ -173,7 +177,7 @@ def bench(
         given = (model.args, model.kwargs)
         truth = references(model, options.precision)
         contestants: dict[str, Call] = {"gtco": compiled}
-        for name in itertools.chain.from_iterable(PEERS[peer] for peer in peers):
+        for name in _contestants(peers, truth.eager):
             tell(f"preparing {name}")
             try:
                 ours = runtime if runtime and name == runtime.name else None
@@ -265,9 +269,24 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def _contestants(peers: Sequence[str], model: nn.Module) -> list[str]:
+    """Who stands for `peers`: torch's also with channels last, if the model has convolutions."""
+    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
+    names = []
+    for name in (name for peer in peers for name in PEERS[peer]):
+        names.append(name)
+        if convolves and name != OnnxRuntime.name:
+            names.append(f"{name}{CHANNELS_LAST}")
+    return names
+
+
 def _prepare(name: str, model: nn.Module, inputs: Inputs) -> Call:
     """The contestant `name`, warmed up: Inductor captures its own graphs in the first calls."""
     args, kwargs = inputs
+    if name.endswith(CHANNELS_LAST):
+        model = copy.deepcopy(model)
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        name = name.removesuffix(CHANNELS_LAST)
     if name == "eager":
         call: Call = GraphedEager(model, inputs)
     else:
@@ -403,7 +422,9 @@ def compare(result: BenchResult, peers: Sequence[str]) -> None:
     """Choose who stands for each peer and fill in the ratios; above 1 gtco is faster."""
     ours = result.timings["gtco"]
     for peer in peers:
-        running = [name for name in PEERS[peer] if name in result.timings]
+        running = [
+            name for name in result.timings if name.removesuffix(CHANNELS_LAST) in PEERS[peer]
+        ]
         if not running:
             continue
         best = min(running, key=lambda name: result.timings[name].back_to_back_us)

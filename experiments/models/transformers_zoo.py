@@ -57,13 +57,29 @@ def randomize(model: nn.Module) -> None:
                 tensor.copy_(torch.rand(tensor.shape, generator=generator) + 0.5)
 
 
-def build(model: nn.Module, *outputs: str, height: int = 224, width: int = 224) -> Model:
-    """`model` with random weights, and one image."""
+def build(
+    model: nn.Module, *outputs: str, height: int = 224, width: int = 224, batch: int = 1
+) -> Model:
+    """`model` with random weights, and images.
+
+    Args:
+        model: takes an image.
+        outputs: the names of the tensors of its result; none where it gives a tensor by itself.
+        height, width: of an image, in pixels.
+        batch: how many images.
+    """
+    module = Outputs(model, *outputs) if outputs else model
+    return ready(module, (batch, 3, height, width))
+
+
+def ready(model: nn.Module, *shapes: tuple[int, ...]) -> Model:
+    """`model` with random weights in fp16, on the GPU if there is one, and random inputs."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     randomize(model)
-    image = torch.randn(1, 3, height, width, generator=torch.Generator().manual_seed(1))
-    module = Outputs(model, *outputs).eval().to(device, torch.float16)
-    return module, (image.to(device, torch.float16),)
+    generator = torch.Generator().manual_seed(1)
+    inputs = [torch.randn(shape, generator=generator) for shape in shapes]
+    module = model.eval().to(device, torch.float16)
+    return module, tuple(each.to(device, torch.float16) for each in inputs)
 
 
 def vit() -> Model:

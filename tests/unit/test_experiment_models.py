@@ -1,0 +1,71 @@
+"""The models of the tables: as many parameters as published, and sane values in fp16."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+import gtco
+from experiments.models import autogtco, convolutional
+from experiments.models.transformers_zoo import randomize
+from gtco.interpreter import interpret
+
+PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
+    "DETR-E3": (lambda: autogtco.detr_module(3), 37_579_552),
+    "DETR-E6": (lambda: autogtco.detr_module(6), 41_524_768),
+    "DETR-E12": (lambda: autogtco.detr_module(12), 49_415_200),
+    "SETR-Naive-Base": (lambda: autogtco.Setr(*autogtco.BASE, autogtco.Naive), 86_324_886),
+    "SETR-Naive": (lambda: autogtco.Setr(*autogtco.LARGE, autogtco.Naive), 303_990_166),
+    "SETR-PUP": (lambda: autogtco.Setr(*autogtco.LARGE, autogtco.Progressive), 307_859_094),
+    "CvT-13": (lambda: convolutional.cvt_module("13"), 19_997_480),
+    "CvT-21": (lambda: convolutional.cvt_module("21"), 31_622_696),
+    "CvT-W24": (lambda: convolutional.cvt_module("w24"), 277_196_392),
+    "SE-ResNet9": (convolutional.SEResNet9, 4_938_256),
+    "ResNet-50": (convolutional.resnet50_module, 25_557_032),
+}
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters(name: str) -> None:
+    make, count = PARAMETERS[name]
+    with torch.device("meta"):
+        model = make()
+    assert sum(parameter.numel() for parameter in model.parameters()) == count
+
+
+SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = {
+    "SETR-Naive": (
+        lambda: autogtco.Setr(64, 2, 2, 96, autogtco.Naive, image=48),
+        ((1, 3, 48, 48),),
+    ),
+    "SETR-PUP": (
+        lambda: autogtco.Setr(64, 1, 2, 96, autogtco.Progressive, image=48),
+        ((1, 3, 48, 48),),
+    ),
+    "SE-ResNet9": (lambda: convolutional.SEResNet9(1), ((3, 1, 64, 64),)),
+    "U-Net": (lambda: convolutional.UNet(8), ((1, 3, 24, 40),)),
+    "diffusion block": (lambda: convolutional.ResidualBlock(64, 2), ((2, 64, 6, 5),)),
+    "encoder layer": (lambda: autogtco.EncoderLayer(64, 96), ((1, 21, 64),) * 2),
+    "decoder layer": (
+        lambda: autogtco.DecoderLayer(64, 96),
+        ((1, 7, 64), (1, 7, 64), (1, 21, 64), (1, 21, 64)),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_small_ones_are_captured_and_fused_right(name: str) -> None:
+    make, shapes = SMALL[name]
+    torch.manual_seed(0)
+    model = make().eval()
+    randomize(model)
+    args = tuple(torch.randn(shape) for shape in shapes)
+    fused = gtco.fuse(gtco.capture(model, args))
+    (result,) = interpret(fused.graph, args)
+    with torch.no_grad():
+        expected = model(*args)
+    assert expected.std() > 1e-2 and expected.abs().max() < 1e4
+    torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
