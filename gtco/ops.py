@@ -307,7 +307,12 @@ def _batch_norm(
 def _aten(
     *inputs: Tensor, target: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]
 ) -> Any:
-    """Call the ATen overload `target`, with `Slot`s replaced by the inputs."""
+    """Call the ATen overload `target`, with `Slot`s replaced by the inputs.
+
+    They are contiguous, as they were when the model was exported: some kernels ask for that, and
+    others read their memory in its order.
+    """
+    inputs = tuple(tensor.contiguous() for tensor in inputs)
 
     def fill(value: Any) -> Any:
         if isinstance(value, Slot):

@@ -1,14 +1,15 @@
 // Windows of images whose channels do not mix: depthwise convolution, maximum, mean. A thread has V
 // channels of STRIP windows that are neighbours along the width; what several of them read is
-// loaded once.
+// loaded once. It waits for few loads: the weights are asked for ahead of the dependent-launch
+// wait, and as many rows of pixels at once as its registers hold.
 //
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), STRIP, THREADS, and the window fields
-// of windows.cuh. Image has `at(image, y, x, channel)`. Tap has the type that a window is reduced
-// in:
+// of windows.cuh. Image has `at(image, y, x, channel)`. Tap says what a window is reduced to:
+//   CONSTANT                      whether nothing in the launch chain writes the weights
 //   start()                       of a sum or maximum
 //   outside()                     what a pixel beyond the image counts as
-//   weights(kh, kw, channel)      loaded once for a strip
-//   add(sum, pixel, weights)
+//   weights<V>(kh, kw, channel)   as they lie in memory
+//   add(sum, pixel, weight)
 //   finish(sum, y, x)             of the window that begins at (y, x)
 #pragma once
 
@@ -18,19 +19,29 @@
 namespace gtco {
 
 // Of a tap that weighs nothing.
-struct NoWeights {
-  __device__ __forceinline__ float operator[](int) const { return 0.0f; }
-};
+struct NoWeights {};
+
+template <int V>
+__device__ __forceinline__ Vec<float, V> unpack(const NoWeights&) {
+  return {};
+}
 
 template <class C, class Image, class Tap, class Functor>
 __device__ __forceinline__ void stencil(const Image& image, const Tap& tap,
                                         const Functor& functor) {
+  using Element = typename C::Element;
   constexpr int V = Functor::VECTOR;
   constexpr int VECTORS = ceil_div(C::COLUMNS, V), STRIPS = ceil_div(C::Q, C::STRIP);
   static_assert(C::COLUMNS % V == 0, "a vector does not cross a pixel's end");
   constexpr int SPAN = (C::STRIP - 1) * C::STRIDE_W + (C::KERNEL_W - 1) * C::DILATION_W + 1;
-  ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
+  using Pixels = Packed<Element, V>;
+  using Weights = decltype(tap.template weights<V>(0, 0, 0));
+  constexpr int REGISTERS = 96;  // for each of the two
+  constexpr int ROW_REGISTERS = ceil_div(SPAN * static_cast<int>(sizeof(Pixels)), 4);
+  constexpr int ROWS = max_of(1, min_of(C::KERNEL_H, REGISTERS / ROW_REGISTERS));  // in flight
+  constexpr int TAPS = C::KERNEL_H * C::KERNEL_W;
+  constexpr bool AHEAD = Tap::CONSTANT && TAPS * static_cast<int>(sizeof(Weights)) <= 4 * REGISTERS;
+
   const int item = blockIdx.x * C::THREADS + threadIdx.x;
   const int col = item % VECTORS * V, q0 = item / VECTORS % STRIPS * C::STRIP;
   const int line = item / (VECTORS * STRIPS);  // of the result: P of each image
@@ -38,32 +49,48 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap,
   const int n = line / C::P, y0 = line % C::P * C::STRIDE_H - C::BEFORE_H;
   const int x0 = q0 * C::STRIDE_W - C::BEFORE_W;
 
-  Vec<float, V> sums[C::STRIP];
+  ptx::griddepcontrol_launch_dependents();
+  Weights weights[AHEAD ? TAPS : 1];
+  if constexpr (AHEAD) {
 #pragma unroll
-  for (int s = 0; s < C::STRIP; ++s) sums[s] = map<V>([&](int) { return tap.start(); });
-#pragma unroll
-  for (int kh = 0; kh < C::KERNEL_H; ++kh) {
+    for (int i = 0; i < TAPS; ++i)
+      weights[i] = tap.template weights<V>(i / C::KERNEL_W, i % C::KERNEL_W, col);
+  }
+  ptx::griddepcontrol_wait();
+
+  Pixels pixels[ROWS][SPAN];  // those between the taps of a dilated kernel are not loaded
+  const Pixels outside = pack<Element>(map<V>([&](int) { return tap.outside(); }));
+  const auto load_row = [&](int kh) {
     const int y = y0 + kh * C::DILATION_H;
     const bool inside = on && y >= 0 && y < C::HEIGHT;
-    Vec<float, V> pixels[SPAN];  // those between the taps of a dilated kernel are not loaded
 #pragma unroll
     for (int i = 0; i < SPAN; ++i) {
       const int x = x0 + i;
       const bool there = inside && x >= 0 && x < C::WIDTH;
       // Not behind a condition: loads in branches of their own wait for each other.
-      const auto pixel = load<V>(there ? image.at(n, y, x, col) : image.base);
-      pixels[i] = map<V>([&](int k) { return there ? pixel[k] : tap.outside(); });
+      const Pixels pixel = load_packed<V>(there ? image.at(n, y, x, col) : image.base);
+      pixels[kh % ROWS][i] = there ? pixel : outside;
     }
+  };
+  Vec<float, V> sums[C::STRIP];
+#pragma unroll
+  for (int s = 0; s < C::STRIP; ++s) sums[s] = map<V>([&](int) { return tap.start(); });
+#pragma unroll
+  for (int kh = 0; kh < ROWS; ++kh) load_row(kh);
+#pragma unroll
+  for (int kh = 0; kh < C::KERNEL_H; ++kh) {
 #pragma unroll
     for (int kw = 0; kw < C::KERNEL_W; ++kw) {
-      const auto weights = tap.template weights<V>(kh, kw, col);
+      const auto weight = unpack<V>(AHEAD ? weights[AHEAD ? kh * C::KERNEL_W + kw : 0]
+                                          : tap.template weights<V>(kh, kw, col));
 #pragma unroll
-      for (int s = 0; s < C::STRIP; ++s)
+      for (int s = 0; s < C::STRIP; ++s) {
+        const auto pixel = unpack<V>(pixels[kh % ROWS][s * C::STRIDE_W + kw * C::DILATION_W]);
 #pragma unroll
-        for (int i = 0; i < V; ++i)
-          sums[s][i] =
-              tap.add(sums[s][i], pixels[s * C::STRIDE_W + kw * C::DILATION_W][i], weights[i]);
+        for (int i = 0; i < V; ++i) sums[s][i] = tap.add(sums[s][i], pixel[i], weight[i]);
+      }
     }
+    if (kh + ROWS < C::KERNEL_H) load_row(kh + ROWS);
   }
 #pragma unroll
   for (int s = 0; s < C::STRIP; ++s) {

@@ -52,6 +52,14 @@ __device__ __forceinline__ Packed<T, V> load_packed(const T* from, bool active =
   return Whole{};
 }
 
+template <class T, int V, class C>
+__device__ __forceinline__ Packed<T, V> pack(const Vec<C, V>& values) {
+  Packed<T, V> packed;
+#pragma unroll
+  for (int i = 0; i < V; ++i) packed.data[i] = from_compute<T>(values[i]);
+  return packed;
+}
+
 template <int V, class T>
 __device__ __forceinline__ Vec<compute_t<T>, V> unpack(const Packed<T, V>& packed) {
   return map<V>([&](int i) { return to_compute(packed.data[i]); });
@@ -65,12 +73,7 @@ __device__ __forceinline__ Vec<compute_t<T>, V> load(const T* from, bool active 
 
 template <int V, class T, class C>
 __device__ __forceinline__ void store(T* to, const Vec<C, V>& values, bool active = true) {
-  if (active) {
-    Packed<T, V> packed;
-#pragma unroll
-    for (int i = 0; i < V; ++i) packed.data[i] = from_compute<T>(values[i]);
-    *reinterpret_cast<Packed<T, V>*>(to) = packed;
-  }
+  if (active) *reinterpret_cast<Packed<T, V>*>(to) = pack<T>(values);
 }
 
 // Butterfly over groups of LANES neighbouring lanes: every lane gets the result, always the same

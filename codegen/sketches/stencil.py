@@ -99,6 +99,7 @@ class Stencil(Sketch):
 using namespace gtco;
 
 struct Config {{
+  using Element = {C_TYPES[self.dtype]};
 {self.image.fields}
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
   static constexpr int COLUMNS = {columns}, STRIP = {strip}, THREADS = {threads};
@@ -136,10 +137,12 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
         weights, layout = resolve(self.group.graph, self.anchor.inputs[1])
         parameter = region.parameter(weights, "in")
         dtype = self.group.graph.specs[weights].dtype
-        return _products(C_TYPES[dtype], layout, region.vector), parameter
+        constant = weights in self.group.graph.constants
+        return _products(C_TYPES[dtype], layout, region.vector, constant), parameter
 
 
 _MAXIMUM = """struct Tap {  // the largest
+  static constexpr bool CONSTANT = false;
   __device__ __forceinline__ float start() const { return -math::infinity(); }
   __device__ __forceinline__ float outside() const { return -math::infinity(); }
   template <int V>
@@ -170,6 +173,7 @@ def _mean(node: Node, image: WindowOperand) -> str:
     const int right = min_of(x + {kernel_w}, {width});
     const int count = (bottom - max_of(y, 0)) * (right - max_of(x, 0));"""
     return f"""struct Tap {{  // the mean
+  static constexpr bool CONSTANT = false;
   __device__ __forceinline__ float start() const {{ return 0.0f; }}
   __device__ __forceinline__ float outside() const {{ return 0.0f; }}
   template <int V>
@@ -187,20 +191,24 @@ def _mean(node: Node, image: WindowOperand) -> str:
 """
 
 
-def _products(element: str, layout: Layout, vector: int) -> str:
+def _products(element: str, layout: Layout, vector: int, constant: bool) -> str:
     """Products with the weights [KH, KW, C] of each tap."""
     at = index(layout, ("kh", "kw", "channel"))
-    load = f"load<V>(base + {at})"
+    load = f"return load_packed<V>(base + {at});"
     if layout.vector(vector, 2) < vector:
         one = index(layout, ("kh", "kw", "(channel + i)"))
-        load = f"map<V>([&](int i) {{ return load<1>(base + {one})[0]; }})"
+        load = f"""Packed<{element}, V> r;
+#pragma unroll
+    for (int i = 0; i < V; ++i) r.data[i] = base[{one}];
+    return r;"""
     return f"""struct Tap {{  // {layout}
   const {element}* base;
+  static constexpr bool CONSTANT = {str(constant).lower()};
   __device__ __forceinline__ float start() const {{ return 0.0f; }}
   __device__ __forceinline__ float outside() const {{ return 0.0f; }}
   template <int V>
-  __device__ __forceinline__ Vec<float, V> weights(int kh, int kw, int channel) const {{
-    return {load};
+  __device__ __forceinline__ Packed<{element}, V> weights(int kh, int kw, int channel) const {{
+    {load}
   }}
   __device__ __forceinline__ float add(float sum, float pixel, float weight) const {{
     return fmaf(pixel, weight, sum);

@@ -2,6 +2,7 @@
 using namespace gtco;
 
 struct Config {
+  using Element = half_t;
   static constexpr int P = 9, Q = 7;
   static constexpr int KERNEL_H = 3, KERNEL_W = 3;
   static constexpr int STRIDE_H = 1, STRIDE_W = 1;
@@ -22,11 +23,12 @@ struct Image {
 
 struct Tap {  // (3:120, 3:40, 40:1)
   const half_t* base;
+  static constexpr bool CONSTANT = true;
   __device__ __forceinline__ float start() const { return 0.0f; }
   __device__ __forceinline__ float outside() const { return 0.0f; }
   template <int V>
-  __device__ __forceinline__ Vec<float, V> weights(int kh, int kw, int channel) const {
-    return load<V>(base + kh * 120 + kw * 40 + channel);
+  __device__ __forceinline__ Packed<half_t, V> weights(int kh, int kw, int channel) const {
+    return load_packed<V>(base + kh * 120 + kw * 40 + channel);
   }
   __device__ __forceinline__ float add(float sum, float pixel, float weight) const {
     return fmaf(pixel, weight, sum);
@@ -66,7 +68,7 @@ struct Epilogue {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(128) gtco_stencil_13dea206511a(const half_t* __restrict__ in0, half_t* __restrict__ out0, const half_t* in1, const half_t* __restrict__ in2) {
+extern "C" __global__ void __launch_bounds__(128) gtco_stencil_cd8852b730cb(const half_t* __restrict__ in0, half_t* __restrict__ out0, const half_t* in1, const half_t* __restrict__ in2) {
   stencil<Config>(Image{in1}, Tap{in2}, Epilogue{in0, out0, in1, in2});
 }
 
