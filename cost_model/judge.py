@@ -74,7 +74,7 @@ class Judge:
 
     def __init__(self, group: Group, values: Mapping[str, Tensor], slack: float = 1e-3) -> None:
         args = [values[name] for name in group.graph.inputs]
-        eager = interpret(group.graph, args)
+        eager = interpret(group.graph, args, rounded=True)
         exact = interpret(group.graph, args, dtype=torch.float64)
         self._references = {
             name: _reference(mine, truth, slack)

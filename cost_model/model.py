@@ -17,8 +17,6 @@ from __future__ import annotations
 import functools
 import math
 
-import torch
-
 from gtco.codegen import timing
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate
@@ -69,12 +67,6 @@ def _per_us(nbytes: float, gbps: float) -> float:
     return nbytes / (gbps * 1e3)
 
 
-def _rate(dtype: torch.dtype, target: Target) -> float:
-    """TFLOP/s of a contraction of `dtype`."""
-    half = dtype in (torch.float16, torch.bfloat16)
-    return target.matmul_tflops if half else target.fp32_tflops
-
-
 def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
     """Fill or multiply time of the contraction at the best tile and split."""
     operand = graph.specs[node.inputs[0]]
@@ -90,19 +82,20 @@ def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
     else:
         rows = out.sizes[-2]
         batch = out.numel // (rows * columns)
-    return _best_tile_us(batch, rows, columns, depth, operand.dtype, target)
+    rate = target.products_tflops(operand.dtype, node.attrs.get("products"))
+    return _best_tile_us(batch, rows, columns, depth, operand.dtype.itemsize, rate, target)
 
 
 @functools.lru_cache(maxsize=4096)
 def _best_tile_us(
-    batch: int, rows: int, columns: int, depth: int, dtype: torch.dtype, target: Target
+    batch: int, rows: int, columns: int, depth: int, itemsize: int, tflops: float, target: Target
 ) -> float:
-    rate = _rate(dtype, target) * target.constants.matmul_efficiency
+    rate = tflops * target.constants.matmul_efficiency
     return min(
         _waves_us(
             batch * -(-rows // tall) * -(-columns // wide) * split,
             2.0 * tall * wide * -(-depth // split),
-            (tall + wide) * -(-depth // split) * dtype.itemsize + (split > 1) * tall * wide * 4,
+            (tall + wide) * -(-depth // split) * itemsize + (split > 1) * tall * wide * 4,
             rate,
             target,
         )
@@ -120,7 +113,8 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     heads = math.prod(q.sizes[:-2])
     blocks = heads * -(-queries // 64)
     flops = 2.0 * 64 * keys * width + timing.TANH_FLOPS * 64 * keys
-    rate = _rate(q.dtype, target) * target.constants.matmul_efficiency
+    rate = target.products_tflops(q.dtype, node.attrs.get("products"))
+    rate *= target.constants.matmul_efficiency
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
 
 

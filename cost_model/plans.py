@@ -108,7 +108,5 @@ def floor_us(plan: Plan) -> float:
     nbytes += sum(graph.specs[name].nbytes for name in {*graph.inputs, *graph.outputs})
     products_us = 0.0
     for work in (group_work(launch.group) for launch in plan.launches):
-        as_tf32 = plan.options.precision == "tf32" and not work.half
-        rate = target.matmul_tflops / 2 if as_tf32 else work.peak_tflops(target)
-        products_us += work.matmul_flops / rate / 1e6
+        products_us += work.matmul_flops / work.peak_tflops(target) / 1e6
     return max(nbytes / target.dram_gbps / 1e3, products_us)

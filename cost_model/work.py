@@ -37,6 +37,7 @@ class GroupWork:
         read_bytes: inputs, which the kernels before have just written; of a slice, only the slice.
         written_bytes: outputs.
         half: 1 if the contraction (or else the first output) has 16-bit operands, else 0.
+        tf32: 1 if its operands are rounded to tf32, else 0.
     """
 
     matmul_flops: int
@@ -45,10 +46,12 @@ class GroupWork:
     read_bytes: int
     written_bytes: int
     half: int
+    tf32: int = 0
 
     def peak_tflops(self, target: Target) -> float:
         """The dense rate of its products on `target`, TFLOP/s."""
-        return target.matmul_tflops if self.half else target.fp32_tflops
+        dtype = torch.float16 if self.half else torch.float32
+        return target.products_tflops(dtype, "tf32" if self.tf32 else None)
 
 
 @dataclass(frozen=True)
@@ -133,13 +136,14 @@ def _even_share(group: GroupWork, blocks: int, threads: int) -> BlockWork:
 def group_work(group: Group) -> GroupWork:
     """What any program of `group` does."""
     graph = group.graph
-    matmul_flops = pointwise_flops = 0
+    matmul_flops = pointwise_flops = tf32 = 0
     half = graph.specs[graph.outputs[0]].dtype.itemsize == 2
     for node in group.compute:
         flops = node_flops(graph, node)
         if node.definition.family in CONTRACTIONS:
             matmul_flops += flops
             half = graph.specs[node.inputs[0]].dtype in (torch.float16, torch.bfloat16)
+            tf32 |= node.attrs.get("products") == "tf32"
         if node.op == "attention":
             q, k = (graph.specs[name] for name in node.inputs[:2])
             pointwise_flops += TANH_FLOPS * q.numel // max(1, q.sizes[-1]) * k.sizes[-2]
@@ -152,6 +156,7 @@ def group_work(group: Group) -> GroupWork:
         read_bytes(graph),
         sum(graph.specs[name].nbytes for name in graph.outputs),
         int(half),
+        int(tf32),
     )
 
 

@@ -31,6 +31,8 @@ WGMMA_COLUMNS = (8, 40, 104, 256)
 WHOLE = 8
 """Accumulators of wider products are recorded as a digest of their table."""
 
+_ROUNDED = 13
+"""Bits of a float's mantissa that tf32 does not have."""
 _TYPES = {torch.float16: "half_t", torch.bfloat16: "bf16_t", torch.float32: "float"}
 _NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "tf32"}
 
@@ -45,17 +47,17 @@ LDMATRIX = """\
 """
 MMA = """\
   const int lane = threadIdx.x, matrix = lane / 8, row = lane % 8;
-  u16* a_tile = reinterpret_cast<u16*>(smem);  // (16 rows, 16 k)
-  u16* b_tile = a_tile + 256;                  // (16 columns, 16 k)
-  for (int i = 0; i < 8; ++i) {
-    a_tile[lane * 8 + i] = a[lane * 8 + i];
-    b_tile[lane * 8 + i] = b[lane * 8 + i];
+  WORD* a_tile = reinterpret_cast<WORD*>(smem);  // (16 rows, DEPTH)
+  WORD* b_tile = a_tile + 16 * DEPTH;            // (16 columns, DEPTH)
+  for (int i = lane; i < 16 * DEPTH; i += 32) {
+    a_tile[i] = a[i];
+    b_tile[i] = b[i];
   }
   __syncthreads();
   u32 af[4], bf[4];
-  const int at = (matrix % 2 * 8 + row) * 16 + matrix / 2 * 8;
+  const int at = (matrix % 2 * 8 + row) * DEPTH + matrix / 2 * (DEPTH / 2);
   ptx::ldmatrix_x4(af, ptx::shared_address(a_tile + at));
-  const int bt = (matrix / 2 * 8 + row) * 16 + matrix % 2 * 8;
+  const int bt = (matrix / 2 * 8 + row) * DEPTH + matrix % 2 * (DEPTH / 2);
   ptx::ldmatrix_x4(bf, ptx::shared_address(b_tile + bt));
   for (int i = 0; i < 4; ++i) {
     registers[lane * 8 + i] = af[i];
@@ -63,7 +65,7 @@ MMA = """\
   }
   float d[2][4] = {};
   for (int n = 0; n < 2; ++n)
-    ptx::mma_m16n8k16<ELEMENT>(d[n], af, bf[2 * n], bf[2 * n + 1]);
+    Mma<ELEMENT>::mma(d[n], af, bf[2 * n], bf[2 * n + 1]);
   for (int i = 0; i < 8; ++i) y[lane * 8 + i] = d[i / 4][i % 4];
 """
 COPY = """\
@@ -120,6 +122,7 @@ def kernel(
     ]
     source = f"""\
 #include "wgmma.cuh"
+#include "mma.cuh"
 #include "vector.cuh"
 
 namespace gtco {{
@@ -183,9 +186,13 @@ def probes(rows: int, columns: int, k: int, dtype: torch.dtype) -> dict[str, tup
 
 
 def record_mma(run: Run, dtype: torch.dtype) -> Table:
-    """Per lane: elements of A (16 m + k) and of two B (16 n + k), places of the accumulators."""
-    parameters = {"a": "const u16*", "b": "const u16*", "registers": "u32*", "y": "float*"}
-    program = kernel(MMA.replace("ELEMENT", _TYPES[dtype]), parameters, 32, 1024)
+    """Per lane: elements of A (k of row m is m times all k, and k) and of two B likewise, places of
+    the accumulators."""
+    word, depth = f"u{8 * dtype.itemsize}", 32 // dtype.itemsize
+    pointer = f"const {word}*"
+    parameters = {"a": pointer, "b": pointer, "registers": "u32*", "y": "float*"}
+    body = MMA.replace("WORD", word).replace("DEPTH", str(depth))
+    program = kernel(body.replace("ELEMENT", _TYPES[dtype]), parameters, 32, 1024)
     found: Table = {}
 
     def launch(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,9 +200,13 @@ def record_mma(run: Run, dtype: torch.dtype) -> Table:
         run(program, {"a": a, "b": b, "registers": registers, "y": y})
         return registers, y
 
-    registers, _ = launch(numbers(16, 16), numbers(16, 16))
-    found["a"], found["b"] = halves(registers[:, :4]), halves(registers[:, 4:])
-    for name, (a, b) in probes(16, 16, 16, dtype).items():
+    numbered = numbers(16, depth)
+    if dtype == torch.float32:
+        numbered = numbered.int()
+    registers, _ = launch(numbered, numbered)
+    for name, part in (("a", registers[:, :4]), ("b", registers[:, 4:])):
+        found[name] = part.tolist() if dtype == torch.float32 else halves(part)
+    for name, (a, b) in probes(16, 16, depth, dtype).items():
         found[name] = whole(launch(a, b)[1])
     return found
 
@@ -223,8 +234,9 @@ def record_swizzle(run: Run, dtype: torch.dtype) -> list[int]:
     body, smem_bytes = copies(SWIZZLE, {"x": (0, 64)})
     program = kernel(body, {"x": tensor_map("x", 64, dtype), "y": "u32*"}, 128, smem_bytes)
     y = torch.zeros(2048, dtype=torch.int32)
-    words = torch.arange(2048, dtype=torch.int32)
+    words = torch.arange(2048, dtype=torch.int32) << _ROUNDED  # as floats, they are tf32
     run(program, {"x": words.view(dtype).view(64, -1), "y": y})
+    y >>= _ROUNDED
     if not torch.equal(y.view(-1, 4) - y.view(-1, 4)[:, :1], torch.arange(4).expand(512, 4)):
         raise ValueError("the swizzle moves something smaller than 16 bytes")
     return list((y[::4] // 4).tolist())
@@ -256,6 +268,7 @@ def record(run: Run) -> Table:
     return {
         **record_ldmatrix(run),
         "mma_m16n8k16": {_NAMES[each]: record_mma(run, each) for each in (half, brain)},
+        "mma_m16n8k8": {_NAMES[single]: record_mma(run, single)},
         "swizzle_128": {_NAMES[each]: record_swizzle(run, each) for each in (half, single)},
         "wgmma": {
             _NAMES[each]: {str(n): record_wgmma(run, each, n) for n in WGMMA_COLUMNS}

@@ -35,7 +35,7 @@ from gtco.graph import FusedGraph, Graph, Group
 from gtco.options import Options
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
-from gtco.passes.precision import lower_precision
+from gtco.passes.precision import lower_precision, lower_products
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
 from gtco.runtime.device import device_at
 from gtco.runtime.module import CompiledModule
@@ -172,6 +172,8 @@ def capture_for(
         CaptureError: the model cannot be exported.
     """
     captured = _capture(model, args, kwargs)
+    if options.precision == "tf32":
+        return replace(captured, graph=lower_products(captured.graph, "tf32"))
     if options.precision not in PRECISIONS:
         return captured
     lowered = lower_precision(captured.graph, PRECISIONS[options.precision])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gtco.graph import FusedGraph, Graph
+from gtco.graph import FusedGraph, Graph, Node
 
 
 class ArgumentError(TypeError):
@@ -15,7 +15,11 @@ class ArgumentError(TypeError):
 
 
 def interpret(
-    graph: Graph | FusedGraph, args: Sequence[Tensor], *, dtype: torch.dtype | None = None
+    graph: Graph | FusedGraph,
+    args: Sequence[Tensor],
+    *,
+    dtype: torch.dtype | None = None,
+    rounded: bool = False,
 ) -> tuple[Tensor, ...]:
     """Run `graph` on `args`, node by node (group by group if fused), with each op's reference.
 
@@ -24,6 +28,8 @@ def interpret(
         args: one tensor per graph input, of the input's shape; where they live, it runs.
         dtype: compute every floating-point value in this dtype instead of its own: float64
             or float32 gives the reference that DESIGN section 9 judges by.
+        rounded: round what is multiplied as the nodes' `products` say, as tensor cores do; without
+            it the answer is exact for its dtype.
 
     Returns:
         One tensor per graph output.
@@ -41,13 +47,13 @@ def interpret(
         values[name] = _widen(tensor, dtype)
     parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else [whole]
     for part in parts:
-        _run(part, values, dtype)
+        _run(part, values, dtype, rounded)
     if isinstance(graph, FusedGraph):  # views that only the caller sees belong to no group
-        _run(whole, values, dtype)
+        _run(whole, values, dtype, rounded)
     return tuple(values[name] for name in whole.outputs)
 
 
-def _run(graph: Graph, values: dict[str, Tensor], dtype: torch.dtype | None) -> None:
+def _run(graph: Graph, values: dict[str, Tensor], dtype: torch.dtype | None, rounded: bool) -> None:
     device = next(iter(values.values())).device if values else torch.device("cpu")
     for name, tensor in graph.constants.items():
         if name not in values:
@@ -60,10 +66,28 @@ def _run(graph: Graph, values: dict[str, Tensor], dtype: torch.dtype | None) -> 
             for key in ("dtype", "out_dtype"):
                 if isinstance(attrs.get(key), torch.dtype) and attrs[key].is_floating_point:
                     attrs[key] = dtype
-        result = node.definition.reference(*(values[name] for name in node.inputs), **attrs)
+        inputs = [values[name] for name in node.inputs]
+        operands = rounded_operands(node) if rounded else 0
+        inputs[:operands] = map(round_to_tf32, inputs[:operands])
+        result = node.definition.reference(*inputs, **attrs)
         results = result if isinstance(result, (tuple, list)) else (result,)
         values.update(zip(node.values, results, strict=True))
 
 
 def _widen(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def rounded_operands(node: Node) -> int:
+    """How many of its first inputs `node` multiplies in tf32."""
+    if node.attrs.get("products") != "tf32":
+        return 0
+    return 3 if node.op == "attention" else 2
+
+
+def round_to_tf32(tensor: Tensor) -> Tensor:
+    """f32 values rounded to the nearest with the 10 bits of mantissa that tf32 has, ties to even,
+    as the GPU's copy engine rounds."""
+    bits = tensor.contiguous().view(torch.int32)
+    rounded = (bits + 0xFFF + (bits >> 13 & 1) & ~0x1FFF).view(torch.float32)
+    return torch.where(tensor.isnan(), tensor, rounded)

@@ -72,6 +72,8 @@ class Op:
         family: of the kernels that are built around this op: "gemm" (products that sum over the
             last dimension of both operands), "attention" or "stencil" (windows of an image, each
             channel by itself). Empty for an op that joins the kernels of others.
+        multiplies: on tensor cores; its attribute `products` names what fp32 operands are rounded
+            to for that ("tf32"), and is None or missing where they stay as they are.
     """
 
     name: str
@@ -81,6 +83,7 @@ class Op:
     flops: FlopCount = _one_per_output
     is_view: bool = False
     family: str = ""
+    multiplies: bool = False
 
     @property
     def is_pointwise(self) -> bool:
@@ -128,13 +131,22 @@ def _pad(x: Tensor, *, before: Sequence[int], after: Sequence[int]) -> Tensor:
 
 
 def _linear(
-    x: Tensor, w: Tensor, b: Tensor | None = None, *, out_dtype: torch.dtype | None = None
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    products: str | None = None,
 ) -> Tensor:
     """`x @ w.T + b`; with `out_dtype` the products and the sum are taken in that type."""
     if out_dtype is None:
         return F.linear(x, w, b)
     wide = torch.promote_types(out_dtype, x.dtype)
     return F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
+
+
+def _matmul(a: Tensor, b: Tensor, *, products: str | None = None) -> Tensor:
+    return torch.matmul(a, b)
 
 
 def _attention(
@@ -145,6 +157,7 @@ def _attention(
     *,
     scale: float,
     causal: bool = False,
+    products: str | None = None,
 ) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
@@ -185,6 +198,7 @@ def _conv2d(
     padding: Sequence[int],
     dilation: Sequence[int],
     groups: int,
+    products: str | None = None,
 ) -> Tensor:
     return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
 
@@ -232,6 +246,7 @@ def _conv(
     after: Sequence[int],
     dilation: Sequence[int],
     groups: int = 1,
+    products: str | None = None,
 ) -> Tensor:
     """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out].
 
@@ -255,7 +270,8 @@ def _depthwise_conv(
     dilation: Sequence[int],
 ) -> Tensor:
     """Convolve each channel of x [N, H, W, C] by itself, by w [KH, KW, C]: [N, P, Q, C]."""
-    given = {"stride": stride, "before": before, "after": after, "dilation": dilation}
+    given: dict[str, Any] = {"stride": stride, "before": before, "after": after}
+    given["dilation"] = dilation
     return _conv(x, w.permute(2, 0, 1).unsqueeze(3), **given, groups=x.shape[3])
 
 
@@ -440,18 +456,21 @@ _ROWS: tuple[Op, ...] = (
     Op("row_stats", Pattern.REDUCTION, _row_stats, flops=_one_per_input),
     Op("merge_stats", Pattern.REDUCTION, _merge_stats, flops=_one_per_input),
     # Contractions.
-    Op("linear", Pattern.COMPLEX_OUT_FUSABLE, _linear, flops=_linear_flops, family="gemm"),
-    Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, torch.matmul, flops=_linear_flops, family="gemm"),
+    Op("linear", Pattern.COMPLEX_OUT_FUSABLE, _linear, flops=_linear_flops, family="gemm",
+       multiplies=True),
+    Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, _matmul, flops=_linear_flops, family="gemm",
+       multiplies=True),
     Op("attention", Pattern.COMPLEX_OUT_FUSABLE, _attention, flops=_attention_flops,
-       family="attention"),
+       family="attention", multiplies=True),
     # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
-    Op("conv", Pattern.COMPLEX_OUT_FUSABLE, _conv, flops=_conv_flops, family="gemm"),
-    Op("grouped_conv", Pattern.OPAQUE, _conv, flops=_conv_flops),
+    Op("conv", Pattern.COMPLEX_OUT_FUSABLE, _conv, flops=_conv_flops, family="gemm",
+       multiplies=True),
+    Op("grouped_conv", Pattern.OPAQUE, _conv, flops=_conv_flops, multiplies=True),
     Op("depthwise_conv", Pattern.COMPLEX_OUT_FUSABLE, _depthwise_conv, flops=_window_flops,
        family="stencil"),
     Op("max_pool", Pattern.COMPLEX_OUT_FUSABLE, _max_pool, flops=_window_flops, family="stencil"),
     Op("avg_pool", Pattern.COMPLEX_OUT_FUSABLE, _avg_pool, flops=_window_flops, family="stencil"),
-    Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops),
+    Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops, multiplies=True),
     Op("batch_norm", Pattern.OPAQUE, _batch_norm),
     Op("aten", Pattern.OPAQUE, _aten),
 )  # fmt: skip

@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+import torch
+
 from gtco.constants import H100, Constants
 
 
@@ -51,6 +53,12 @@ class Target:
     def capability(self) -> tuple[int, int]:
         digits = self.arch.removeprefix("sm_").rstrip("a")
         return int(digits[:-1]), int(digits[-1])
+
+    def products_tflops(self, dtype: torch.dtype, products: str | None) -> float:
+        """The dense rate of products of `dtype`, rounded to `products` ("tf32") if that is said."""
+        if dtype in (torch.float16, torch.bfloat16):
+            return self.matmul_tflops
+        return self.matmul_tflops / 2 if products == "tf32" else self.fp32_tflops
 
     @property
     def has_wgmma(self) -> bool:

@@ -1,4 +1,5 @@
-"""Lower the precision of an fp32 graph; its inputs and outputs keep their dtype.
+"""Lower the precision of an fp32 graph, or of its products alone; its inputs and outputs keep their
+dtype.
 
     %y: f32[8,64] = linear(%x, %w)
     ->
@@ -9,13 +10,18 @@
 Accumulation, normalisation and exponentials stay in fp32: that is the kernels' doing. Constants of
 one element become numbers first, which stay as exact as they are: an epsilon of 1e-12 would be zero
 in f16. A finite constant stays finite: rounded to -inf, a mask would make NaN of a whole row.
+
+    %y: f32[8,64] = linear(%x, %w)    ->    %y: f32[8,64] = linear(%x, %w, products='tf32')
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import MappingProxyType
+
 import torch
 
-from gtco.graph import Graph, GraphBuilder
+from gtco.graph import Graph, GraphBuilder, Node
 from gtco.passes.canonicalize import canonicalize
 
 
@@ -57,3 +63,14 @@ def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
 def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     most = torch.finfo(dtype).max
     return torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most)).to(dtype)
+
+
+def lower_products(graph: Graph, products: str) -> Graph:
+    """Take the products of `graph` whose operands are f32 in `products` ("tf32")."""
+
+    def lowered(node: Node) -> Node:
+        if not node.definition.multiplies or graph.specs[node.inputs[0]].dtype != torch.float32:
+            return node
+        return replace(node, attrs=MappingProxyType({**node.attrs, "products": products}))
+
+    return replace(graph, nodes=tuple(lowered(node) for node in graph.nodes))

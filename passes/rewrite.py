@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from gtco.graph import Graph, GraphError, Node, TensorSpec, _freeze, infer_outputs
+from gtco.ops import OPS
 
 M = TypeVar("M")
 V = TypeVar("V")
@@ -81,6 +82,8 @@ class Editor:
                 self._users[name][node.name] = None
         self._taken: Counter[str] = Counter([*self.specs, *self.nodes])
         self._created = 0
+        found = (node.attrs.get("products") for node in graph.nodes)
+        self._products: str | None = next(filter(None, found), None)
         self._undo: list[tuple[MutableMapping[str, Any], str, Any]] = []
 
     # -- questions ---------------------------------------------------------------------------
@@ -121,7 +124,14 @@ class Editor:
         return value
 
     def add_node(self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any]) -> tuple[str, ...]:
-        """Append a node; return its values."""
+        """Append a node; return its values.
+
+        What multiplies f32 does so as the others of the graph, whatever it is made from.
+        """
+        if self._products:
+            attrs = {key: value for key, value in attrs.items() if key != "products"}
+            if OPS[op].multiplies and self.specs[inputs[0]].dtype == torch.float32:
+                attrs["products"] = self._products
         frozen = MappingProxyType({key: _freeze(item) for key, item in attrs.items()})
         outputs = infer_outputs(op, [self.specs[name] for name in inputs], frozen)
         node = Node(self._fresh(op), op, tuple(inputs), frozen, outputs, self.source)

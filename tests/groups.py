@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.passes.precision import lower_products
 
 
 def _weights(*shape: int, dtype: torch.dtype) -> torch.Tensor:
@@ -89,7 +90,12 @@ def batched_matmul(
     return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other))]))
 
 
-F16, BF16 = torch.float16, torch.bfloat16
+def tf32(group: Group) -> Group:
+    """`group`, which is f32, with its products in tf32."""
+    return Group(f"tf32 {group.name}", lower_products(group.graph, "tf32"))
+
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 GEMM_CASES: dict[str, Callable[[], Group]] = {
     "qkv": lambda: norm_linear(197, 768, 2304, F16),
     "fc1": lambda: norm_linear(197, 768, 3072, F16, gelu=True),
@@ -109,6 +115,11 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "bmm_odd": lambda: batched_matmul(2, 17, 197, 197, BF16),
     "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),
     "bmm_shared": lambda: batched_matmul(2, 33, 64, 48, F16, transposed=True, shared=True),
+    "tf32_fc1": lambda: tf32(norm_linear(197, 768, 3072, F32, gelu=True)),
+    "tf32_projection": lambda: tf32(residual_linear(197, 768, 768, F32)),
+    "tf32_odd": lambda: tf32(plain_linear(19, 68, 91, F32)),
+    "tf32_patch": lambda: tf32(patch_embedding(56, 14, 128, F32)),
+    "tf32_bmm": lambda: tf32(batched_matmul(2, 17, 61, 72, F32)),
 }
 
 
@@ -165,5 +176,6 @@ CONV_CASES: dict[str, Callable[[], Group]] = {
         (2, 5, 3, 24), 32, (3, 3), F16, before=(1, 0)
     ),
     "conv_odd": lambda: convolution((1, 6, 7, 5), 7, (3, 3), BF16, stride=(1, 2)),
+    "conv_tf32": lambda: tf32(convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2))),
     "conv_one_pixel": lambda: convolution((1, 1, 1, 64), 64, (3, 3), F16),
 }

@@ -7,22 +7,25 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "mma.cuh"
 #include "windows.cuh"
 
 namespace gtco {
 
-// Where element (row, k) of a tile lies, in elements. K-major tiles are (ROWS, BLOCK_K), the others
-// (BLOCK_K, ROWS).
-template <bool K_MAJOR, int ROWS, int BLOCK_K>
+// Where element (row, k) of a tile lies, in elements, of which E make a chunk. K-major tiles are
+// (ROWS, BLOCK_K), the others (BLOCK_K, ROWS).
+template <bool K_MAJOR, int ROWS, int BLOCK_K, int E>
 __device__ __forceinline__ int tile_offset(int row, int k) {
   if constexpr (K_MAJOR) {
-    constexpr int CHUNKS = BLOCK_K / 8;
+    constexpr int CHUNKS = BLOCK_K / E;
     constexpr int SHIFT = CHUNKS >= 8 ? 0 : (CHUNKS == 4 ? 1 : 2);
-    const int chunk = (k / 8) ^ ((row >> SHIFT) & min_of(CHUNKS - 1, 7));
-    return row * BLOCK_K + chunk * 8 + k % 8;
+    const int chunk = (k / E) ^ ((row >> SHIFT) & min_of(CHUNKS - 1, 7));
+    return row * BLOCK_K + chunk * E + k % E;
   } else {
     static_assert(K_MAJOR || ROWS % 64 == 0, "a row of chunks spans all banks");
-    return k * ROWS + ((row / 8) ^ (k & 7)) * 8 + row % 8;
+    // ldmatrix reads a chunk of each of eight k; of 32 bits, lanes read two of each of four.
+    const int turn = E == 8 ? k & 7 : (k & 3) * 2;
+    return k * ROWS + ((row / E) ^ turn) * E + row % E;
   }
 }
 
@@ -52,7 +55,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
     } else {
       if (valid) from = operand.at(batch, row0 + r, k0 + k);
     }
-    Element* to = tile + tile_offset<Operand::K_MAJOR, ROWS, BLOCK_K>(r, k);
+    Element* to = tile + tile_offset<Operand::K_MAJOR, ROWS, BLOCK_K, 16 / sizeof(Element)>(r, k);
     if constexpr (V * sizeof(Element) >= 4) {
       ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to), from, valid);
     } else {
@@ -61,42 +64,41 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
   }
 }
 
-// Fragments of 16 rows x 16 k for mma's A: registers (row 0-7, k 0-7), (8-15, 0-7), (0-7, 8-15),
-// (8-15, 8-15).
-template <bool K_MAJOR, int ROWS, int BLOCK_K, class Element>
-__device__ __forceinline__ void load_a(u32 (&r)[4], const Element* tile, int row, int k, int lane) {
-  const int j = lane / 8, i = lane % 8;
-  const int rr = row + (j & 1) * 8 + (K_MAJOR ? i : 0);
-  const int kk = k + (j >> 1) * 8 + (K_MAJOR ? 0 : i);
-  const u32 address = ptx::shared_address(tile + tile_offset<K_MAJOR, ROWS, BLOCK_K>(rr, kk));
-  if constexpr (K_MAJOR) {
-    ptx::ldmatrix_x4(r, address);
+// Fragments of 16 rows x 32 bytes of k, in the order (first row, chunk of k) of `at(j)`: mma's A
+// has (0, 0), (8, 0), (0, 1), (8, 1), and two of its B (0, 0), (0, 1), (8, 0), (8, 1). A matrix of
+// ldmatrix is 8 rows x 16 bytes; of 32-bit elements it turns none, so lanes read those one by one.
+template <bool K_MAJOR, int ROWS, int BLOCK_K, bool IS_A, class Element>
+__device__ __forceinline__ void load_fragments(u32 (&r)[4], const Element* tile, int row, int k,
+                                               int lane) {
+  constexpr int E = 16 / sizeof(Element);
+  const auto first_row = [](int j) { return (IS_A ? j & 1 : j >> 1) * 8; };
+  const auto first_k = [](int j) { return (IS_A ? j >> 1 : j & 1) * E; };
+  const auto at = [&](int rr, int kk) {
+    return tile + tile_offset<K_MAJOR, ROWS, BLOCK_K, E>(row + rr, k + kk);
+  };
+  if constexpr (!K_MAJOR && sizeof(Element) == 4) {
+#pragma unroll
+    for (int j = 0; j < 4; ++j)
+      r[j] = __float_as_uint(*at(first_row(j) + lane / 4, first_k(j) + lane % 4));
   } else {
-    ptx::ldmatrix_x4_trans(r, address);
+    const int j = lane / 8, i = lane % 8;
+    const u32 address =
+        ptx::shared_address(at(first_row(j) + (K_MAJOR ? i : 0), first_k(j) + (K_MAJOR ? 0 : i)));
+    if constexpr (K_MAJOR) {
+      ptx::ldmatrix_x4(r, address);
+    } else {
+      ptx::ldmatrix_x4_trans(r, address);
+    }
   }
-}
-
-// Fragments of 16 columns x 16 k for two of mma's B: registers (column 0-7, k 0-7), (0-7, 8-15),
-// (8-15, 0-7), (8-15, 8-15).
-template <bool K_MAJOR, int ROWS, int BLOCK_K, class Element>
-__device__ __forceinline__ void load_b(u32 (&r)[4], const Element* tile, int row, int k, int lane) {
-  const int j = lane / 8, i = lane % 8;
-  const int rr = row + (j >> 1) * 8 + (K_MAJOR ? i : 0);
-  const int kk = k + (j & 1) * 8 + (K_MAJOR ? 0 : i);
-  const u32 address = ptx::shared_address(tile + tile_offset<K_MAJOR, ROWS, BLOCK_K>(rr, kk));
-  if constexpr (K_MAJOR) {
-    ptx::ldmatrix_x4(r, address);
-  } else {
-    ptx::ldmatrix_x4_trans(r, address);
-  }
+  Mma<Element>::round(r);
 }
 
 // Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES.
 template <class C, class A, class B, class Functor>
 __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
-  static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
-  static_assert(C::BLOCK_K % 16 == 0, "mma takes k in steps of 16");
+  constexpr int STEP_K = Mma<Element>::K;
+  static_assert(C::BLOCK_K % STEP_K == 0, "mma takes k in steps");
   constexpr int THREADS = C::WARPS_M * C::WARPS_N * 32;
   constexpr int WARP_M = C::BLOCK_M / C::WARPS_M, WARP_N = C::BLOCK_N / C::WARPS_N;
   static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile is made of 16 x 16 pieces");
@@ -151,20 +153,21 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
     const Element* a_tile = a_ring + step % C::STAGES * A_TILE;  // (BLOCK_M, BLOCK_K)
     const Element* b_tile = b_ring + step % C::STAGES * B_TILE;  // (BLOCK_N, BLOCK_K)
 #pragma unroll
-    for (int k = 0; k < C::BLOCK_K; k += 16) {
+    for (int k = 0; k < C::BLOCK_K; k += STEP_K) {
       u32 af[MI][4], bf[NI / 2][4];
 #pragma unroll
       for (int i = 0; i < MI; ++i)
-        load_a<A::K_MAJOR, C::BLOCK_M, C::BLOCK_K>(af[i], a_tile, warp_m + i * 16, k, lane);
+        load_fragments<A::K_MAJOR, C::BLOCK_M, C::BLOCK_K, true>(af[i], a_tile, warp_m + i * 16, k,
+                                                                 lane);
 #pragma unroll
       for (int j = 0; j < NI / 2; ++j)
-        load_b<B::K_MAJOR, C::BLOCK_N, C::BLOCK_K>(bf[j], b_tile, warp_n + j * 16, k, lane);
+        load_fragments<B::K_MAJOR, C::BLOCK_N, C::BLOCK_K, false>(bf[j], b_tile, warp_n + j * 16, k,
+                                                                  lane);
 #pragma unroll
       for (int i = 0; i < MI; ++i)
 #pragma unroll
         for (int j = 0; j < NI; ++j)
-          ptx::mma_m16n8k16<Element>(acc[i][j], af[i], bf[j / 2][j % 2 * 2],
-                                     bf[j / 2][j % 2 * 2 + 1]);
+          Mma<Element>::mma(acc[i][j], af[i], bf[j / 2][j % 2 * 2], bf[j / 2][j % 2 * 2 + 1]);
     }
   }
   EpilogueTile<C::BLOCK_M, C::BLOCK_N, THREADS, 64, Functor> tile(

@@ -170,6 +170,15 @@ void cp_async_wait(int pending) {
 
 namespace {
 
+// What the copy engine makes of a float32: the nearest tf32, ties to even (recorded on an H200).
+void round_to_tf32(unsigned char* element) {
+  u32 bits;
+  std::memcpy(&bits, element, 4);
+  const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+  bits = is_nan ? 0x7fffe000 : (bits + 0xfff + (bits >> 13 & 1)) & 0xffffe000;
+  std::memcpy(element, &bits, 4);
+}
+
 int rows_of_box(const TensorMap& map) { return map.box[1] * map.box[2] * map.box[3] * map.box[4]; }
 
 // Elements of row `row` of a box that lie in the tensor, and where they do in memory.
@@ -316,6 +325,7 @@ void land(const Transfer& transfer) {
       if (column < read.count) {
         const u64 from = read.from + column * gtco::i64(map.element_bytes);
         std::memcpy(to, reinterpret_cast<const void*>(from), map.element_bytes);
+        if (map.element_bytes == 4) round_to_tf32(to);
       } else {
         std::memset(to, 0, map.element_bytes);
       }

@@ -49,6 +49,7 @@ const void* assume_aligned(const void* p, int bytes);
 u32 shared_address(const void* p);
 void ldmatrix(u32* r, u32 address, bool trans);
 void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type);
+void mma_m16n8k8(float* d, const u32* a, u32 b0, u32 b1);
 
 void ld_global(void* to, const void* from, int bytes);
 void cp_async(u32 to, const void* from, int bytes, bool valid);

@@ -12,6 +12,9 @@ float widened(gtco::u16 bits, Type type) {
   return static_cast<float>(bit_cast_to<_Float16>(bits));
 }
 
+// A register as the tensor core reads tf32: the low 13 bits are not looked at.
+float cut(u32 bits) { return bit_cast_to<float>(bits & 0xffffe000); }
+
 template <class T>
 T& operand(int thread) {
   return *static_cast<T*>(threads[thread].operands);
@@ -50,7 +53,7 @@ int row_of(float (&values)[16], u32 tile, int row, Type type) {
     if (type == Type::TF32) {
       u32 bits[4];
       std::memcpy(bits, from, 16);
-      for (u32 each : bits) values[count++] = bit_cast_to<float>(each & 0xffffe000);
+      for (u32 each : bits) values[count++] = cut(each);
     } else {
       gtco::u16 bits[8];
       std::memcpy(bits, from, 16);
@@ -160,6 +163,28 @@ void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type) {
         const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
         float& to = operand<Multiply>(first + lane).d[j];
         for (int k = 0; k < 16; ++k) to += left[row][k] * right[column][k];
+      }
+  });
+}
+
+// The operands are tf32, of which the low 13 bits are not looked at. A: register i is row
+// (i % 2) * 8 + l / 4, k (i / 2) * 4 + l % 4; B: register i is k i * 4 + l % 4, column l / 4; D as
+// above.
+void mma_m16n8k8(float* d, const u32* a, u32 b0, u32 b1) {
+  HERE;
+  Multiply operands{d, a, {b0, b1}, Type::TF32};
+  execute_together("mma.sync", &operands, [](int first) {
+    float left[16][8], right[8][8];
+    for (int lane = 0; lane < 32; ++lane) {
+      const Multiply& from = operand<Multiply>(first + lane);
+      for (int i = 0; i < 4; ++i) left[i % 2 * 8 + lane / 4][i / 2 * 4 + lane % 4] = cut(from.a[i]);
+      for (int i = 0; i < 2; ++i) right[lane / 4][i * 4 + lane % 4] = cut(from.b[i]);
+    }
+    for (int lane = 0; lane < 32; ++lane)
+      for (int j = 0; j < 4; ++j) {
+        const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
+        float& to = operand<Multiply>(first + lane).d[j];
+        for (int k = 0; k < 8; ++k) to += left[row][k] * right[column][k];
       }
   });
 }

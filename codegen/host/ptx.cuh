@@ -61,6 +61,16 @@ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 
   host::mma_m16n8k16(d, a, b0, b1, TYPE<T>);
 }
 
+__forceinline__ u32 cvt_tf32(float x) {
+  const u32 bits = __float_as_uint(x);
+  if (x != x) return 0x7fffffff;
+  return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
+}
+
+__forceinline__ void mma_m16n8k8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  host::mma_m16n8k8(d, a, b0, b1);
+}
+
 __forceinline__ void griddepcontrol_wait() { host::griddepcontrol_wait(); }
 __forceinline__ void griddepcontrol_launch_dependents() {}
 

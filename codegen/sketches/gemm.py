@@ -21,7 +21,7 @@ from gtco.graph import Group, Node
 from gtco.target import Target
 from gtco.views import Axis, Layout, NotAView, resolve
 
-WGMMA_DTYPES = (torch.float16, torch.bfloat16)
+HALVES = (torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,10 @@ class GemmProblem:
     dtype: torch.dtype
     a: GemmOperand | WindowOperand
     b: GemmOperand
+
+    def matmul_tflops(self, target: Target) -> float:
+        """The dense rate of its products on `target`, TFLOP/s."""
+        return target.products_tflops(self.dtype, self.anchor.attrs.get("products"))
 
     @property
     def plain_a(self) -> GemmOperand:
@@ -120,6 +124,16 @@ class GemmProblem:
             (row_stride, batch_stride or row_stride * size),
             (128 // self.dtype.itemsize, min(box, 256), 1),
         )
+
+
+def check_products(anchor: Node, dtype: torch.dtype) -> None:
+    """Refuse operands of `anchor` that no tensor core multiplies as they are.
+
+    Raises:
+        Illegal: naming their dtype.
+    """
+    tf32 = dtype == torch.float32 and anchor.attrs.get("products") == "tf32"
+    check(tf32 or dtype in HALVES, f"no tensor core multiplies {dtype} as it is")
 
 
 def analyse(group: Group) -> GemmProblem:
@@ -215,7 +229,7 @@ def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
     problem = analyse(group)
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
-    check(problem.dtype in WGMMA_DTYPES, f"this sketch multiplies no {problem.dtype}")
+    check_products(problem.anchor, problem.dtype)
     if isinstance(problem.a, WindowOperand):
         problem.a.check_map(problem.dtype)
     else:
@@ -270,13 +284,15 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
     check(aligned, f"operand {label} has rows that are not 16-byte aligned")
 
 
-def operand_text(label: str, operand: GemmOperand | WindowOperand, parameter: str) -> str:
-    """The struct called `label` through which mma.sync templates read `operand`."""
+def operand_text(
+    label: str, operand: GemmOperand | WindowOperand, dtype: torch.dtype, parameter: str
+) -> str:
+    """The struct called `label` through which mma.sync templates read `operand`, of `dtype`."""
     if isinstance(operand, WindowOperand):
-        return operand.text(label, parameter)
+        return operand.text(label, dtype, parameter)
     layout = operand.layout
     dim = 2 if operand.k_major else 1
-    vector = layout.vector(8, dim)
+    vector = layout.vector(16 // dtype.itemsize, dim)
     at = index(Layout(layout.dims, layout.offset), ("batch", "row", "k"))
     element = "Config::Element"
     return f"""struct {label} {{  // %{parameter}, {layout}

@@ -1,22 +1,20 @@
-"""GEMM on `mma.sync` fed by `cp.async`: any architecture, any strided operand, 16-bit types."""
+"""GEMM on `mma.sync` fed by `cp.async`: any architecture and strided operand, 16 bits and tf32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import ClassVar
 
-import torch
-
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse, operand_text, pad_to
+from gtco.codegen.sketches.gemm import analyse, check_products, operand_text, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 
 
 class GemmMma(Sketch):
-    """CTA tile -> warp tile -> m16n8k16, a cp.async ring, staged stores."""
+    """CTA tile -> warp tile -> m16n8k16 (tf32: m16n8k8), a cp.async ring, staged stores."""
 
     name: ClassVar[str] = "gemm_mma"
     family: ClassVar[str] = "gemm"
@@ -27,8 +25,7 @@ class GemmMma(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = analyse(group)
-        dtype = self.problem.dtype
-        check(dtype in (torch.float16, torch.bfloat16), f"mma.sync m16n8k16 takes no {dtype}")
+        check_products(self.problem.anchor, self.problem.dtype)
         self.problem.epilogue(self.problem.region())
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -53,8 +50,9 @@ class GemmMma(Sketch):
             return float(waves * (m * n / min(1.0, (m * n) ** 0.5 / 90) + 1000))
 
         for m, n, warps_m, warps_n in sorted(shapes, key=waste):
-            block_k = 64 if problem.k >= 64 and m * n <= 64 * 128 else 32
-            stages = 4 if m * n < 128 * 128 or block_k == 32 else 3
+            half = problem.dtype.itemsize == 2
+            block_k = 64 if half and problem.k >= 64 and m * n <= 64 * 128 else 32
+            stages = 4 if m * n < 128 * 128 or (half and block_k == 32) else 3
             yield {
                 "block_m": m,
                 "block_n": n,
@@ -105,10 +103,11 @@ class GemmMma(Sketch):
             check(
                 major or extent % 64 == 0, f"{knob} {extent}: a transposed tile spans 64 elements"
             )
-            texts.append(operand_text(label, operand, region.parameter(operand.base, "in")))
+            parameter = region.parameter(operand.base, "in")
+            texts.append(operand_text(label, operand, problem.dtype, parameter))
         functor = emitter.functor("Epilogue", "acc")
         stage_ld = n + 8
-        ring = stages * (m + n) * k * 2
+        ring = stages * (m + n) * k * problem.dtype.itemsize
         row_values_at = pad_to(max(ring, m * stage_ld * 4), 16)
         smem = row_values_at + m * 4 * len(emitter.row_fields)
         self.check_smem(smem)

@@ -86,7 +86,7 @@ class GemmPersistent(Sketch):
         """Microseconds, roughly: without the epilogue's arithmetic."""
         target = self.target
         block = self._block_work(schedule)
-        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
+        rate = self.problem.matmul_tflops(target) * target.constants.mma_efficiency[self.name]
         operand_bytes = timing.operand_bytes(self.name, block)
         return timing.chain_us(
             block, self._blocks(schedule), 1, rate, target, operand_bytes=operand_bytes

@@ -161,7 +161,10 @@ class GemmSkinny(Sketch):
         emitter = problem.epilogue(region)
         operands = {"A": problem.plain_a, "B": problem.b}
         inputs = {label: region.parameter(each.base, "in") for label, each in operands.items()}
-        texts = [operand_text(label, each, inputs[label]) for label, each in operands.items()]
+        dtype = problem.dtype
+        texts = [
+            operand_text(label, each, dtype, inputs[label]) for label, each in operands.items()
+        ]
         functor = emitter.functor("Epilogue", "acc")
         threads, barrier_at = _threads(schedule), self._barrier_at(schedule)
         # Where two fit, the next kernel's weights come beside this one's end.

@@ -129,7 +129,7 @@ class GemmWgmma(Sketch):
         resident = timing.resident_blocks(
             self._smem(schedule).nbytes, _threads(schedule), block.registers, target
         )
-        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
+        rate = problem.matmul_tflops(target) * target.constants.mma_efficiency[self.name]
         cluster = _cluster(schedule)
         blocks = tiles * schedule["split"]
         operand_bytes = timing.operand_bytes(self.name, block)

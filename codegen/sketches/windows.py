@@ -135,10 +135,10 @@ class WindowOperand:
             ),
         )
 
-    def text(self, label: str, parameter: str) -> str:
+    def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the windows."""
         at = index(self.layout, ("at.image", "at.y", "at.x", "at.channel"))
-        vector = self.layout.vector(8, 3)
+        vector = self.layout.vector(16 // dtype.itemsize, 3)
         element = "Config::Element"
         _, height, width, _ = self.layout.shape
         return f"""struct {label} {{  // %{parameter}, {self.layout}

@@ -19,9 +19,11 @@ def bind_library(
     Args:
         group: what to compute.
         tensors: its inputs, constants and outputs by name; read now and used by each call.
-        precision: `Options.precision`.
+        precision: `Options.precision`; what the group's own products say goes before it.
     """
     graph = group.graph
+    products = (node.attrs.get("products") for node in graph.nodes)
+    precision = next(filter(None, products), precision)
     given = {name: tensors[name] for name in (*graph.inputs, *graph.constants)}
     outputs = {name: tensors[name] for name in graph.outputs}
 

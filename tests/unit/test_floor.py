@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-import gtco
-from gtco.compiler import fuse_with, plan_with
+from gtco.compiler import capture_for, fuse_with, plan_with
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.plans import floor_us
 from gtco.options import Options
@@ -35,7 +34,8 @@ def test_the_floor_is_of_the_model_and_of_no_plan(
     if precision is not None:
         model, x = model.float(), x.float()
     target = replace(H100, dram_gbps=dram_gbps)
-    graph = run_pipeline(gtco.capture(model, (x,)))
+    options = Options.of(precision=precision)
+    graph = run_pipeline(capture_for(model, (x,), None, options).graph)
     for fused in fuse_with(Knowledge(DEVICE), graph, target, 4):
-        plan = plan_with(Knowledge(DEVICE), fused, target, Options.of(precision=precision))
+        plan = plan_with(Knowledge(DEVICE), fused, target, options)
         assert floor_us(plan) == pytest.approx(expected)

@@ -14,7 +14,7 @@ from tests.kernel_checks import wrong_outputs
 
 pytestmark = pytest.mark.compiler
 
-F16, BF16 = torch.float16, torch.bfloat16
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 GROUPS = {
     "norm and GELU": lambda: groups.norm_linear(37, 200, 256, F16, gelu=True),
     "residual and statistics": lambda: groups.residual_linear(19, 136, 128, BF16),
@@ -22,6 +22,9 @@ GROUPS = {
     "one row": lambda: groups.plain_linear(1, 72, 104, F16),
     "columns that no vector divides": lambda: groups.plain_linear(7, 72, 91, F16),
     "several products": lambda: groups.batched_matmul(2, 33, 64, 40, F16, transposed=True),
+    "tf32, norm and GELU": lambda: groups.tf32(groups.norm_linear(37, 100, 256, F32, gelu=True)),
+    "tf32, statistics": lambda: groups.tf32(groups.residual_linear(21, 64, 192, F32)),
+    "tf32, odd columns": lambda: groups.tf32(groups.plain_linear(7, 36, 91, F32)),
 }
 KNOBS = (
     "swap",
@@ -68,6 +71,13 @@ CASES = [
     ("statistics of whole chunks", (1, 64, 8, 2, 2, 1, 1, 1, 3)),
     ("statistics of whole chunks", (1, 64, 16, 2, 1, 1, 2, 0, 2)),
     ("several products", (1, 64, 24, 2, 1, 1, 1, 0, 2)),
+    ("tf32, norm and GELU", (0, 64, 64, 3, 1, 1, 2, 1, 1)),
+    ("tf32, norm and GELU", (1, 64, 24, 2, 1, 4, 2, 0, 1)),
+    ("tf32, norm and GELU", (0, 64, 32, 2, 3, 1, 1, 0, 1)),
+    ("tf32, statistics", (1, 64, 16, 2, 2, 1, 1, 1, 1)),
+    ("tf32, statistics", (0, 64, 128, 2, 2, 1, 1, 0, 1)),
+    ("tf32, odd columns", (1, 64, 8, 2, 2, 1, 1, 0, 1)),
+    ("tf32, odd columns", (0, 64, 96, 2, 1, 1, 1, 0, 1)),
 ]
 
 

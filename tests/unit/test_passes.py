@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from gtco.frontend.torch_export import capture
 from gtco.graph import GraphBuilder, GraphError, Node, TensorSpec
 from gtco.interpreter import interpret
+from gtco.passes import run_pipeline
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
-from gtco.passes.precision import lower_precision
+from gtco.passes.precision import lower_precision, lower_products
 from gtco.passes.rewrite import DECLINED, Editor, Log, Rule, rewrite
 from gtco.passes.slices import push_slices
 from gtco.passes.views import groups
@@ -350,3 +352,34 @@ def test_lowered_constants_keep_their_meaning(dtype: torch.dtype) -> None:
     (y,) = interpret(lowered, args)
     assert y.dtype == torch.float32
     assert bool(y.isfinite().all())
+
+
+def test_every_product_keeps_its_precision_through_the_pipeline() -> None:
+    def model(c: Any, x: Tensor) -> Tensor:
+        y = F.conv2d(x, c.stem, c.bias, stride=4).flatten(2).transpose(1, 2)
+        z = F.layer_norm(y, (16,))
+        q, k, v = (z @ w for w in (c.q, c.k, c.v))
+        y = y + (torch.softmax(q @ k.transpose(1, 2) * 0.25, -1) @ v)
+        image = y.transpose(1, 2).reshape(1, 16, 4, 4)
+        image = F.conv2d(image, c.one) + F.conv2d(image, c.three, padding=1)
+        return F.conv2d(image, c.depth, padding=1, groups=16)
+
+    constants = {
+        name: random(*shape, dtype=torch.float32)
+        for name, shape in {
+            "stem": (16, 3, 4, 4), "bias": (16,), "q": (16, 16), "k": (16, 16), "v": (16, 16),
+            "one": (16, 16, 1, 1), "three": (16, 16, 3, 3), "depth": (16, 1, 3, 3),
+        }.items()
+    }  # fmt: skip
+    graph, args = captured(model, random(1, 3, 16, 16, dtype=torch.float32), **constants)
+    lowered = run_pipeline(lower_products(graph, "tf32"))
+    plain = run_pipeline(graph)
+    assert [node.op for node in lowered.nodes] == [node.op for node in plain.nodes]
+    multiplied = [node for node in lowered.nodes if node.definition.multiplies]
+    assert {"linear", "conv", "attention"} <= {node.op for node in multiplied}
+    assert all(node.attrs["products"] == "tf32" for node in multiplied)
+    assert "products" not in str(plain)
+    (exact,), (right,) = interpret(lowered, args), interpret(plain, args)
+    assert torch.equal(exact, right)  # rounding is the kernels' doing
+    (rounded,) = interpret(lowered, args, rounded=True)
+    assert 0 < (rounded - right).norm() < 3e-3 * right.norm()

@@ -35,6 +35,8 @@ NO_TENSOR_MAP = {
     "bmm": "operand B .* is no K-major tile that a tensor map describes",
     "bmm_shared": "operand B .* is read again, which no tensor map describes",
     "bmm_odd": "operand A has rows that are not 16-byte aligned",
+    "tf32_patch": "operand A .* is no K-major tile that a tensor map describes",
+    "tf32_bmm": "operand A has rows that are not 16-byte aligned|operand B .* is no K-major tile",
 }
 """Cases that wgmma refuses even on sm_90a, and its sentence."""
 FEW_ROWS = {"norm_odd", "one_row", "head"}
@@ -82,9 +84,9 @@ def test_fp32_has_no_sketch_and_all_say_why() -> None:
     assert not derivation.sketches
     assert derivation.reason == (
         "gemm_skinny: mma.sync m16n8k16 takes no torch.float32; "
-        "gemm_wgmma: this sketch multiplies no torch.float32; "
-        "gemm_mma: mma.sync m16n8k16 takes no torch.float32; "
-        "gemm_persistent: this sketch multiplies no torch.float32"
+        "gemm_wgmma: no tensor core multiplies torch.float32 as it is; "
+        "gemm_mma: no tensor core multiplies torch.float32 as it is; "
+        "gemm_persistent: no tensor core multiplies torch.float32 as it is"
     )
 
 
@@ -311,6 +313,10 @@ SMALL: dict[str, Callable[[], Group]] = {
     "patches": lambda: groups.patch_embedding(42, 14, 72, F16),
     "bmm_odd": lambda: groups.batched_matmul(2, 17, 45, 39, BF16),
     "bmm_transposed": lambda: groups.batched_matmul(1, 35, 64, 72, F16, transposed=True),
+    "tf32_norm": lambda: groups.tf32(groups.norm_linear(37, 100, 72, F32, gelu=True)),
+    "tf32_stats": lambda: groups.tf32(groups.residual_linear(33, 68, 128, F32)),
+    "tf32_patches": lambda: groups.tf32(groups.patch_embedding(42, 14, 72, F32)),
+    "tf32_bmm": lambda: groups.tf32(groups.batched_matmul(2, 17, 45, 39, F32)),
 }
 
 
