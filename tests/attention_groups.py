@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from gtco.graph import GraphBuilder, Group, TensorSpec
+from tests.groups import tf32
 from tests.kernel_checks import inputs_of
 
 F16, BF16, F32, BOOL = torch.float16, torch.bfloat16, torch.float32, torch.bool
@@ -81,3 +82,12 @@ CASES: dict[str, Callable[[], Group]] = {
     "negative_scale": lambda: cross((2,), 20, 70, 24, scale=-8.0),
     "no_scale": lambda: cross((2,), 20, 70, 24, scale=0.0),
 }
+TF32_CASES: dict[str, Callable[[], Group]] = {
+    "tf32_vit_b": lambda: tf32(packed(197, 12, 64, F32)),
+    "tf32_epilogue": lambda: tf32(packed(37, 3, 36, F32, batch=2, epilogue=True)),
+    "tf32_mask": lambda: tf32(cross((2, 2), 37, 70, 24, 44, F32, mask=BOOL, mask_lead=(2, 1))),
+    "tf32_causal": lambda: tf32(cross((1, 2), 70, 130, 64, dtype=F32, causal=True)),
+    "tf32_wide": lambda: tf32(cross((1, 2), 33, 65, 128, 96, F32)),
+    "tf32_narrow": lambda: tf32(cross((3,), 5, 17, 4, 12, F32)),
+}
+"""For `Attention` alone."""

@@ -1,5 +1,5 @@
 // softmax(q k^T scale + mask) v per head in one pass over the keys (FlashAttention-2, Dao 2023), on
-// mma.sync m16n8k16 with an online softmax in fp32.
+// mma.sync (m16n8k16, or m16n8k8 of tf32) with an online softmax in fp32.
 //
 // A block owns BLOCK_Q queries of one head. WARPS_K warps share each 16 queries: every one takes
 // its part of each tile of keys, and the parts are merged at the end. K and V tiles arrive by
@@ -12,25 +12,26 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "mma.cuh"
 #include "softmax.cuh"
 
 namespace gtco {
 
-// How rows of WIDTH elements lie in shared memory, in chunks of 8 elements.
-template <int WIDTH>
+// How rows of WIDTH elements lie in shared memory, in chunks of E elements.
+template <int WIDTH, int E = 8>
 struct ChunkedRows {
-  static_assert(WIDTH % 16 == 0, "mma takes 16 at a time");
-  static constexpr int CHUNKS = WIDTH / 8;
+  static_assert(WIDTH % (2 * E) == 0, "mma takes two chunks at a time");
+  static constexpr int ELEMENTS = E, CHUNKS = WIDTH / E;
   static constexpr bool POWER_OF_TWO = (CHUNKS & (CHUNKS - 1)) == 0;
   // Eight neighbouring rows meet eight different 16-byte banks: by XOR where chunks fill whole
   // lines, by an odd pitch where they do not.
   static constexpr int PITCH = POWER_OF_TWO ? CHUNKS : CHUNKS + 1;
   static constexpr int SHIFT = CHUNKS >= 8 ? 0 : (CHUNKS == 4 ? 1 : 2);
 
-  // Elements from the tile's start to (row, 8 * chunk).
+  // Elements from the tile's start to (row, E * chunk).
   __device__ __forceinline__ static int offset(int row, int chunk) {
     if constexpr (POWER_OF_TWO) chunk ^= (row >> SHIFT) & min_of(CHUNKS - 1, 7);
-    return (row * PITCH + chunk) * 8;
+    return (row * PITCH + chunk) * E;
   }
 };
 
@@ -38,15 +39,15 @@ struct ChunkedRows {
 template <int ROWS, int COLUMNS, int THREADS, class Layout, class Element, class Operand>
 __device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand, int head, int row0,
                                           int row_count, int thread) {
-  constexpr int ITEMS = ROWS * Layout::CHUNKS;
+  constexpr int ITEMS = ROWS * Layout::CHUNKS, E = Layout::ELEMENTS;
 #pragma unroll 4
   for (int step = 0; step < ceil_div(ITEMS, THREADS); ++step) {
     const int item = thread + step * THREADS;
     if (ITEMS % THREADS != 0 && item >= ITEMS) break;
     const int r = item / Layout::CHUNKS, chunk = item % Layout::CHUNKS;
     const bool valid =
-        row0 + r < row_count && (Layout::CHUNKS * 8 == COLUMNS || chunk * 8 < COLUMNS);
-    const Element* from = valid ? operand.at(head, row0 + r, chunk * 8) : operand.base;
+        row0 + r < row_count && (Layout::CHUNKS * E == COLUMNS || chunk * E < COLUMNS);
+    const Element* from = valid ? operand.at(head, row0 + r, chunk * E) : operand.base;
     ptx::cp_async<16>(ptx::shared_address(tile + Layout::offset(r, chunk)), from, valid);
   }
 }
@@ -55,21 +56,23 @@ __device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand,
 template <class C, bool MASKED>
 struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   using Element = typename C::Element;
-  static constexpr int D16 = ceil_div(C::D, 16), DV16 = ceil_div(C::DV, 16);
+  static constexpr int E = 16 / sizeof(Element);  // of a chunk, of which mma takes two
+  static constexpr int STEPS = ceil_div(C::D, 2 * E), DV16 = ceil_div(C::DV, 16);
   static constexpr int KEYS = C::BLOCK_K / C::WARPS_K;  // of a tile, that this warp takes
-  using KeyRows = ChunkedRows<D16 * 16>;
-  using ValueRows = ChunkedRows<DV16 * 16>;
+  using KeyRows = ChunkedRows<STEPS * 2 * E, E>;
+  using ValueRows = ChunkedRows<DV16 * 16, E>;
   static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
   using SoftmaxRows<C, MASKED, KEYS>::lane;
   using SoftmaxRows<C, MASKED, KEYS>::out;
 
-  u32 q[D16][4];  // (16, D) as A fragments
+  u32 q[STEPS][4];  // (16, D) as A fragments
 
   __device__ __forceinline__ void load_queries(const Element* tile, int row) {
 #pragma unroll
-    for (int k = 0; k < D16; ++k) {
+    for (int k = 0; k < STEPS; ++k) {
       const int chunk = k * 2 + lane / 16;
       ptx::ldmatrix_x4(q[k], ptx::shared_address(tile + KeyRows::offset(row + lane % 16, chunk)));
+      Mma<Element>::round(q[k]);
     }
   }
 
@@ -78,14 +81,15 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
                                                 int key) const {
     const int row = key + lane / 16 * 8 + lane % 8;
 #pragma unroll
-    for (int k = 0; k < D16; ++k) {
+    for (int k = 0; k < STEPS; ++k) {
 #pragma unroll
       for (int n = 0; n < KEYS / 16; ++n) {
-        u32 b[4];  // (16 keys, 16): keys 0-7 k 0-7, keys 0-7 k 8-15, keys 8-15 k 0-7, ...
+        u32 b[4];  // (16 keys, 2 chunks): keys 0-7 chunk 0, keys 0-7 chunk 1, keys 8-15 chunk 0...
         const int chunk = k * 2 + lane / 8 % 2;
         ptx::ldmatrix_x4(b, ptx::shared_address(tile + KeyRows::offset(row + n * 16, chunk)));
-        ptx::mma_m16n8k16<Element>(scores[n * 2], q[k], b[0], b[1]);
-        ptx::mma_m16n8k16<Element>(scores[n * 2 + 1], q[k], b[2], b[3]);
+        Mma<Element>::round(b);
+        Mma<Element>::mma(scores[n * 2], q[k], b[0], b[1]);
+        Mma<Element>::mma(scores[n * 2 + 1], q[k], b[2], b[3]);
       }
     }
   }
@@ -93,19 +97,46 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   // out += weights v.
   __device__ __forceinline__ void multiply_values(const float (&weights)[KEYS / 8][4],
                                                   const Element* tile, int key) {
-    const int row = key + lane / 8 % 2 * 8 + lane % 8;
+    if constexpr (sizeof(Element) == 4) {
+      multiply_values_of_tf32(weights, tile, key);
+    } else {
+      const int row = key + lane / 8 % 2 * 8 + lane % 8;
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k) {
-      u32 a[4];
-      this->template to_operand<Element>(a, weights, k);
+      for (int k = 0; k < KEYS / 16; ++k) {
+        u32 a[4];
+        this->template to_operand<Element>(a, weights, k);
 #pragma unroll
-      for (int n = 0; n < DV16; ++n) {
-        u32 b[4];  // (16 keys, 16 columns): keys 0-7 columns 0-7, keys 8-15 columns 0-7, ...
-        const int chunk = n * 2 + lane / 16;
-        ptx::ldmatrix_x4_trans(b,
-                               ptx::shared_address(tile + ValueRows::offset(row + k * 16, chunk)));
-        ptx::mma_m16n8k16<Element>(out[n * 2], a, b[0], b[1]);
-        ptx::mma_m16n8k16<Element>(out[n * 2 + 1], a, b[2], b[3]);
+        for (int n = 0; n < DV16; ++n) {
+          u32 b[4];  // (16 keys, 16 columns): keys 0-7 columns 0-7, keys 8-15 columns 0-7, ...
+          const int chunk = n * 2 + lane / 16;
+          ptx::ldmatrix_x4_trans(
+              b, ptx::shared_address(tile + ValueRows::offset(row + k * 16, chunk)));
+          Mma<Element>::mma(out[n * 2], a, b[0], b[1]);
+          Mma<Element>::mma(out[n * 2 + 1], a, b[2], b[3]);
+        }
+      }
+    }
+  }
+
+ private:
+  // A lane has the weights of keys 2 t and 2 t + 1 of every eight: mma's k of t and t + 4 stand for
+  // them, so that no weight changes its lane, and of the values each lane loads those two keys.
+  __device__ __forceinline__ void multiply_values_of_tf32(const float (&weights)[KEYS / 8][4],
+                                                          const Element* tile, int key) {
+    const Element* from = tile + ValueRows::offset(key, 0);
+    const auto value = [&](int row, int column) {
+      return ptx::cvt_tf32(from[ValueRows::offset(row, column / E) + column % E]);
+    };
+#pragma unroll
+    for (int k = 0; k < KEYS / 8; ++k) {
+      const float (&w)[4] = weights[k];
+      const u32 a[4] = {ptx::cvt_tf32(w[0]), ptx::cvt_tf32(w[2]), ptx::cvt_tf32(w[1]),
+                        ptx::cvt_tf32(w[3])};
+      const int row = k * 8 + lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < DV16 * 2; ++n) {
+        const int column = n * 8 + lane / 4;
+        ptx::mma_m16n8k8(out[n], a, value(row, column), value(row + 1, column));
       }
     }
   }
@@ -119,9 +150,8 @@ class AttentionBlock {
   using Element = typename C::Element;
   using KeyRows = typename Warp::KeyRows;
   using ValueRows = typename Warp::ValueRows;
-  static_assert(sizeof(Element) == 2, "m16n8k16 takes 16-bit operands");
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
-  static_assert(C::D % 8 == 0 && C::DV % 8 == 0, "copies take 16 bytes");
+  static_assert(C::D % Warp::E == 0 && C::DV % Warp::E == 0, "copies take 16 bytes");
   static constexpr int THREADS = (C::BLOCK_Q / 16 * C::WARPS_K + COPY_WARPS) * 32;
 
   // `smem` holds the tiles of the loop; `staged`, which may lie over them, and `shares` are for the
@@ -199,9 +229,9 @@ class AttentionBlock {
   }
 
  private:
-  static constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * 8;
-  static constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * 8;
-  static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * 8;
+  static constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * Warp::E;
+  static constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * Warp::E;
+  static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * Warp::E;
   static constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, C::BLOCK_K) <= C::STAGES;  // no slot twice
   static constexpr int AHEAD = ALL_IN_FLIGHT ? C::STAGES : max_of(1, C::STAGES - 1);
 

@@ -1,4 +1,4 @@
-"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async`: 16-bit types."""
+"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async`: 16 bits and tf32."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import pad_to
+from gtco.codegen.sketches.gemm import check_products, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 from gtco.views import Layout, NotAView, resolve
@@ -62,7 +62,8 @@ class AttentionSketch(Sketch):
         (self.anchor,) = anchors
         specs = [group.graph.specs[name] for name in self.anchor.inputs]
         self.dtype = specs[0].dtype
-        check(self.dtype in (torch.float16, torch.bfloat16), f"m16n8k16 takes no {self.dtype}")
+        check_products(self.anchor, self.dtype)
+        self.chunk = 16 // self.dtype.itemsize
         check(len({spec.dtype for spec in specs[:3]}) == 1, "q, k and v have different dtypes")
         out = self.anchor.outputs[0].sizes
         check(len(out) >= 2 and math.prod(out) > 0, "attention of vectors or of nothing")
@@ -72,7 +73,8 @@ class AttentionSketch(Sketch):
         check(self.keys > 0, "attention over no keys")
         check(self.heads <= 65535, f"{self.heads} heads, a grid has at most 65535")
         for width in (self.width, self.value_width):
-            check(width % 8 == 0, f"a head of {width} elements is no multiple of 16 bytes")
+            whole = width % self.chunk == 0
+            check(whole, f"a head of {width} elements is no multiple of 16 bytes")
             check(width <= MAX_HEAD, f"a head of {width} elements, at most {MAX_HEAD}")
         lead = out[:-2]
         self.q = self._operand(0, (*lead, self.queries, self.width))
@@ -95,7 +97,8 @@ class AttentionSketch(Sketch):
             raise Illegal(f"%{value} is no strided view over the heads: {error}") from None
         check(graph.specs[base].numel < 2**31, f"%{base} has too many elements for an index")
         if slot < 3:
-            check(layout.vector(8) == 8, f"%{value} is not contiguous in runs of 16 bytes")
+            whole = layout.vector(self.chunk) == self.chunk
+            check(whole, f"%{value} is not contiguous in runs of 16 bytes")
         return Heads(base, layout)
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -163,9 +166,11 @@ class AttentionSketch(Sketch):
 
     def _registers(self, schedule: Schedule) -> int:
         part = schedule["block_k"] // schedule["warps_k"]
-        width16, value16 = -(-self.width // 16), -(-self.value_width // 16)
+        steps, value16 = -(-self.width // (2 * self.chunk)), -(-self.value_width // 16)
         more = part // 4 if self.keys > schedule["block_k"] else 0  # of the next tile
-        return width16 * 4 + value16 * 8 + part // 2 + more + self._mask_registers(part) + 40
+        if self.dtype == torch.float32:  # the assembler loads ahead, as counted in its kernels
+            more += part * 7 // 4
+        return steps * 4 + value16 * 8 + part // 2 + more + self._mask_registers(part) + 40
 
     @staticmethod
     def _warps(schedule: Schedule) -> int:
@@ -192,7 +197,8 @@ class AttentionSketch(Sketch):
         """Of the queries, and of the keys and values in flight."""
         block_q, keys = schedule["block_q"], schedule["stages"] * schedule["block_k"]
         return 16 * (
-            (block_q + keys) * chunk_pitch(self.width) + keys * chunk_pitch(self.value_width)
+            (block_q + keys) * chunk_pitch(2 * -(-self.width // (2 * self.chunk)))
+            + keys * chunk_pitch(pad_to(self.value_width, 16) // self.chunk)
         )
 
     def _staged_bytes(self, parts: int, block_q: int) -> int:
@@ -273,8 +279,8 @@ class AttentionSketch(Sketch):
 
 
 class Attention(AttentionSketch):
-    """Block -> 16 queries a warp -> m16n8k16; keys may be split over warps; a cp.async ring, which
-    warps without queries may help to fill."""
+    """Block -> 16 queries a warp -> m16n8k16 (tf32: m16n8k8); keys may be split over warps; a
+    cp.async ring, which warps without queries may help to fill."""
 
     name: ClassVar[str] = "attention"
     version: ClassVar[int] = 3
@@ -345,7 +351,6 @@ ENTRY_POINT({declarations}) {{
         )
 
 
-def chunk_pitch(width: int) -> int:
-    """16-byte chunks from row to row of a tile of rows of `width` elements (`ChunkedRows`)."""
-    chunks = 2 * -(-width // 16)
+def chunk_pitch(chunks: int) -> int:
+    """16-byte chunks from row to row of a tile of rows of so many (`ChunkedRows`)."""
     return chunks if chunks & (chunks - 1) == 0 else chunks + 1

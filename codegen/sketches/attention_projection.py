@@ -11,7 +11,7 @@ from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, chunk_pitch
-from gtco.codegen.sketches.gemm import analyse, check_tensor_map, pad_to
+from gtco.codegen.sketches.gemm import HALVES, analyse, check_tensor_map, pad_to
 from gtco.graph import Group, Node, subgraph
 from gtco.passes.dataflow import trace
 from gtco.passes.projection import projected_heads
@@ -46,6 +46,7 @@ class AttentionProjection(AttentionSketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
+        check(self.dtype in HALVES, f"its products take no {self.dtype}")
         projections = [node for node in group.nodes if node.op == "linear"]
         check(bool(projections), "no linear projects the result")
         check(len(projections) == 1, f"{len(projections)} linears, and one projects the result")
@@ -137,7 +138,7 @@ class AttentionProjection(AttentionSketch):
         block_q, warps_k = schedule["block_q"], schedule["warps_k"]
         atoms = -(-self.problem.k * self.dtype.itemsize // ATOM_BYTES)
         inbox_at = atoms * self.columns * ATOM_BYTES
-        result = block_q * chunk_pitch(self.value_width) * 16
+        result = block_q * chunk_pitch(2 * -(-self.value_width // 16)) * 16
         inbox = (self.per_item - 1) * result
         ring_at = inbox_at + inbox
         part_bytes = self._part_bytes(schedule)

@@ -11,7 +11,7 @@ from gtco.codegen.emit import index
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, Heads
-from gtco.codegen.sketches.gemm import pad_to
+from gtco.codegen.sketches.gemm import HALVES, pad_to
 from gtco.graph import Group
 from gtco.target import Target
 from gtco.views import Layout
@@ -57,6 +57,7 @@ class AttentionWgmma(AttentionSketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
+        check(self.dtype in HALVES, f"V would not be K-major, as wgmma takes {self.dtype}")
         check(target.has_wgmma, f"{target.arch} has no wgmma")
         self.width_atoms, self.value_atoms = -(-self.width // 64), -(-self.value_width // 64)
         for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):

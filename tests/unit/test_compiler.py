@@ -32,9 +32,9 @@ H100 = TARGETS["sm_90a"]
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="shows what happens without a GPU")
 NO_FP32 = (
     "gemm_skinny: mma.sync m16n8k16 takes no torch.float32; "
-    "gemm_wgmma: this sketch multiplies no torch.float32; "
-    "gemm_mma: mma.sync m16n8k16 takes no torch.float32; "
-    "gemm_persistent: this sketch multiplies no torch.float32"
+    "gemm_wgmma: no tensor core multiplies torch.float32 as it is; "
+    "gemm_mma: no tensor core multiplies torch.float32 as it is; "
+    "gemm_persistent: no tensor core multiplies torch.float32 as it is"
 )
 Records = Callable[..., None]
 
@@ -189,13 +189,21 @@ def test_a_lowered_model_keeps_its_dtypes(precision: str, dtype: torch.dtype) ->
     assert verdict.ok, verdict
 
 
-@pytest.mark.parametrize("precision", [None, "tf32", "fp32"])
+def test_a_model_in_tf32_is_generated_whole() -> None:
+    compiled = compile_vit(torch.float32, precision="tf32", fallback="error")
+    assert all(launch.kernel != "aten" for launch in compiled.launches)
+    (out,) = gtco.interpret(compiled.graph, (image(),))
+    with torch.no_grad():
+        torch.testing.assert_close(out, tiny_vit()(image()), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("precision", [None, "fp32"])
 def test_fp32_products_run_in_the_library_and_say_why(precision: str | None) -> None:
     compiled = compile_vit(torch.float32, precision=precision)
     no_attention = (
-        "attention: m16n8k16 takes no torch.float32; "
-        "attention_wgmma: m16n8k16 takes no torch.float32; "
-        "attention_projection: m16n8k16 takes no torch.float32"
+        "attention: no tensor core multiplies torch.float32 as it is; "
+        "attention_wgmma: no tensor core multiplies torch.float32 as it is; "
+        "attention_projection: no tensor core multiplies torch.float32 as it is"
     )
     reasons = {"gemm": NO_FP32, "attention": no_attention}
     for launch in compiled.launches:

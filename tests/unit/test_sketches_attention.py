@@ -18,19 +18,21 @@ from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_output
 
 H100 = TARGETS["sm_90a"]
 SMALL = ("epilogue", "bool_mask", "f32_mask", "causal", "causal_tall", "one_query", "one_key",
-         "wide")  # fmt: skip
+         "wide", "tf32_epilogue", "tf32_mask", "tf32_causal", "tf32_wide",
+         "tf32_narrow")  # fmt: skip
+CASES = {**groups.CASES, **groups.TF32_CASES}
 
 
-@pytest.mark.parametrize("case", groups.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_compiles(case: str) -> None:
-    group = groups.CASES[case]()
+    group = CASES[case]()
     assert not list(compile_for_all(lambda target: Attention(group, target)))
 
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("case", SMALL)
 def test_is_right_on_the_cpu(case: str) -> None:
-    group = groups.CASES[case]()
+    group = CASES[case]()
     values = inputs_of(group)
     for program in sample(Attention(group, H100), 1, seed=2):
         assert not wrong_outputs(program, group, values, run_on_host)
@@ -137,15 +139,15 @@ def test_source(golden: Callable[[str, object], None]) -> None:
     golden("attention_vit.cu", sketch.emit(next(iter(sketch.defaults()))).source)
 
 
-@pytest.mark.parametrize("case", groups.CASES)
+@pytest.mark.parametrize("case", CASES)
 def test_every_shape_has_a_default_on_every_target(case: str) -> None:
     for target in TARGETS.values():
-        assert next(iter(Attention(groups.CASES[case](), target).defaults()))
+        assert next(iter(Attention(CASES[case](), target).defaults()))
 
 
 def test_refusals() -> None:
     for group, reason in (
-        (groups.cross((1,), 16, 16, 64, dtype=torch.float32), "takes no"),
+        (groups.cross((1,), 16, 16, 64, dtype=torch.float32), "no tensor core multiplies"),
         (groups.cross((1,), 16, 16, 20), "no multiple of 16 bytes"),
         (groups.cross((1,), 16, 16, 256), "at most 128"),
     ):
