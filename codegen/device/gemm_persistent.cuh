@@ -10,11 +10,14 @@
 // The epilogue works on the accumulators where wgmma leaves them, so that it waits for no shared
 // memory and no barrier. With WIDTH 8, the copy engine brings B's rows in an order in which eight
 // columns side by side are one thread's: of 32 rows, 8 t + 2 j + e comes as 8 j + 2 t + e.
+//
+// With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
 #pragma once
 
 #include "epilogue.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
+#include "windows.cuh"
 
 namespace gtco {
 
@@ -39,7 +42,7 @@ __device__ __forceinline__ TilePlace tile_place(int tile) {
 // Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, CONSUMERS (warpgroups), COOPERATIVE,
 // STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2 or 8), GROUP, BLOCKS,
 // ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
-template <class C, class Functor>
+template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                                                 const ptx::TensorMap& b_map,
                                                 const Functor& functor) {
@@ -48,7 +51,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr int K_STEP = 32;                     // bytes of K that one wgmma takes
   constexpr int A_BYTES = C::BLOCK_M * 128, B_BYTES = C::BLOCK_N * 128;  // of an atom
   constexpr int STAGE_BYTES = C::ATOMS * (A_BYTES + B_BYTES);
-  constexpr int STEPS = ceil_div(C::K, C::ATOMS * ATOM_K);  // of a tile
+  constexpr int STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);  // of a tile
   constexpr int TILES = C::BATCH * ceil_div(C::ROWS, C::BLOCK_M) * ceil_div(C::COLUMNS, C::BLOCK_N);
   // A warpgroup's rows.
   constexpr int GROUP_M = C::COOPERATIVE ? C::BLOCK_M / C::CONSUMERS : C::BLOCK_M;
@@ -65,6 +68,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   static_assert(PRODUCER_REGISTERS + C::CONSUMERS * CONSUMER_REGISTERS <=
                     (C::CONSUMERS + 1) * (512 / (C::CONSUMERS + 1) / 8 * 8),
                 "what is given was taken");
+  static_assert(!is_windows<Windows> || C::BATCH == 1, "windows are rows of one product");
   constexpr int PRODUCER = C::CONSUMERS * 4;                      // the warp
   constexpr int READERS = C::COOPERATIVE ? C::CONSUMERS * 4 : 4;  // warps that work on a tile
 
@@ -112,18 +116,34 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       }
       return;
     }
-    const auto copy_a = [&](int s, const TilePlace& at, int step) {
-#pragma unroll
-      for (int atom = 0; atom < C::ATOMS; ++atom)
-        ptx::cp_async_bulk_tensor(ring + s * STAGE_BYTES + atom * A_BYTES, a_map,
-                                  (step * C::ATOMS + atom) * ATOM_K, at.row0, at.batch,
-                                  full + 8 * s);
+    struct Source {
+      TilePlace at;
+      CopyOfWindows<Windows, ATOM_K> windows;
     };
-    const auto copy_b = [&](int s, const TilePlace& at, int step) {
+    const auto source_of = [](int tile) {
+      const TilePlace at = tile_place<C>(tile);
+      return Source{at, CopyOfWindows<Windows, ATOM_K>(at.row0)};
+    };
+    const auto copy_a = [&](int s, const Source& source, int step) {
+#pragma unroll
+      for (int atom = 0; atom < C::ATOMS; ++atom) {
+        const u32 to = ring + s * STAGE_BYTES + atom * A_BYTES;
+        const int i = step * C::ATOMS + atom;
+        if constexpr (is_windows<Windows>) {
+          source.windows.copy(to, a_map, i, full + 8 * s);
+        } else {
+          ptx::cp_async_bulk_tensor(to, a_map, i * ATOM_K, source.at.row0, source.at.batch,
+                                    full + 8 * s);
+        }
+      }
+    };
+    const auto copy_b = [&](int s, const Source& source, int step) {
+      const TilePlace& at = source.at;
 #pragma unroll
       for (int atom = 0; atom < C::ATOMS; ++atom) {
         const u32 to = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES + atom * B_BYTES;
-        const int k = (step * C::ATOMS + atom) * ATOM_K;
+        int k = (step * C::ATOMS + atom) * ATOM_K;
+        if constexpr (is_windows<Windows>) k = source.windows.k(step * C::ATOMS + atom);
         if constexpr (C::WIDTH == 8) {
           ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / 32, full + 8 * s);
         } else {
@@ -133,7 +153,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     };
     // The first tile's weights need not wait for the kernel before.
     constexpr int AHEAD = min_of(C::STAGES, STEPS);
-    const TilePlace first = tile_place<C>(blockIdx.x);
+    const Source first = source_of(blockIdx.x);
     if (lane == 0) {
       ptx::prefetch_tensormap(a_map);
       ptx::prefetch_tensormap(b_map);
@@ -156,14 +176,14 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     int begin = AHEAD;
 #pragma unroll 1
     for (int tile = blockIdx.x; tile < TILES; tile += C::BLOCKS) {
-      const TilePlace at = tile_place<C>(tile);
+      const Source source = source_of(tile);
 #pragma unroll 1
       for (int step = begin; step < STEPS; ++step, to.advance()) {
         // The slots' first round waits for a phase before the first, which is over.
         ptx::mbarrier_wait(empty + 8 * to.slot, to.phase ^ 1);
         ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, STAGE_BYTES);
-        copy_a(to.slot, at, step);
-        copy_b(to.slot, at, step);
+        copy_a(to.slot, source, step);
+        copy_b(to.slot, source, step);
       }
       begin = 0;
     }

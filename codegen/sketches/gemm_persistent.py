@@ -12,6 +12,7 @@ from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to
+from gtco.codegen.sketches.windows import WindowOperand
 from gtco.graph import Group
 from gtco.target import Target
 
@@ -45,8 +46,8 @@ class GemmPersistent(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = problem = analyse_wgmma(group, target)
-        self.a = problem.plain_a
         self.block_k = 128 // problem.dtype.itemsize
+        self.atoms = problem.atoms(self.block_k)
         smallest = problem.batch * -(-problem.rows // 64) * -(-problem.columns // 64)
         check(
             smallest >= 2 * target.sm_count,
@@ -107,7 +108,7 @@ class GemmPersistent(Sketch):
 
     def _steps(self, schedule: Schedule) -> int:
         """Of a tile."""
-        return -(-self.problem.k // (schedule["atoms"] * self.block_k))
+        return -(-self.atoms // schedule["atoms"])
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
         block_m, block_n = schedule["block_m"], schedule["block_n"]
@@ -128,6 +129,9 @@ class GemmPersistent(Sketch):
         accumulators = rows // 64 * block_n // 2
         most = ACCUMULATORS[consumers]
         check(accumulators <= most, f"{accumulators} accumulators a thread, of {most}")
+        if isinstance(self.problem.a, WindowOperand):
+            whole = self.atoms % schedule["atoms"] == 0
+            check(whole, f"{self.atoms} atoms of taps in steps of {schedule['atoms']}")
         self.problem.check_stats(block_n, "tile")
         self.check_smem(self._smem(schedule).nbytes)
 
@@ -163,6 +167,9 @@ class GemmPersistent(Sketch):
         block_m, block_n, atoms = schedule["block_m"], schedule["block_n"], schedule["atoms"]
         smem, blocks, threads = self._smem(schedule), self._blocks(schedule), _threads(schedule)
         down = -(-problem.rows // block_m)
+        windows, of = "", ""
+        if isinstance(problem.a, WindowOperand):
+            windows, of = f"struct Windows {{\n{problem.a.fields}\n}};\n\n", ", Windows"
         declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_persistent.cuh"
@@ -176,21 +183,21 @@ struct Config {{
   static constexpr bool COOPERATIVE = {str(bool(schedule["cooperative"])).lower()};
   static constexpr int BLOCK_M = {block_m}, BLOCK_N = {block_n};
   static constexpr int STAGES = {smem.stages}, ATOMS = {atoms};
-  static constexpr bool A_CONSTANT = {str(self.a.constant).lower()};
+  static constexpr bool A_CONSTANT = {str(problem.a.constant).lower()};
   static constexpr bool B_CONSTANT = {str(problem.b.constant).lower()};
   static constexpr int WIDTH = {self.width}, GROUP = {min(schedule["raster"], down)};
   static constexpr int BLOCKS = {blocks};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
 }};
 
-{functor}
+{windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             const __grid_constant__ ptx::TensorMap b_map{declarations}) {{
-  gemm_persistent<Config>(a_map, b_map, Epilogue{{{names}}});
+  gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}});
 }}
 """
-        a_map = problem.tensor_map(self.a, problem.rows, block_m)
+        a_map = problem.tensor_map(problem.a, problem.rows, block_m)
         b_map = problem.tensor_map(problem.b, problem.columns, block_n)
         return self.program(
             schedule,

@@ -33,6 +33,10 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "seven rows": lambda: groups.norm_linear(7, 200, 1000, BF16, gelu=True),
     "columns that no vector divides": lambda: groups.plain_linear(65, 72, 91, F16),
     "few columns": lambda: groups.plain_linear(200, 256, 4, F16),
+    "windows": lambda: groups.convolution((2, 13, 11, 72), 104, (3, 3), F16),
+    "windows apart": lambda: groups.convolution(
+        (1, 27, 18, 64), 64, (3, 2), BF16, stride=(2, 1), before=(2, 1), after=(1, 0)
+    ),
     "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
 }
 KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster")
@@ -59,6 +63,11 @@ CASES = [
     ("seven rows", (0, 64, 160, 1, 1)),
     ("columns that no vector divides", (0, 64, 64, 1, 1)),
     ("few columns", (0, 64, 64, 1, 4)),
+    ("windows", (0, 64, 64, 1, 4)),
+    ("windows", (0, 128, 96, 2, 1)),
+    ("windows", (1, 192, 64, 1, 4)),
+    ("windows apart", (0, 64, 64, 1, 1)),
+    ("windows apart", (1, 128, 64, 2, 4)),
     ("several products", (0, 64, 64, 1, 4)),
     ("several products", (1, 128, 64, 1, 1)),
 ]

@@ -8,10 +8,12 @@ import torch
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.model import roofline_us
 from gtco.runtime.encoding import _decode_argument, _encode_argument
 from gtco.runtime.host import run_on_host
+from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS
 from tests import groups
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
@@ -56,6 +58,13 @@ def test_what_lies_beyond_the_image_is_not_read() -> None:
 def test_kernels_compile_without_spills() -> None:
     group = groups.convolution((1, 14, 14, 256), 256, (3, 3), F16)
     assert not list(compile_for_all(lambda target: derive(group, "gemm", target).sketches[0], 2))
+
+
+def test_kernels_that_stay_compile_without_spills() -> None:
+    group = groups.convolution((1, 200, 334, 64), 64, (3, 3), F16)
+    for program in sample(GemmPersistent(group, H100), 2):
+        compiled = compile_uncached(program.code, program.name, program.arch)
+        assert compiled.spill_bytes == 0, dict(program.schedule)
 
 
 def test_source(golden: Golden) -> None:
