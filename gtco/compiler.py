@@ -160,7 +160,26 @@ def plan_captured(
         fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
     plan = plan_with(known, fused, target, options)
     _refuse_fallbacks(plan.launches, options.fallback)
+    if options.precision is None:
+        _hint_at_tf32(plan.launches)
     return plan
+
+
+def _hint_at_tf32(launches: Sequence[Launch]) -> None:
+    count = sum(
+        launch.program is None
+        and any(
+            node.definition.multiplies and node.outputs[0].dtype == torch.float32
+            for node in launch.group.nodes
+        )
+        for launch in launches
+    )
+    if count:
+        log.warning(
+            'the products of %d groups are fp32 and run with ATen: precision="tf32" or "fp16" '
+            'generates them, precision="fp32" says that they are meant so',
+            count,
+        )
 
 
 def capture_for(

@@ -189,6 +189,15 @@ def test_a_lowered_model_keeps_its_dtypes(precision: str, dtype: torch.dtype) ->
     assert verdict.ok, verdict
 
 
+@pytest.mark.parametrize(("precision", "hints"), [(None, 1), ("fp32", 0), ("tf32", 0)])
+def test_fp32_that_nobody_asked_for_is_hinted_at(
+    precision: str | None, hints: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, args = nn.Linear(64, 64).eval(), (torch.zeros(8, 64),)
+    gtco.compile(model, args, target="sm_90a", precision=precision)
+    assert sum('precision="tf32"' in line for line in caplog.messages) == hints
+
+
 def test_a_model_in_tf32_is_generated_whole() -> None:
     compiled = compile_vit(torch.float32, precision="tf32", fallback="error")
     assert all(launch.kernel != "aten" for launch in compiled.launches)
