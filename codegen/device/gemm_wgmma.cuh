@@ -66,7 +66,6 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   static_assert(C::BLOCK_Q % PART == 0, "parts are whole");
   static_assert(!C::SWAP || C::WIDTH == 1 || (C::WIDTH == 2 && C::COLUMNS % 16 == 0), "pairs");
   static_assert(C::SWAP || C::WIDTH == 2 || C::MULTICAST == 1, "a copy that reorders goes to one");
-  static_assert(!is_windows<Windows> || !C::SWAP || C::MULTICAST == 1, "windows go to one block");
   constexpr int PITCH = C::BLOCK_P / 8;  // moments of a row: two for every 16 columns
 
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -211,7 +210,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           const u32 to = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES + atom * Q_BYTES;
           const int k = k_of(step, atom);
           if constexpr (is_windows<Windows> && C::SWAP) {
-            windows.copy(to, q_map, (first + step) * C::ATOMS + atom, full + 8 * s);
+            windows.template copy<C::MULTICAST>(to, q_map, (first + step) * C::ATOMS + atom,
+                                                full + 8 * s);
           } else if constexpr (C::MULTICAST > 1) {
             ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,
                                                 (1 << C::MULTICAST) - 1);

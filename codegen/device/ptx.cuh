@@ -312,6 +312,20 @@ __device__ __forceinline__ void cp_async_bulk_tensor_multicast(u32 to_shared, co
       : "memory");
 }
 
+// The same of windows.
+__device__ __forceinline__ void cp_async_bulk_tensor_im2col_multicast(u32 to_shared,
+                                                                      const TensorMap& map, int c,
+                                                                      int w, int h, int n,
+                                                                      int tap_w, int tap_h,
+                                                                      u32 barrier, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(to_shared),
+      "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<u16>(tap_w)),
+      "h"(static_cast<u16>(tap_h)), "h"(blocks)
+      : "memory");
+}
+
 // -- clusters -------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void barrier_cluster_arrive() {  // 9.7.13.4 barrier.cluster

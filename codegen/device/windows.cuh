@@ -75,12 +75,19 @@ class CopyOfWindows {
     return i / CHUNKS * W::CHANNELS + i % CHUNKS * ATOM_K;
   }
 
+  // To this block, or to the first BLOCKS of its cluster.
+  template <int BLOCKS = 1>
   __device__ __forceinline__ void copy(u32 to, const ptx::TensorMap& map, int i,
                                        u32 barrier) const {
-    const int tap = i / CHUNKS;
-    ptx::cp_async_bulk_tensor_im2col(to, map, i % CHUNKS * ATOM_K, first_.x, first_.y, first_.image,
-                                     tap % W::KERNEL_W * W::DILATION_W,
-                                     tap / W::KERNEL_W * W::DILATION_H, barrier);
+    const int tap = i / CHUNKS, channel = i % CHUNKS * ATOM_K;
+    const int tap_w = tap % W::KERNEL_W * W::DILATION_W, tap_h = tap / W::KERNEL_W * W::DILATION_H;
+    if constexpr (BLOCKS > 1) {
+      ptx::cp_async_bulk_tensor_im2col_multicast(to, map, channel, first_.x, first_.y, first_.image,
+                                                 tap_w, tap_h, barrier, (1 << BLOCKS) - 1);
+    } else {
+      ptx::cp_async_bulk_tensor_im2col(to, map, channel, first_.x, first_.y, first_.image, tap_w,
+                                       tap_h, barrier);
+    }
   }
 
  private:

@@ -172,14 +172,12 @@ class GemmWgmma(Sketch):
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
         steps = -(-self.steps // schedule["atoms"])
-        if windows := isinstance(self.problem.a, WindowOperand):
+        if isinstance(self.problem.a, WindowOperand):
             whole = self.steps % schedule["atoms"] == 0
             check(whole, f"{self.steps} atoms of taps in steps of {schedule['atoms']}")
         multicast, cluster_q = schedule["multicast"], schedule["cluster_q"]
         alone = split * cluster_q == 1 or multicast == 1
         check(alone, "a cluster splits K or shares tiles, not both")
-        alone = not (windows and schedule["swap"]) or multicast == 1
-        check(alone, "windows of an image are not shared by a cluster")
         p_size, q_size = self._sides(schedule)
         p_tiles, q_tiles = -(-p_size // block_p), -(-q_size // block_q)
         check(p_tiles % multicast == 0, f"{p_tiles} tiles along P are not shared by {multicast}")

@@ -46,6 +46,19 @@ def test_windows_gathered_by_the_copy_engine(case: str) -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("multicast", [2, 4])
+def test_windows_shared_by_a_cluster(multicast: int) -> None:
+    group = groups.convolution((2, 7, 5, 72), 256, (3, 3), F16, stride=(2, 1))
+    sketch = GemmWgmma(group, H100)
+    values = inputs_of(group, seed=1)
+    shared = [each for each in sketch.defaults() if each["multicast"] == multicast]
+    schedule = next(each for each in shared if each["swap"] and each["block_p"] == 64)
+    program = sketch.emit(schedule)
+    assert not wrong_outputs(program, group, values, run_on_host)
+    assert not compile_uncached(program.code, program.name, program.arch).spill_bytes
+
+
+@pytest.mark.compiler
 def test_what_lies_beyond_the_image_is_not_read() -> None:
     """Not even a NaN next to the channels, or in the pixels of the next row, reaches a result."""
     group = groups.CONV_CASES["conv_of_some_channels"]()
