@@ -17,6 +17,7 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.graph import Group
@@ -31,6 +32,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     AttentionWgmma,
     AttentionProjection,
     Stencil,
+    Resize,
     Rowwise,
     Elementwise,
 )

@@ -308,6 +308,28 @@ def _avg_pool(
     return y.permute(0, 2, 3, 1).contiguous()
 
 
+_RESIZES: Mapping[str, Callable[..., Tensor]] = {
+    "bilinear": torch.ops.aten.upsample_bilinear2d.default,
+    "bicubic": torch.ops.aten.upsample_bicubic2d.default,
+    "nearest": torch.ops.aten.upsample_nearest2d.default,
+    "nearest-exact": torch.ops.aten._upsample_nearest_exact2d.default,
+}
+
+
+def _resize(
+    x: Tensor,
+    *,
+    size: Sequence[int],
+    mode: str,
+    align_corners: bool,
+    scales: Sequence[float | None],
+) -> Tensor:
+    """The image x [N, H, W, C] as one of [N, *size, C]; `scales` of None are those of the sizes."""
+    corners = (align_corners,) if mode in ("bilinear", "bicubic") else ()
+    y = _RESIZES[mode](x.permute(0, 3, 1, 2), list(size), *corners, *scales)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
 def _batch_norm(
     x: Tensor,
     mean: Tensor,
@@ -387,6 +409,13 @@ def _window_flops(
 ) -> int:
     kernel = attrs["kernel"] if "kernel" in attrs else inputs[1].sizes[:2]
     return 2 * outputs[0].numel * math.prod(kernel)
+
+
+def _resize_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    taps = {"bilinear": 4, "bicubic": 16}.get(attrs["mode"], 0)
+    return 2 * taps * outputs[0].numel
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -470,6 +499,7 @@ _ROWS: tuple[Op, ...] = (
        family="stencil"),
     Op("max_pool", Pattern.COMPLEX_OUT_FUSABLE, _max_pool, flops=_window_flops, family="stencil"),
     Op("avg_pool", Pattern.COMPLEX_OUT_FUSABLE, _avg_pool, flops=_window_flops, family="stencil"),
+    Op("resize", Pattern.COMPLEX_OUT_FUSABLE, _resize, flops=_resize_flops, family="stencil"),
     Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops, multiplies=True),
     Op("batch_norm", Pattern.OPAQUE, _batch_norm),
     Op("aten", Pattern.OPAQUE, _aten),

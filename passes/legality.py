@@ -6,7 +6,7 @@ or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values.
-    stencil      one depthwise convolution or pooling; then pointwise nodes of the result.
+    stencil      one depthwise convolution, pooling or resize; then pointwise nodes of the result.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between

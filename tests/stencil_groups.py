@@ -61,6 +61,36 @@ def pool(
     return Group(op, b.build([b.add(op, x, **(attrs | given))]))
 
 
+def resize(
+    image: tuple[int, int, int, int],
+    size: tuple[int, int],
+    mode: str = "bilinear",
+    dtype: torch.dtype = F16,
+    *,
+    align: bool = False,
+    scales: tuple[float | None, float | None] = (None, None),
+) -> Group:
+    """relu(resize(x) + skip)."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(image, dtype))
+    given = {"mode": mode, "align_corners": align, "scales": scales}
+    y = b.add("resize", x, size=size, **given)
+    skip = b.input("skip", TensorSpec(b.specs[y].sizes, dtype))
+    return Group("resize", b.build([b.add("relu", b.add("add", y, skip))]))
+
+
+RESIZES: dict[str, Callable[[], Group]] = {
+    "bilinear_up": lambda: resize((2, 5, 7, 24), (11, 14)),
+    "bilinear_down_odd": lambda: resize((1, 9, 8, 7), (4, 3), dtype=BF16),
+    "bilinear_align": lambda: resize((1, 5, 4, 8), (9, 1), dtype=F32, align=True),
+    "bilinear_scales": lambda: resize((1, 5, 4, 16), (8, 6), scales=(1.7, 1.6)),
+    "bilinear_one": lambda: resize((1, 1, 1, 1), (3, 2)),
+    "bicubic_up": lambda: resize((1, 5, 6, 16), (11, 9), "bicubic"),
+    "bicubic_align": lambda: resize((2, 6, 3, 5), (4, 7), "bicubic", F32, align=True),
+    "nearest_up": lambda: resize((2, 3, 5, 24), (6, 10), "nearest"),
+    "nearest_down": lambda: resize((1, 9, 8, 12), (4, 6), "nearest", BF16),
+    "nearest_exact": lambda: resize((1, 5, 8, 3), (8, 6), "nearest-exact", F32),
+}
 CASES: dict[str, Callable[[], Group]] = {
     "depthwise_3x3": lambda: depthwise((2, 9, 7, 40), (3, 3)),
     "depthwise_5x5_stride": lambda: depthwise(

@@ -35,6 +35,7 @@ class Stencil(Sketch):
         anchors = [node for node in group.nodes if node.definition.family == self.family]
         check(len(anchors) == 1, f"a stencil has one windowed op, not {len(anchors)}")
         (self.anchor,) = anchors
+        check(self.anchor.op != "resize", "a resize has no windows of one size")
         try:
             self.image = windows_of(group.graph, self.anchor)
         except NotAView as error:

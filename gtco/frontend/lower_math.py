@@ -208,6 +208,58 @@ def _pooled(
     return ctx.permute(y, (0, 3, 1, 2))
 
 
+def _resized(
+    ctx: Context,
+    x: Value,
+    mode: str,
+    size: Sequence[int] | None,
+    scales: Sequence[float | None],
+    align_corners: bool = False,
+) -> Value | None:
+    if ctx.rank(x) != 4 or not ctx.dtype(x).is_floating_point:
+        return None
+    if size is None:  # then every factor is given
+        pixels = zip(ctx.shape(x)[2:], scales, strict=True)
+        size = [math.floor(old * factor) for old, factor in pixels if factor is not None]
+    given = {"mode": mode, "align_corners": align_corners, "scales": tuple(scales)}
+    y = ctx.add("resize", ctx.permute(x, (0, 2, 3, 1)), size=tuple(size), **given)
+    return ctx.permute(y, (0, 3, 1, 2))
+
+
+def _smooth_resizes(mode: str) -> tuple[Lowering, Lowering]:
+    def plain(ctx: Context, x: Value, size: Sequence[int], align: bool,
+              high: float | None = None, wide: float | None = None) -> Value | None:  # fmt: skip
+        return _resized(ctx, x, mode, size, (high, wide), align)
+
+    def vec(ctx: Context, x: Value, size: Sequence[int] | None, align: bool,
+            scales: Sequence[float] | None) -> Value | None:  # fmt: skip
+        return _resized(ctx, x, mode, size, scales or (None, None), align)
+
+    return plain, vec
+
+
+def _nearest_resizes(mode: str) -> tuple[Lowering, Lowering]:
+    def plain(ctx: Context, x: Value, size: Sequence[int],
+              high: float | None = None, wide: float | None = None) -> Value | None:  # fmt: skip
+        return _resized(ctx, x, mode, size, (high, wide))
+
+    def vec(ctx: Context, x: Value, size: Sequence[int] | None,
+            scales: Sequence[float] | None) -> Value | None:  # fmt: skip
+        return _resized(ctx, x, mode, size, scales or (None, None))
+
+    return plain, vec
+
+
+for _op, _made in {
+    "upsample_bilinear2d": _smooth_resizes("bilinear"),
+    "upsample_bicubic2d": _smooth_resizes("bicubic"),
+    "upsample_nearest2d": _nearest_resizes("nearest"),
+    "_upsample_nearest_exact2d": _nearest_resizes("nearest-exact"),
+}.items():
+    for _overload, _lowering in zip(("default", "vec"), _made, strict=True):
+        _lowers(getattr(getattr(aten, _op), _overload))(_lowering)
+
+
 @_lowers(aten.amax.default)
 def _amax(ctx: Context, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
     return ctx.add("amax", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)

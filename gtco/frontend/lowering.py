@@ -26,9 +26,6 @@ TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(SHAPES | MATH)
 """The one table: overload to lowering."""
 
 KEPT_AS_ATEN: tuple[OpOverload, ...] = (
-    aten.upsample_bilinear2d.vec,
-    aten.upsample_bicubic2d.vec,
-    aten.upsample_nearest2d.vec,
     aten.batch_norm.default,  # functionalisation turns it into the no-training form
 )
 """Overloads without a lowering that one library kernel does better than their decomposition."""

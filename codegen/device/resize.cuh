@@ -1,0 +1,101 @@
+// Images made larger or smaller: a thread has V channels of one pixel of the result, and weighs the
+// TAPS x TAPS pixels around its place in the image, which follows torch's rules in fp32.
+//
+// Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), P, Q (rows and columns of the
+// result), SCALE_H, SCALE_W (pixels of the image for one of the result), THREADS. Image has
+// `at(image, y, x, channel)`. Axis has TAPS and `place(dst, scale, size, at, weight)`.
+#pragma once
+
+#include "epilogue.cuh"
+
+namespace gtco {
+
+template <bool CENTRES>
+struct Nearest {
+  static constexpr int TAPS = 1;
+  static __device__ __forceinline__ void place(int dst, float scale, int size, int* at,
+                                               float* weight) {
+    const float from = (static_cast<float>(dst) + (CENTRES ? 0.5f : 0.0f)) * scale;
+    at[0] = min_of(static_cast<int>(from), size - 1);
+    weight[0] = 1.0f;
+  }
+};
+
+template <bool ALIGN>
+struct Linear {
+  static constexpr int TAPS = 2;
+  static __device__ __forceinline__ void place(int dst, float scale, int size, int* at,
+                                               float* weight) {
+    const float d = static_cast<float>(dst);
+    const float from = ALIGN ? scale * d : fmaxf(scale * (d + 0.5f) - 0.5f, 0.0f);
+    at[0] = min_of(static_cast<int>(from), size - 1);
+    at[1] = min_of(at[0] + 1, size - 1);
+    weight[1] = from - static_cast<float>(at[0]);
+    weight[0] = 1.0f - weight[1];
+  }
+};
+
+template <bool ALIGN>
+struct Cubic {
+  static constexpr int TAPS = 4;
+  static __device__ __forceinline__ void place(int dst, float scale, int size, int* at,
+                                               float* weight) {
+    constexpr float A = -0.75f;
+    const float d = static_cast<float>(dst);
+    const float from = ALIGN ? scale * d : scale * (d + 0.5f) - 0.5f;
+    int first = static_cast<int>(from);
+    if (static_cast<float>(first) > from) --first;  // towards minus infinity
+    const float t = from - static_cast<float>(first);
+#pragma unroll
+    for (int i = 0; i < TAPS; ++i) {
+      at[i] = max_of(0, min_of(first - 1 + i, size - 1));
+      const float x = i == 0 ? t + 1.0f : i == 1 ? t : i == 2 ? 1.0f - t : 2.0f - t;
+      weight[i] = i == 1 || i == 2 ? ((A + 2.0f) * x - (A + 3.0f)) * x * x + 1.0f
+                                   : ((A * x - 5.0f * A) * x + 8.0f * A) * x - 4.0f * A;
+    }
+  }
+};
+
+template <class C, class Axis, class Image, class Functor>
+__device__ __forceinline__ void resize(const Image& image, const Functor& functor) {
+  constexpr int V = Functor::VECTOR, VECTORS = C::COLUMNS / V, T = Axis::TAPS;
+  static_assert(C::COLUMNS % V == 0, "a vector does not cross a pixel's end");
+  const int item = blockIdx.x * C::THREADS + threadIdx.x;
+  const int col = item % VECTORS * V, row = item / VECTORS;
+  const bool active = row < C::IMAGES * C::P * C::Q;
+  const int n = active ? row / (C::P * C::Q) : 0;
+  int ys[T], xs[T];
+  float down[T], across[T];
+  Axis::place(row / C::Q % C::P, C::SCALE_H, C::HEIGHT, ys, down);
+  Axis::place(row % C::Q, C::SCALE_W, C::WIDTH, xs, across);
+
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  Packed<typename C::Element, V> pixels[T][T];
+#pragma unroll
+  for (int y = 0; y < T; ++y) {
+#pragma unroll
+    for (int x = 0; x < T; ++x) pixels[y][x] = load_packed<V>(image.at(n, ys[y], xs[x], col));
+  }
+  typename Functor::Row values{};
+  if constexpr (Functor::ROW_VALUES > 0) {
+    if (active) values = functor.row_values(row, true);
+  }
+  auto acc = map<V>([&](int) { return 0.0f; });
+#pragma unroll
+  for (int y = 0; y < T; ++y) {
+    auto line = map<V>([&](int) { return 0.0f; });
+#pragma unroll
+    for (int x = 0; x < T; ++x) {
+      const auto pixel = unpack<V>(pixels[y][x]);
+#pragma unroll
+      for (int i = 0; i < V; ++i) line[i] = T == 1 ? pixel[i] : fmaf(across[x], pixel[i], line[i]);
+    }
+#pragma unroll
+    for (int i = 0; i < V; ++i) acc[i] = T == 1 ? line[i] : fmaf(down[y], line[i], acc[i]);
+  }
+  const auto inputs = functor.template inputs<V>(row, col, active);
+  functor.template operator()<V>(row, col, values, active, inputs, acc);
+}
+
+}  // namespace gtco

@@ -1,0 +1,40 @@
+"""Resizes: right at every border, captured as torch computes them, without ATen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gtco.codegen.sketches.resize import Resize
+from gtco.passes import run_pipeline
+from gtco.runtime.host import run_on_host
+from gtco.target import TARGETS
+from tests import stencil_groups
+from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
+from tests.pass_checks import captured, check, ops, random
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", stencil_groups.RESIZES)
+def test_right_on_the_host_build(case: str) -> None:
+    group = stencil_groups.RESIZES[case]()
+    for program in sample(Resize(group, TARGETS["sm_90a"]), 1):
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+
+
+def test_kernels_compile_without_spills() -> None:
+    for case in ("bilinear_up", "bicubic_up", "nearest_up"):
+        group = stencil_groups.RESIZES[case]()
+        assert not list(compile_for_all(lambda target, group=group: Resize(group, target)))
+
+
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest", "nearest-exact"])
+@pytest.mark.parametrize("how", [{"size": (9, 5)}, {"scale_factor": 1.7}])
+def test_resizes_are_captured(mode: str, how: dict[str, Any]) -> None:
+    graph, args = captured(
+        lambda m, x: F.interpolate(x, mode=mode, **how), random(2, 3, 6, 7, dtype=torch.float64)
+    )
+    assert ops(check(lambda g, log: run_pipeline(g, log=log), graph, args)) == {"resize": 1}
