@@ -33,6 +33,7 @@ from gtco.cost_model.plans import floor_us
 from gtco.locate import Located
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
+from gtco.runtime.captured import capture
 from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
 
@@ -245,8 +246,13 @@ class GraphedEager:
         torch.cuda.current_stream().wait_stream(side)
         self.buffers = tensors_of((args, kwargs))
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+
+        def enqueue() -> None:
             self.outputs = model(*args, **kwargs)
+
+        # Not by torch.cuda.graph: its one stream keeps a workspace of cuBLAS's that may be gone.
+        torch.cuda.synchronize()
+        capture(self.graph, side, enqueue)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = not kwargs and len(args) == len(self.buffers)  # as one would write it by hand
