@@ -33,22 +33,23 @@ from gtco.cost_model.plans import floor_us
 from gtco.locate import Located
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
-from gtco.runtime.captured import capture
 from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
 
 Tell = Callable[[str], None]
 
 INDUCTOR_MODES = ("reduce-overhead", "max-autotune")
-PEERS: Mapping[str, tuple[str, ...]] = {
-    "eager": ("eager",),
-    "inductor": tuple(f"inductor {mode}" for mode in INDUCTOR_MODES),
-    "onnxruntime": (OnnxRuntime.name,),
-}
-"""What `--against` takes, and the contestants that each name stands for."""
 CHANNELS_LAST = ", channels last"
 """Behind the name of a contestant whose convolutions have their weights so: torch then keeps images
 in that layout, which is the faster one of many models."""
+PEERS: Mapping[str, tuple[str, ...]] = {
+    "eager": ("eager",),
+    "inductor": tuple(f"inductor {mode}" for mode in INDUCTOR_MODES),
+    "eager-channels-last": (f"eager{CHANNELS_LAST}",),
+    "inductor-channels-last": tuple(f"inductor {mode}{CHANNELS_LAST}" for mode in INDUCTOR_MODES),
+    "onnxruntime": (OnnxRuntime.name,),
+}
+"""What `--against` takes, and the contestants that each name stands for."""
 
 
 class WrongAnswer(RuntimeError):
@@ -178,7 +179,7 @@ def bench(
         given = (model.args, model.kwargs)
         truth = references(model, options.precision)
         contestants: dict[str, Call] = {"gtco": compiled}
-        for name in _contestants(peers, truth.eager):
+        for name in itertools.chain.from_iterable(PEERS[peer] for peer in peers):
             tell(f"preparing {name}")
             try:
                 ours = runtime if runtime and name == runtime.name else None
@@ -246,13 +247,8 @@ class GraphedEager:
         torch.cuda.current_stream().wait_stream(side)
         self.buffers = tensors_of((args, kwargs))
         self.graph = torch.cuda.CUDAGraph()
-
-        def enqueue() -> None:
+        with torch.cuda.graph(self.graph):
             self.outputs = model(*args, **kwargs)
-
-        # Not by torch.cuda.graph: its one stream keeps a workspace of cuBLAS's that may be gone.
-        torch.cuda.synchronize()
-        capture(self.graph, side, enqueue)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = not kwargs and len(args) == len(self.buffers)  # as one would write it by hand
@@ -273,17 +269,6 @@ class GraphedEager:
 def tensors_of(tree: Any) -> list[Tensor]:
     """The tensors among the leaves of `tree`, in order."""
     return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _contestants(peers: Sequence[str], model: nn.Module) -> list[str]:
-    """Who stands for `peers`: torch's also with channels last, if the model has convolutions."""
-    convolves = any(isinstance(module, nn.Conv2d) for module in model.modules())
-    names = []
-    for name in (name for peer in peers for name in PEERS[peer]):
-        names.append(name)
-        if convolves and name != OnnxRuntime.name:
-            names.append(f"{name}{CHANNELS_LAST}")
-    return names
 
 
 def _prepare(name: str, model: nn.Module, inputs: Inputs) -> Call:
@@ -428,9 +413,7 @@ def compare(result: BenchResult, peers: Sequence[str]) -> None:
     """Choose who stands for each peer and fill in the ratios; above 1 gtco is faster."""
     ours = result.timings["gtco"]
     for peer in peers:
-        running = [
-            name for name in result.timings if name.removesuffix(CHANNELS_LAST) in PEERS[peer]
-        ]
+        running = [name for name in PEERS[peer] if name in result.timings]
         if not running:
             continue
         best = min(running, key=lambda name: result.timings[name].back_to_back_us)
