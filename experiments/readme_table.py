@@ -96,7 +96,7 @@ def _peer(result: Result, peer: str) -> str:
     if name is None:
         return ""
     ratio, spent = result["ratios"][peer]["back_to_back"], result["timings"][name]
-    mode = name.removeprefix(peer).strip()
+    mode = name.removeprefix(peer).strip(", ")
     return f"{spent['back_to_back_us']:.0f}, {ratio:.2f}x" + (f" ({mode})" if mode else "")
 
 
