@@ -13,7 +13,7 @@ from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.cost_model.record import shipped_records
 from gtco.graph import Group
 from gtco.target import TARGETS
-from tests import attention_groups, groups, projection_groups, tile_groups
+from tests import attention_groups, groups, projection_groups, stencil_groups, tile_groups
 from tests.kernel_checks import defaults
 
 H100 = TARGETS["sm_90a"]
@@ -30,6 +30,8 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "rowwise": tile_groups.ROWWISE["stats_197_768"],
     "rowwise of statistics": tile_groups.ROWWISE["merge"],
     "elementwise": tile_groups.ELEMENTWISE["gelu_197"],
+    "stencil": stencil_groups.CASES["depthwise_3x3"],
+    "resize": next(iter(stencil_groups.RESIZES.values())),
 }
 BY_NAME = {kind.name: kind for kind in SKETCHES}
 WRONG = (0, -1, -64, 3, 5, 2**31, 2**70, 1.0, 0.5, True, "2", None, (2,))
