@@ -36,7 +36,7 @@ from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, stencil_groups, tile_groups
 
 F16, BF16 = torch.float16, torch.bfloat16
-MOST_PROGRAMS = 500
+MOST_PROGRAMS = 600
 WORKERS = 2
 
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
