@@ -33,6 +33,7 @@ from gtco.cost_model.plans import floor_us
 from gtco.locate import Located
 from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
+from gtco.runtime.captured import capture
 from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
 
@@ -238,6 +239,7 @@ class GraphedEager:
     """
 
     def __init__(self, model: nn.Module, inputs: Inputs) -> None:
+        self.model = model  # the graph reads its weights and keeps none of them alive
         args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
         side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(torch.cuda.current_stream())
@@ -247,8 +249,13 @@ class GraphedEager:
         torch.cuda.current_stream().wait_stream(side)
         self.buffers = tensors_of((args, kwargs))
         self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
+
+        def enqueue() -> None:
             self.outputs = model(*args, **kwargs)
+
+        # Not by torch.cuda.graph: its one stream keeps a workspace of cuBLAS's that may be gone.
+        torch.cuda.synchronize()
+        capture(self.graph, side, enqueue)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         plain = not kwargs and len(args) == len(self.buffers)  # as one would write it by hand
@@ -410,10 +417,18 @@ def percentiles(samples: Sequence[float]) -> dict[str, float]:
 
 
 def compare(result: BenchResult, peers: Sequence[str]) -> None:
-    """Choose who stands for each peer and fill in the ratios; above 1 gtco is faster."""
+    """Choose who stands for each peer and fill in the ratios; above 1 gtco is faster.
+
+    Whose answer is wrong stands for nobody.
+    """
     ours = result.timings["gtco"]
+    right = {
+        name
+        for name, verdicts in result.verdicts.items()
+        if all(verdict.ok for verdict in verdicts.values())
+    }
     for peer in peers:
-        running = [name for name in PEERS[peer] if name in result.timings]
+        running = [name for name in PEERS[peer] if name in result.timings and name in right]
         if not running:
             continue
         best = min(running, key=lambda name: result.timings[name].back_to_back_us)

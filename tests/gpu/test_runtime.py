@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import threading
 from collections.abc import Iterator
@@ -278,6 +279,17 @@ def test_the_eager_peer_gives_fresh_answers_too() -> None:
     answers = [peer(first), peer(x=second)]
     for x, answer in zip((first, second), answers, strict=True):
         assert torch.equal(answer, torch.sigmoid(x))
+
+
+def test_the_eager_peer_keeps_its_weights() -> None:
+    """Nobody else holds a copy of the model that was made for it alone."""
+    model = torch.nn.Linear(2048, 2048, bias=False).cuda()
+    x = torch.randn(8, 2048, device="cuda")
+    peer = GraphedEager(copy.deepcopy(model), ((x,), {}))
+    torch.cuda.empty_cache()
+    others = [torch.full_like(model.weight, torch.nan) for _ in range(4)]
+    assert torch.allclose(peer(x), model(x))
+    del others
 
 
 def test_a_node_that_cannot_be_captured_splits_the_graph_and_is_named(target: Target) -> None:

@@ -89,9 +89,9 @@ def timing(*rounds: float) -> Timing:
 def test_the_better_mode_stands_for_inductor_and_a_failed_one_does_not() -> None:
     slow, fast = "inductor reduce-overhead", "inductor max-autotune"
     result = BenchResult(
-        timings={"gtco": timing(100, 50), slow: timing(300), fast: timing(200, 50)}
+        verdicts={name: {"normal": Verdict("")} for name in ("gtco", slow, fast)},
+        timings={"gtco": timing(100, 50), slow: timing(300, 300), fast: timing(200, 50)},
     )
-    result.timings[slow] = timing(300, 300)
     compare(result, ["eager", "inductor"])
     assert result.best == {"inductor": fast}
     assert result.ratios["inductor"]["back_to_back"] == 1.5  # the median of 200/100 and 50/50
@@ -101,10 +101,29 @@ def test_the_better_mode_stands_for_inductor_and_a_failed_one_does_not() -> None
     assert result.best == {"inductor": slow}
 
 
+def test_whose_answer_is_wrong_stands_for_no_peer() -> None:
+    slow, fast = "inductor reduce-overhead", "inductor max-autotune"
+    result = BenchResult(
+        verdicts={name: {"normal": Verdict("")} for name in ("gtco", slow)}
+        | {fast: {"normal": Verdict(""), "outliers": Verdict("NaN")}},
+        timings={"gtco": timing(100, 100), slow: timing(300, 300), fast: timing(200, 200)},
+    )
+    compare(result, ["inductor"])
+    assert result.best == {"inductor": slow}
+
+
 def test_the_table_names_everyone_and_what_failed() -> None:
     result = BenchResult(
-        verdicts={"gtco": {"normal": Verdict("")}, "eager": {"normal": Verdict("NaN")}},
-        timings={"gtco": timing(100, 100), "eager": timing(150, 170)},
+        verdicts={
+            "gtco": {"normal": Verdict("")},
+            "eager": {"normal": Verdict("")},
+            "inductor reduce-overhead": {"normal": Verdict("NaN")},
+        },
+        timings={
+            "gtco": timing(100, 100),
+            "eager": timing(150, 170),
+            "inductor reduce-overhead": timing(90, 90),
+        },
         failures={"inductor max-autotune": "RuntimeError: no compiler"},
         launches=63,
         floor_us=40.0,
