@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterable
 
 from gtco.codegen.program import Argument
-from gtco.graph import Graph
+from gtco.ir.graph import Graph
 
 
 class Binding:

@@ -17,8 +17,9 @@ import torch
 
 from gtco.codegen.program import Pointer
 from gtco.codegen.sketch import Illegal, check
-from gtco.graph import Graph, Group, Node, TensorSpec
-from gtco.views import Axis, Layout, NotAView, resolve, store_layout
+from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.spec import TensorSpec
+from gtco.ir.views import Axis, Layout, NotAView, resolve, store_layout
 
 C_TYPES = {
     torch.float16: "half_t",

@@ -20,7 +20,7 @@ from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.stencil import Stencil
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import Target
 
 SKETCHES: tuple[type[Sketch], ...] = (

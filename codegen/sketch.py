@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from gtco.codegen.binding import Binding
 from gtco.codegen.program import Argument, KernelProgram
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import Target
 
 Schedule = Mapping[str, int]

@@ -27,8 +27,8 @@ from gtco.codegen.emit import (
     names_of,
 )
 from gtco.codegen.sketch import Illegal, check
-from gtco.graph import Graph, Group, Node
-from gtco.views import Axis, Layout, NotAView, resolve, store_layout
+from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.views import Axis, Layout, NotAView, resolve, store_layout
 
 MAX_ELEMENTS = 2**31 - 1
 """Most elements of one buffer: kernels index with 32 bits."""

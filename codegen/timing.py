@@ -9,7 +9,7 @@
 
 Sketches order their default schedules by it, and the draft cost model is the same formula
 (`gtco.cost_model.model`). What was measured stands in the target's `gtco.constants` (of an H100:
-experiments.fill_rate and experiments/notes/01-gemm_wgmma.md, 04-draft_model.md).
+experiments.studies.fill_rate and experiments/notes/01-gemm_wgmma.md, 04-draft_model.md).
 """
 
 from __future__ import annotations

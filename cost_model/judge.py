@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtco.graph import Group
-from gtco.interpreter import interpret
-from gtco.ops import OPS
+from gtco.ir.graph import Group
+from gtco.ir.interpreter import interpret
+from gtco.ir.ops import OPS
 
 
 def random_values(

@@ -18,7 +18,7 @@ from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Key, schedule_key
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
 from gtco.target import CARDS, HOST, Device, Target

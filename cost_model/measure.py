@@ -26,7 +26,7 @@ import torch
 from safetensors.torch import save as save_tensors
 
 from gtco.codegen.program import KernelProgram
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.child import Child, ChildDied, ChildHung
 from gtco.runtime.compile_pool import encode_kernel
 from gtco.runtime.cubin import CompiledKernel

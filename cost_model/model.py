@@ -27,7 +27,7 @@ from gtco.cost_model.work import (
     weight_bytes,
     work_of,
 )
-from gtco.graph import Graph, Group, Node
+from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import family
 from gtco.target import Target

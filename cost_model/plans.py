@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.record import PLAN, TuningRecord
 from gtco.cost_model.work import group_work
-from gtco.graph import FusedGraph, Graph
+from gtco.ir.graph import FusedGraph, Graph
 from gtco.passes.tasks import tasks, workload_digest
 from gtco.passes.workload import describe
 from gtco.runtime.plan import Launch, Plan, PlanError, PlanKnobs, weights_of

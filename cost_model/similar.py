@@ -13,7 +13,7 @@ from gtco.codegen.sketch import Illegal, Sketch
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.work import CONTRACTIONS, Work, group_work, work_of
-from gtco.ops import OPS
+from gtco.ir.ops import OPS
 
 SAME_SIZE = 0.9
 """Least ratio of the FLOPs of two contractions whose best programs may have equal blocks: 197 rows

@@ -15,7 +15,7 @@ import torch
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import BlockWork
 from gtco.codegen.timing import TANH_FLOPS
-from gtco.graph import Graph, Group, Node
+from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import trace
 from gtco.target import Target
 
@@ -164,7 +164,7 @@ _cached_group_work = functools.lru_cache(maxsize=256)(group_work)
 
 
 def node_flops(graph: Graph, node: Node) -> int:
-    """Operations of one node as `gtco.ops` counts them."""
+    """Operations of one node as `gtco.ir.ops` counts them."""
     specs = [graph.specs[name] for name in node.inputs]
     return node.definition.flops(specs, node.outputs, node.attrs)
 

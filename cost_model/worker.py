@@ -28,7 +28,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.cost_model.judge import Judge, random_values
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.child import serve as serve_child
 from gtco.runtime.compile_pool import decode_kernel
 from gtco.runtime.cubin import CompiledKernel

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.cost_model.worker import COPIES, Bench, Launch
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
 from gtco.runtime.library import bind_library

@@ -35,7 +35,7 @@ import torch
 
 from experiments.partitions import greedy, unfused
 from experiments.publish import markdown, microseconds, provenance, publish, save_bars
-from gtco.answers import compute_precision, references
+from gtco.benchmarking.answers import compute_precision, references
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import capture_for, fuse_with, plan_with, resolve_device
@@ -47,15 +47,15 @@ from gtco.cost_model.ranker import Ranker, shipped_ranker
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import Search, candidate_of, search_task
 from gtco.cost_model.trials import Trials
-from gtco.graph import FusedGraph, Graph, Group
+from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks, workload_key
-from gtco.replay import clock, in_turns
 from gtco.runtime.module import CompiledModule
 from gtco.target import HOST, Target
-from gtco.tuner import BATCH, PLANS
+from gtco.tuning.replay import clock, in_turns
+from gtco.tuning.tuner import BATCH, PLANS
 
 NONE, GREEDY, DRAFT, MEASURED = "no fusion", "greedy", "DP, draft prices", "DP, measured prices"
 ROUNDS = 15

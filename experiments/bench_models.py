@@ -19,8 +19,8 @@ from typing import Any
 import torch
 
 from experiments.publish import provenance
-from gtco.answers import parse_peers
-from gtco.bench import PEERS, bench
+from gtco.benchmarking.answers import parse_peers
+from gtco.benchmarking.bench import PEERS, bench
 from gtco.locate import locate
 from gtco.options import Options
 

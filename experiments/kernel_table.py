@@ -39,7 +39,7 @@ from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.cost_model.work import group_work
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes import run_pipeline

@@ -21,8 +21,8 @@ from experiments.op_shapes import Sizes
 from gtco.check import judge
 from gtco.codegen.program import KernelProgram
 from gtco.cost_model.judge import random_values
-from gtco.graph import Group
-from gtco.interpreter import interpret
+from gtco.ir.graph import Group
+from gtco.ir.interpreter import interpret
 from gtco.runtime.driver import BoundLaunch
 from gtco.runtime.poison import poisoned
 from gtco.runtime.run import Chain, load_program

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gtco
+from gtco.cli.demo import Block, randomize
 from gtco.codegen.sketches.gemm import analyse
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.work import group_work
-from gtco.demo import Block, randomize
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes import run_pipeline
 from gtco.passes.fusion import fuse
 from gtco.passes.legality import family

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import networkx as nx
 
-from gtco.graph import FusedGraph, Graph, Node
+from gtco.ir.graph import FusedGraph, Graph, Node
 from gtco.passes.dataflow import Flow, bits, drop_dead, materialize_views
 from gtco.passes.fusion import clone_cheap, in_groups
 from gtco.passes.legality import Legality

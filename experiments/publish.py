@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from gtco.env import environment
+from gtco.cli.env import environment
 
 
 def provenance(experiment: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from gtco.check import judge
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.run import run_group
 from gtco.target import Target, target_of_capability

@@ -25,7 +25,7 @@ from experiments.publish import provenance
 from gtco import compiler
 from gtco.check import judge
 from gtco.frontend.torch_export import capture
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from gtco.options import Options
 from gtco.passes import run_pipeline
 

@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gtco.compiler import FallbackError, capture, compile, fuse
-    from gtco.graph import FusedGraph, Graph
-    from gtco.interpreter import interpret
+    from gtco.ir.graph import FusedGraph, Graph
+    from gtco.ir.interpreter import interpret
     from gtco.options import Options
     from gtco.runtime.artifact import ArtifactError, load
     from gtco.target import TargetError
-    from gtco.tune_result import TuneResult
-    from gtco.tuner import tune
+    from gtco.tuning.result import TuneResult
+    from gtco.tuning.tuner import tune
 
 _HOMES = {
     "ArtifactError": "gtco.runtime.artifact",
     "FallbackError": "gtco.compiler",
-    "FusedGraph": "gtco.graph",
-    "Graph": "gtco.graph",
+    "FusedGraph": "gtco.ir.graph",
+    "Graph": "gtco.ir.graph",
     "Options": "gtco.options",
     "TargetError": "gtco.target",
-    "TuneResult": "gtco.tune_result",
+    "TuneResult": "gtco.tuning.result",
     "capture": "gtco.compiler",
     "compile": "gtco.compiler",
     "fuse": "gtco.compiler",
-    "interpret": "gtco.interpreter",
+    "interpret": "gtco.ir.interpreter",
     "load": "gtco.runtime.artifact",
-    "tune": "gtco.tuner",
+    "tune": "gtco.tuning.tuner",
 }
 
 __all__ = [

@@ -1,5 +1,5 @@
 """`python -m gtco` is the command `gtco`."""
 
-from gtco.cli import main
+from gtco.cli.main import main
 
 main()

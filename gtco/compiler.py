@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtco import dump, logs
+from gtco import logs
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
@@ -31,12 +31,13 @@ from gtco.cost_model.work import work_of
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
 from gtco.frontend.torch_export import capture as capture_torch
-from gtco.graph import FusedGraph, Graph, Group
+from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.options import Options
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision, lower_products
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
+from gtco.reporting import dump
 from gtco.runtime.device import device_at
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
@@ -115,7 +116,7 @@ def make_plan(
         kwargs: likewise.
         options: how to compile.
         database: as for `compile`.
-        folder: takes what `gtco.dump` knows of a plan.
+        folder: takes what `gtco.reporting.dump` knows of a plan.
 
     Raises:
         CaptureError, TargetError, FallbackError: as for `compile`.

@@ -9,7 +9,7 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
-from gtco.graph import Graph
+from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions

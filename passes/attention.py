@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from gtco.graph import Graph, Node
+from gtco.ir.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gtco.graph import Graph, Node, infer_outputs
+from gtco.ir.graph import Graph, Node, infer_outputs
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 

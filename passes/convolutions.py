@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtco.graph import Graph, Node
+from gtco.ir.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 

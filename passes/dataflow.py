@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
-from gtco.graph import Graph, Group, Node, subgraph
-from gtco.views import Layout, NotAView, apply_view, store_layout, through_views
+from gtco.ir.graph import Graph, Group, Node, subgraph
+from gtco.ir.views import Layout, NotAView, apply_view, store_layout, through_views
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gtco.graph import FusedGraph, Graph, Group, Node
+from gtco.ir.graph import FusedGraph, Graph, Group, Node
 from gtco.passes.dataflow import Flow, bits, drop_dead, make_group, materialize_views
 from gtco.passes.legality import Legality, family
 from gtco.passes.segments import Partition, find_segments, joined_parts, solve

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from gtco.graph import Graph, Node
+from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 ALIGNMENT = 8

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch.nn.functional as F
 
-from gtco.graph import Graph, Node
+from gtco.ir.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 

@@ -26,11 +26,12 @@ from dataclasses import dataclass
 
 import torch
 
-from gtco.graph import Dim, Graph, Group, Node, TensorSpec
-from gtco.ops import GATHERS, STATS_CHUNK, Pattern
+from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.ops import GATHERS, STATS_CHUNK, Pattern
+from gtco.ir.spec import Dim, TensorSpec
+from gtco.ir.views import Layout, NotAView
 from gtco.passes.dataflow import Flow, Read, bits
 from gtco.passes.projection import projected_heads
-from gtco.views import Layout, NotAView
 
 MAX_REDUCTIONS = 4
 MAX_COLUMNS = 16384

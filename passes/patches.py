@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtco.graph import Graph, Node
+from gtco.ir.graph import Graph, Node
+from gtco.ir.views import Layout, NotAView, apply_view, through_views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
-from gtco.views import Layout, NotAView, apply_view, through_views
 
 ROW_BYTES = 16
 """Rows that a tensor map describes start at multiples of it."""

@@ -21,7 +21,7 @@ from types import MappingProxyType
 
 import torch
 
-from gtco.graph import Graph, GraphBuilder, Node
+from gtco.ir.graph import Graph, GraphBuilder, Node
 from gtco.passes.canonicalize import canonicalize
 
 

@@ -6,8 +6,8 @@ import math
 
 import torch
 
-from gtco.graph import Graph, Node
-from gtco.views import Layout, NotAView, resolve
+from gtco.ir.graph import Graph, Node
+from gtco.ir.views import Layout, NotAView, resolve
 
 MAX_HEADS = 16
 """Most heads of one batch item: each is a block of a cluster."""

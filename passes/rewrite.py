@@ -25,8 +25,9 @@ from typing import Any, Generic, TypeVar
 
 import torch
 
-from gtco.graph import Graph, GraphError, Node, TensorSpec, _freeze, infer_outputs
-from gtco.ops import OPS
+from gtco.ir.graph import Graph, Node, _freeze, infer_outputs
+from gtco.ir.ops import OPS
+from gtco.ir.spec import GraphError, TensorSpec
 
 M = TypeVar("M")
 V = TypeVar("V")

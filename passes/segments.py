@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import networkx as nx
 
-from gtco.graph import Node
+from gtco.ir.graph import Node
 from gtco.passes.dataflow import bits
 from gtco.passes.legality import Legality, is_convex
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
-from gtco.graph import FusedGraph, Group
+from gtco.ir.graph import FusedGraph, Group
 from gtco.passes.workload import describe
 from gtco.target import Target
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from gtco.graph import Node
-from gtco.ops import OPS, Pattern
+from gtco.ir.graph import Node
+from gtco.ir.ops import OPS, Pattern
 from gtco.passes.rewrite import Editor, Rule
 
 # -- casts ---------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from typing import Any
 
 import torch
 
-from gtco.graph import DTYPE_NAMES, Graph, Node
+from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import DTYPE_NAMES
+from gtco.ir.views import Layout, NotAView, apply_view, store_layout
 from gtco.passes.dataflow import Read, trace
-from gtco.views import Layout, NotAView, apply_view, store_layout
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from tests.groups import tf32
 from tests.kernel_checks import inputs_of
 

@@ -17,7 +17,8 @@ import torch
 
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Sketch
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.passes.legality import family
 from gtco.target import TARGETS, Target
 from tests import attention_groups, groups, projection_groups, tile_groups

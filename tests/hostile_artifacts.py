@@ -14,7 +14,7 @@ from typing import Any
 
 from gtco.codegen.binding import Binding
 from gtco.codegen.program import KernelProgram
-from gtco.graph import Group, subgraph
+from gtco.ir.graph import Group, subgraph
 from gtco.runtime.encoding import _decode_argument, decode_graph
 from tests.artifact_files import Content
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.cost_model.judge import Judge, random_values
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS, Target
 

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from gtco.frontend.torch_export import capture
-from gtco.graph import Graph
-from gtco.interpreter import interpret
+from gtco.ir.graph import Graph
+from gtco.ir.interpreter import interpret
 from gtco.passes import Pass
 from gtco.passes.rewrite import Log
 

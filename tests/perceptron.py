@@ -9,7 +9,7 @@ import gtco
 from gtco.compiler import fuse_with
 from gtco.cost_model.knowledge import VERSIONS, Knowledge
 from gtco.cost_model.record import TuningRecord
-from gtco.graph import Graph
+from gtco.ir.graph import Graph
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks
 from gtco.target import CARDS, TARGETS

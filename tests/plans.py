@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.frontend.torch_export import Captured
-from gtco.graph import FusedGraph, Graph, Group, Node, subgraph
+from gtco.ir.graph import FusedGraph, Graph, Group, Node, subgraph
 from gtco.options import Options
 from gtco.runtime.plan import Launch, Plan
 from gtco.target import TARGETS, Target

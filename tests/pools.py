@@ -15,7 +15,7 @@ from gtco.codegen.sampler import Sampler
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.pool import Entry, PoolTask
 from gtco.cost_model.work import Work, work_of
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 
 F16, BF16, BOOL = torch.float16, torch.bfloat16, torch.bool
 

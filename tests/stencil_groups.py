@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 

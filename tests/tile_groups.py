@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 I64, I32, I8, U8, BOOL = torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool

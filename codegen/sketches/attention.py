@@ -14,9 +14,9 @@ from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import check_products, pad_to
-from gtco.graph import Group
+from gtco.ir.graph import Group
+from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
-from gtco.views import Layout, NotAView, resolve
 
 MAX_HEAD = 128
 """Widest head: wider ones leave no registers for the scores."""

@@ -12,7 +12,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, chunk_pitch
 from gtco.codegen.sketches.gemm import HALVES, analyse, check_tensor_map, pad_to
-from gtco.graph import Group, Node, subgraph
+from gtco.ir.graph import Group, Node, subgraph
 from gtco.passes.dataflow import trace
 from gtco.passes.projection import projected_heads
 from gtco.target import Target

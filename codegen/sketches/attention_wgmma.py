@@ -12,9 +12,9 @@ from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, Heads
 from gtco.codegen.sketches.gemm import HALVES, pad_to
-from gtco.graph import Group
+from gtco.ir.graph import Group
+from gtco.ir.views import Layout
 from gtco.target import Target
-from gtco.views import Layout
 
 WARPGROUP_QUERIES = 64
 """Rows of `wgmma`'s M side."""

@@ -10,7 +10,7 @@ from typing import ClassVar
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tiles import Space, TileEmitter
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import iteration_shape
 from gtco.target import Target
 

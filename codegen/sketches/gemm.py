@@ -17,9 +17,9 @@ from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.sketches.windows import WindowOperand, of_whole_rows, windows_of
-from gtco.graph import Group, Node
+from gtco.ir.graph import Group, Node
+from gtco.ir.views import Axis, Layout, NotAView, resolve
 from gtco.target import Target
-from gtco.views import Axis, Layout, NotAView, resolve
 
 HALVES = (torch.float16, torch.bfloat16)
 

@@ -9,7 +9,7 @@ from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse, check_products, operand_text, pad_to
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import Target
 
 

@@ -13,7 +13,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to
 from gtco.codegen.sketches.windows import WindowOperand
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import Target
 
 ACCUMULATORS = {2: 192, 3: 96}

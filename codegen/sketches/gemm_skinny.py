@@ -13,7 +13,7 @@ from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse, operand_text, pad_to
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import Target
 
 MOST_ROWS = 8

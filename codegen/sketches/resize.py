@@ -9,9 +9,9 @@ from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.stencil import DTYPES, THREADS
-from gtco.graph import Group
+from gtco.ir.graph import Group
+from gtco.ir.views import NotAView, resolve
 from gtco.target import Target
-from gtco.views import NotAView, resolve
 
 
 class Resize(Sketch):

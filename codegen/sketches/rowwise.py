@@ -8,8 +8,8 @@ from typing import ClassVar
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Knob, Schedule, Sketch, check
 from gtco.codegen.tiles import Space, TileEmitter
-from gtco.graph import Group, Node
-from gtco.ops import STATS_CHUNK, Pattern
+from gtco.ir.graph import Group, Node
+from gtco.ir.ops import STATS_CHUNK, Pattern
 from gtco.target import Target
 
 MAX_ROW_VALUES = 64

@@ -11,9 +11,9 @@ from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
-from gtco.graph import Group, Node
+from gtco.ir.graph import Group, Node
+from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
-from gtco.views import Layout, NotAView, resolve
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_VALUES = 160

@@ -14,8 +14,8 @@ import torch
 from gtco.codegen.emit import index
 from gtco.codegen.program import TensorMapArgument, WindowBox
 from gtco.codegen.sketch import check
-from gtco.graph import Graph, Node
-from gtco.views import Axis, Layout, resolve
+from gtco.ir.graph import Graph, Node
+from gtco.ir.views import Axis, Layout, resolve
 
 CORNERS = range(-128, 128)
 """What a tensor map takes as the corners of the first tap's pixels (CUDA driver API,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gtco.demo import VisionTransformer, randomize
+from gtco.cli.demo import VisionTransformer, randomize
 
 SIZES = {
     "vit_small_patch16_224": {"patch": 16, "width": 384, "depth": 12, "heads": 6},

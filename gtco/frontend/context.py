@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from gtco.graph import GraphBuilder, TensorSpec
+from gtco.ir.graph import GraphBuilder
+from gtco.ir.spec import TensorSpec
 
 Scalar = int | float | bool
 

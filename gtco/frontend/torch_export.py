@@ -29,9 +29,10 @@ from torch.utils import _pytree as pytree
 
 from gtco.frontend.context import Context, Value
 from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
-from gtco.graph import DTYPE_NAMES, Graph, GraphBuilder, TensorSpec
-from gtco.interpreter import ArgumentError
-from gtco.ops import Slot
+from gtco.ir.graph import Graph, GraphBuilder
+from gtco.ir.interpreter import ArgumentError
+from gtco.ir.ops import Slot
+from gtco.ir.spec import DTYPE_NAMES, TensorSpec
 
 aten = torch.ops.aten
 

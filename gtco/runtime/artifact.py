@@ -31,7 +31,7 @@ from torch import Tensor
 
 from gtco import logs
 from gtco.frontend.torch_export import Captured
-from gtco.graph import DTYPE_NAMES, GraphError
+from gtco.ir.spec import DTYPE_NAMES, GraphError
 from gtco.options import OptionError
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.encoding import (

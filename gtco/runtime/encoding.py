@@ -1,7 +1,7 @@
 """A plan and its signature as plain JSON values, and back: what an artifact's "plan" part holds.
 
-Nothing in it is code: operators are names from `gtco.ops.OPS`, ATen overloads are looked up among
-those that torch has registered, and every other value is one of a closed set of types.
+Nothing in it is code: operators are names from `gtco.ir.ops.OPS`, ATen overloads are looked up
+among those that torch has registered, and every other value is one of a closed set of types.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from gtco.codegen.program import (
     WindowBox,
 )
 from gtco.frontend.torch_export import Captured
-from gtco.graph import DTYPE_NAMES, FusedGraph, Graph, Group, Node, TensorSpec, subgraph
-from gtco.ops import OPS, Slot
+from gtco.ir.graph import FusedGraph, Graph, Group, Node, subgraph
+from gtco.ir.ops import OPS, Slot
+from gtco.ir.spec import DTYPE_NAMES, TensorSpec
 from gtco.options import Options
 from gtco.runtime.plan import Launch, Plan
 from gtco.target import HOST, find_target

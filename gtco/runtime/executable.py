@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gtco.graph import Node
+from gtco.ir.graph import Node
 from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
 from gtco.runtime.captured import CapturedGraph, Step
 from gtco.runtime.cubin import CompiledKernel

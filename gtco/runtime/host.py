@@ -32,8 +32,8 @@ from torch import Tensor
 
 from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram, TensorMapArgument, WindowBox
-from gtco.graph import Group
-from gtco.interpreter import interpret
+from gtco.ir.graph import Group
+from gtco.ir.interpreter import interpret
 from gtco.runtime.cache_files import publish, seal_fault, sealed
 from gtco.runtime.cubin import CompiledKernel, CubinCache, host_folder
 from gtco.runtime.plan import Launch, Plan, Visit

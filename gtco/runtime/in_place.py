@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from gtco.graph import Node
+from gtco.ir.graph import Node
 from gtco.runtime.plan import Launch, Plan
 
 MOST_LAUNCHES = 4

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from gtco.graph import Group, Node
+from gtco.ir.graph import Group, Node
 
 
 def bind_library(

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gtco.frontend.torch_export import Captured
-from gtco.graph import FusedGraph, TensorSpec
-from gtco.interpreter import ArgumentError
-from gtco.ops import Slot
+from gtco.ir.graph import FusedGraph
+from gtco.ir.interpreter import ArgumentError
+from gtco.ir.ops import Slot
+from gtco.ir.spec import TensorSpec
 from gtco.options import Options
-from gtco.report import Report, make_report
+from gtco.reporting.report import Report, make_report
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.host import HostExecutable

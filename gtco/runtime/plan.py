@@ -11,7 +11,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
-from gtco.graph import FusedGraph, Graph, Group, Node
+from gtco.ir.graph import FusedGraph, Graph, Group, Node
 from gtco.options import Options
 from gtco.runtime.arena import Lifetime
 from gtco.target import Target

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gtco.graph import TensorSpec
+from gtco.ir.spec import TensorSpec
 
 
 def poisoned(spec: TensorSpec, device: torch.device) -> Tensor:

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
-from gtco.graph import Group, TensorSpec
+from gtco.ir.graph import Group
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.captured import capture
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
 from gtco.runtime.nvrtc import compile_kernel

@@ -15,7 +15,7 @@ import torch
 
 from gtco.codegen.binding import Binding
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
-from gtco.graph import TensorSpec
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.encoding import LARGEST_BYTES
 from gtco.runtime.inspection import CubinError, KernelFacts, inspect_cubin

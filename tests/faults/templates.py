@@ -12,7 +12,7 @@ from torch import Tensor
 from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram
 from gtco.cost_model.judge import random_values
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.host import HostError, run_on_host
 from tests.kernel_checks import wrong_outputs
 

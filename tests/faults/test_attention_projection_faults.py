@@ -7,7 +7,7 @@ import torch
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.attention_projection import AttentionProjection
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import projection_groups
 from tests.faults.templates import check_caught, planted, verdicts

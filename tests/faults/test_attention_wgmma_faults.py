@@ -8,7 +8,7 @@ import torch
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Schedule
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import attention_groups
 from tests.faults.templates import check_caught, planted, verdicts

@@ -7,7 +7,7 @@ import torch
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import groups
 from tests.faults.templates import check_caught, planted, verdicts

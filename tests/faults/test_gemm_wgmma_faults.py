@@ -7,7 +7,7 @@ import torch
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import groups
 from tests.faults.templates import SEEDS, planted, verdicts

@@ -16,7 +16,7 @@ from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.rowwise import Rowwise
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import groups, tile_groups

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from gtco.graph import Graph
-from gtco.interpreter import interpret
+from gtco.ir.graph import Graph
+from gtco.ir.interpreter import interpret
 from gtco.passes import horizontal, normalization, split_norm
 from gtco.passes.canonicalize import canonicalize
 from tests.pass_checks import COMPUTE, captured, check, random

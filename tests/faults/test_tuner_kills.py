@@ -24,7 +24,7 @@ from gtco.cost_model.database import Database
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.trials import Trials
-from gtco.tune_result import TuneResult, TuneStatus
+from gtco.tuning.result import TuneResult, TuneStatus
 from tests.processes import environment
 
 pytestmark = pytest.mark.compiler

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import gtco
-from gtco.compare import compare, compare_artifact
-from gtco.demo import VisionTransformer, randomize
+from gtco.benchmarking.compare import compare, compare_artifact
+from gtco.cli.demo import VisionTransformer, randomize
 from gtco.locate import Located
 from gtco.options import Options
 from gtco.runtime.plan import Launch

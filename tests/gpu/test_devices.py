@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gtco.cli.demo import VisionTransformer, randomize
 from gtco.compiler import known_on, plan_captured, resolve_device
-from gtco.demo import VisionTransformer, randomize
 from gtco.frontend.torch_export import capture
 from gtco.options import Options
 from gtco.runtime.device import device_at

@@ -8,7 +8,7 @@ import torch
 from gtco.codegen.sketch import Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
 from tests import attention_groups

@@ -13,7 +13,7 @@ from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.judge import random_values
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime import run as gpu
 from gtco.runtime.driver import BoundLaunch
 from gtco.target import TARGETS

@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gtco.cli.demo import VisionTransformer, randomize
 from gtco.compiler import capture_for, fuse_known, known_on, plan_of, resolve_device, select
-from gtco.demo import VisionTransformer, randomize
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.runtime.module import CompiledModule

@@ -11,12 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gtco.bench import GraphedEager, profile_kernels
+from gtco.benchmarking.bench import GraphedEager, profile_kernels
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.frontend.torch_export import Captured, capture
-from gtco.graph import GraphBuilder, TensorSpec
-from gtco.interpreter import ArgumentError
-from gtco.ops import Slot
+from gtco.ir.graph import GraphBuilder
+from gtco.ir.interpreter import ArgumentError
+from gtco.ir.ops import Slot
+from gtco.ir.spec import TensorSpec
 from gtco.options import Options
 from gtco.runtime.driver import BoundLaunch, DriverError
 from gtco.runtime.executable import GpuMemoryError

@@ -6,7 +6,8 @@ import random
 
 import torch
 
-from gtco.graph import Graph, GraphBuilder, TensorSpec
+from gtco.ir.graph import Graph, GraphBuilder
+from gtco.ir.spec import TensorSpec
 
 ROWS, COLUMNS = 4, 8
 FULL, ROW = (ROWS, COLUMNS), (ROWS, 1)

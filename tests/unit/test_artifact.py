@@ -129,7 +129,7 @@ def test_signatures_and_structures_come_back(
     assert result["none"] is None and result["n"] == 3
     expected = theirs.unflatten(gtco.interpret(compiled.graph, inputs))
     assert torch.equal(result["pair"][0], expected["pair"][0])
-    with pytest.raises(gtco.interpreter.ArgumentError, match="baked in"):
+    with pytest.raises(gtco.ir.interpreter.ArgumentError, match="baked in"):
         ours.flatten((args[0], 0.25), kwargs)
 
 

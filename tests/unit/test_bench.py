@@ -11,9 +11,15 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from gtco import show
-from gtco.answers import Call, Inputs, fresh_inputs, in_precision, parse_peers, references
-from gtco.bench import (
+from gtco.benchmarking.answers import (
+    Call,
+    Inputs,
+    fresh_inputs,
+    in_precision,
+    parse_peers,
+    references,
+)
+from gtco.benchmarking.bench import (
     PEERS,
     SETTLING_US,
     BenchResult,
@@ -28,6 +34,7 @@ from gtco.bench import (
     time_rounds,
 )
 from gtco.check import Verdict
+from gtco.cli import show
 from gtco.locate import Located, UsageError
 from gtco.options import Options
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from gtco import bench_artifact
-from gtco.bench import WrongAnswer
+from gtco.benchmarking import bench_artifact
+from gtco.benchmarking.bench import WrongAnswer
 from gtco.runtime.module import CompiledModule
 
 

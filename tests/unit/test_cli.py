@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gtco import cli, cli_cache
+from gtco.cli import cache as cli_cache
+from gtco.cli import main as cli
 from gtco.options import Options
 from gtco.runtime import compile_pool
 from gtco.runtime.cache_files import sealed

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from gtco import cli
-from gtco.cli_db import describe, summarize
+from gtco.cli import main as cli
+from gtco.cli.db import describe, summarize
 from gtco.codegen.rules import SKETCHES
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import RAN_WITH, VERSIONS, ran_with

@@ -13,12 +13,18 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from gtco.answers import fresh_inputs, references
+from gtco.benchmarking.answers import fresh_inputs, references
+from gtco.benchmarking.compare import (
+    check_groups,
+    compare,
+    compare_artifact,
+    judge_outputs,
+    max_abs_error,
+)
+from gtco.benchmarking.onnx_peer import OnnxRuntime
 from gtco.codegen.program import KernelProgram
-from gtco.compare import check_groups, compare, compare_artifact, judge_outputs, max_abs_error
 from gtco.frontend.torch_export import Captured
 from gtco.locate import Located, UsageError, locate
-from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.host import HostKernel
 from gtco.runtime.module import CompiledModule
@@ -132,7 +138,7 @@ def test_an_artifact_is_judged_by_its_own_graph(
         return CompiledModule(replace(plan, options=HOST), captured)
 
     gtco.compile(model.module, model.args, target="sm_90a").save(tmp_path / "a.gtco")
-    monkeypatch.setattr("gtco.compare.CompiledModule", on_the_host)
+    monkeypatch.setattr("gtco.benchmarking.compare.CompiledModule", on_the_host)
     result = compare_artifact(tmp_path / "a.gtco", layers=True)
     assert not result.wrong and len(result.groups) > 1
     assert {each.contestant for each in result.outputs} == {"gtco", "its graph in torch"}

@@ -21,7 +21,7 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.compiler import FallbackError
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.record import LIBRARY, TuningRecord
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.options import OptionError
 from gtco.passes.tasks import Task, workload_key
 from gtco.runtime.module import CompiledModule

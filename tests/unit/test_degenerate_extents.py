@@ -12,7 +12,7 @@ from torch import nn
 
 import gtco
 from gtco.codegen.emit import Region
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.host import HostError, run_on_host
 from tests import degenerate_groups as groups
 from tests.groups import plain_linear

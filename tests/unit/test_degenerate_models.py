@@ -18,8 +18,8 @@ from torch.testing import assert_close
 
 import gtco
 from gtco.frontend.torch_export import capture
-from gtco.graph import Graph
-from gtco.interpreter import interpret
+from gtco.ir.graph import Graph
+from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
 from gtco.passes.rewrite import DECLINED, Log
 from gtco.passes.views import loses_nothing

@@ -10,8 +10,9 @@ import torch
 
 import gtco
 from experiments.models import vit
-from gtco import cli, demo
 from gtco.check import Verdict
+from gtco.cli import demo
+from gtco.cli import main as cli
 from gtco.locate import Located
 
 PARAMETERS = {

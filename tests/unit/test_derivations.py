@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import torch
 
 from gtco.codegen.rules import derive
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.passes.legality import family
 from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, tile_groups

@@ -13,7 +13,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from gtco import compiler, show
+from gtco import compiler
+from gtco.cli import show
+from gtco.cli.demo import VisionTransformer, randomize
+from gtco.cli.env import records_here
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.cost_model import knowledge as knowledge_module
 from gtco.cost_model.database import Database
@@ -28,8 +31,6 @@ from gtco.cost_model.knowledge import (
     standing,
 )
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, shipped_records
-from gtco.demo import VisionTransformer, randomize
-from gtco.env import records_here
 from gtco.frontend.torch_export import Captured
 from gtco.options import Options
 from gtco.passes.legality import family

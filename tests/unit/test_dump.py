@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from gtco import dump
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
+from gtco.reporting import dump
 from gtco.runtime.module import CompiledModule
 from tests.processes import environment
 

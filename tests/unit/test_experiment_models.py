@@ -11,7 +11,7 @@ from torch import nn
 import gtco
 from experiments.models import autogtco, convolutional
 from experiments.models.transformers_zoo import randomize
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 
 PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "DETR-E3": (lambda: autogtco.detr_module(3), 37_579_552),

@@ -17,7 +17,7 @@ from gtco.cost_model.features import FAMILIES, FEATURES, KNOBS, features
 from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.pool import PoolTask, read_pool
 from gtco.cost_model.work import Work, work_of
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.target import TARGETS
 from tests import attention_groups, groups, tile_groups

@@ -17,7 +17,7 @@ from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.rules import derive
 from gtco.compiler import plan_with
 from gtco.cost_model.knowledge import Knowledge
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.options import Options
 from gtco.passes.legality import family
 from gtco.runtime.host import HostError

@@ -16,8 +16,8 @@ from torch.utils import _pytree as pytree
 from gtco.compiler import fuse, select
 from gtco.cost_model.knowledge import Knowledge
 from gtco.frontend.torch_export import Captured, CaptureError, capture
-from gtco.graph import TensorSpec
-from gtco.interpreter import ArgumentError, interpret
+from gtco.ir.interpreter import ArgumentError, interpret
+from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
 from gtco.passes.precision import lower_precision
 from gtco.target import CARDS, find_target

@@ -14,8 +14,10 @@ from torch import Tensor
 
 from experiments.partitions import greedy, unfused
 from gtco.cost_model.model import roofline_us
-from gtco.graph import FusedGraph, Graph, GraphBuilder, Group, TensorSpec
-from gtco.interpreter import interpret
+from gtco.ir.graph import FusedGraph, Graph, GraphBuilder, Group
+from gtco.ir.interpreter import interpret
+from gtco.ir.spec import TensorSpec
+from gtco.ir.views import resolve
 from gtco.passes import legality, segments
 from gtco.passes.dataflow import Flow, make_group, materialize_views, stored_form, trace
 from gtco.passes.fusion import best_plans, clone_cheap, fuse
@@ -23,7 +25,6 @@ from gtco.passes.legality import Legality, explain, family
 from gtco.passes.tasks import workload_key
 from gtco.passes.workload import describe
 from gtco.target import find_target
-from gtco.views import resolve
 from tests.unit.random_graphs import random_graph
 from tests.unit.vit_graph import vit_graph
 

@@ -7,8 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gtco.graph import Dim, Graph, GraphBuilder, GraphError, TensorSpec, subgraph
-from gtco.interpreter import ArgumentError, interpret
+from gtco.ir.graph import Graph, GraphBuilder, subgraph
+from gtco.ir.interpreter import ArgumentError, interpret
+from gtco.ir.spec import Dim, GraphError, TensorSpec
 
 
 def small() -> Graph:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS

@@ -21,7 +21,7 @@ from experiments.record_layouts import (
     tensor_map,
 )
 from gtco.codegen.program import KernelProgram
-from gtco.interpreter import round_to_tf32
+from gtco.ir.interpreter import round_to_tf32
 from gtco.runtime.nvrtc import compile_uncached
 from tests.conftest import GOLDEN
 

@@ -11,7 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtco.codegen.sketches.elementwise import Elementwise
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 

@@ -7,7 +7,7 @@ import torch
 
 import gtco
 from gtco.check import judge
-from gtco.interpreter import ArgumentError, interpret
+from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.runtime.host import HostCompilerError
 from tests import models
 

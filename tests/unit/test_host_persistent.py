@@ -10,7 +10,7 @@ import torch
 
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.cost_model.judge import random_values
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import groups

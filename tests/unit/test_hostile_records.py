@@ -14,7 +14,7 @@ from gtco.compiler import select
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import VERSIONS, Knowledge
 from gtco.cost_model.record import LONGEST_LINE, DatabaseError, TuningRecord, scan_jsonl
-from gtco.graph import FusedGraph
+from gtco.ir.graph import FusedGraph
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
 from tests.groups import GEMM_CASES

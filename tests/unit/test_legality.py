@@ -6,7 +6,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gtco.graph import Graph, GraphBuilder, TensorSpec
+from gtco.ir.graph import Graph, GraphBuilder
+from gtco.ir.spec import TensorSpec
 from gtco.passes.dataflow import Flow, make_group, materialize_views
 from gtco.passes.legality import explain, family
 

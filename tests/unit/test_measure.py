@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gtco.cost_model.judge import Judge, random_values
 from gtco.cost_model.worker import GUARD_BYTES, Operands
-from gtco.graph import Group
-from gtco.interpreter import interpret
+from gtco.ir.graph import Group
+from gtco.ir.interpreter import interpret
 from gtco.runtime.poison import poisoned
 from tests import groups, tile_groups
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from gtco.cost_model.model import roofline_us
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.fusion import fuse
 from gtco.target import TARGETS, find_target

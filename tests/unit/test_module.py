@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gtco.frontend.torch_export import Captured, capture
-from gtco.interpreter import ArgumentError, interpret
+from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.runtime.arena import plan_arena
 from gtco.runtime.library import bind_library, library_precision
 from gtco.runtime.module import CompiledModule, InputCheck, RecompileError, runs_on

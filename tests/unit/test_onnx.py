@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 import gtco
 from gtco.frontend.onnx import OnnxError, load_onnx
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from gtco.locate import UsageError, locate
 from tests.onnx_cases import (
     assert_near,
@@ -313,7 +313,7 @@ from pathlib import Path
 import torch
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import capture
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

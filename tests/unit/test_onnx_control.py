@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.onnx import OnnxError, load_onnx
 from gtco.frontend.torch_export import capture
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from tests.onnx_cases import floats, ints, run_ort
 
 FLOAT, INT, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL

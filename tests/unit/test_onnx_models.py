@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import capture
-from gtco.graph import Graph
-from gtco.interpreter import interpret
+from gtco.ir.graph import Graph
+from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
 from tests import models
 from tests.onnx_cases import assert_near, run_ort

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gtco.frontend.onnx import OPS, OnnxError, OnnxModel, load_onnx
 from gtco.frontend.torch_export import capture
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from tests.onnx_cases import (
     EXPANDED,
     floats,

@@ -33,7 +33,7 @@ from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord, shipped_records
 from gtco.cost_model.trials import Trials
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
 from tests import attention_groups, groups

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gtco.env import environment
+from gtco.cli.env import environment
 from gtco.options import OptionError, Options
 
 

@@ -19,23 +19,19 @@ FOLDERS = ("gtco", "passes", "codegen", "cost_model")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.constants",),
-    ("gtco.ops", "gtco.graph", "gtco.views", "gtco.target", "gtco.interpreter"),
-    ("gtco.options", "gtco.logs"),
+    ("gtco.target", "gtco.options", "gtco.logs"),
+    ("gtco.ir",),
     ("gtco.frontend",),
     ("gtco.passes",),
     ("gtco.codegen",),
-    ("gtco.dump", "gtco.report", "gtco.runtime"),
+    ("gtco.runtime", "gtco.reporting"),
     ("gtco.cost_model",),
     ("gtco.compiler",),
-    ("gtco.env", "gtco.replay", "gtco.tune_result", "gtco.tune_state", "gtco.tuner"),
+    ("gtco.tuning",),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),
-    ("gtco.answers", "gtco.onnx_peer"),
-    ("gtco.bench", "gtco.compare", "gtco.demo"),
-    ("gtco.bench_artifact",),
-    ("gtco.show",),
-    ("gtco.cli_base", "gtco.cli_cache"),
-    ("gtco.cli", "gtco.cli_db", "gtco.cli_tune", "gtco.__main__"),
+    ("gtco.benchmarking",),
+    ("gtco.cli", "gtco.__main__"),
 )
 """A module imports from its own layer and from those above it in this list."""
 

@@ -29,7 +29,7 @@ from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.stencil import Stencil
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS

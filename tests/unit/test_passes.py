@@ -11,8 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtco.frontend.torch_export import capture
-from gtco.graph import GraphBuilder, GraphError, Node, TensorSpec
-from gtco.interpreter import interpret
+from gtco.ir.graph import GraphBuilder, Node
+from gtco.ir.interpreter import interpret
+from gtco.ir.spec import GraphError, TensorSpec
 from gtco.passes import run_pipeline
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions

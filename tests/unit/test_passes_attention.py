@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.testing import assert_close
 
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.fold_constants import fold_constants

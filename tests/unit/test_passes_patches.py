@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gtco.graph import Graph
-from gtco.interpreter import interpret
+from gtco.ir.graph import Graph
+from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gtco.frontend.torch_export import capture
-from gtco.graph import Graph, Node
-from gtco.interpreter import interpret
+from gtco.ir.graph import Graph, Node
+from gtco.ir.interpreter import interpret
 from gtco.passes import PIPELINE, run_pipeline
 from gtco.passes.rewrite import Log
 from tests import models

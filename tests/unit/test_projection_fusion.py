@@ -10,8 +10,8 @@ from gtco.codegen.rules import derive
 from gtco.compiler import capture_for, plan_with
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import roofline_us
-from gtco.graph import Group
-from gtco.interpreter import interpret
+from gtco.ir.graph import Group
+from gtco.ir.interpreter import interpret
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.passes.dataflow import Flow, make_group

@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from gtco import replay
 from gtco.compiler import fuse_with
 from gtco.cost_model.knowledge import CHOSEN, VERSIONS, Knowledge
 from gtco.frontend.torch_export import capture
 from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import PlanKnobs
+from gtco.tuning import replay
 from tests.perceptron import DEVICE, H100, mlp, record
 from tests.plans import make_plan
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from gtco.graph import GraphBuilder, TensorSpec
-from gtco.report import Refusal, bytes_moved, refusal_kinds, telling_refusals
+from gtco.ir.graph import GraphBuilder
+from gtco.ir.spec import TensorSpec
+from gtco.reporting.report import Refusal, bytes_moved, refusal_kinds, telling_refusals
 
 
 def test_bytes_moved_counts_what_crosses_a_kernels_edge() -> None:

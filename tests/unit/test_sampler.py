@@ -7,7 +7,7 @@ import torch
 
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.target import TARGETS
 from tests import groups, tile_groups

@@ -11,8 +11,8 @@ from torch import Tensor
 from experiments import sanitize
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import SKETCHES, derive
-from gtco.graph import Group
-from gtco.interpreter import interpret
+from gtco.ir.graph import Group
+from gtco.ir.interpreter import interpret
 from gtco.target import TARGETS
 
 H100 = TARGETS["sm_90a"]

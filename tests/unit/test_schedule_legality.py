@@ -11,7 +11,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import SKETCHES
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.cost_model.record import shipped_records
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, stencil_groups, tile_groups
 from tests.kernel_checks import defaults

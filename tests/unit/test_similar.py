@@ -16,7 +16,7 @@ from gtco.cost_model.knowledge import CHOSEN, Knowledge
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.similar import lent
 from gtco.cost_model.work import work_of
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_digest, workload_key
 from gtco.runtime.plan import Launch

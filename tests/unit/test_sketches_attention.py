@@ -10,7 +10,7 @@ import torch
 
 from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention import Attention
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.runtime.host import HostError, run_on_host
 from gtco.target import TARGETS
 from tests import attention_groups as groups

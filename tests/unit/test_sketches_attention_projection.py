@@ -10,7 +10,8 @@ import torch
 
 from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention_projection import AttentionProjection
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS

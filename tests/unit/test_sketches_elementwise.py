@@ -10,7 +10,8 @@ import torch
 
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.elementwise import Elementwise
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import tile_groups

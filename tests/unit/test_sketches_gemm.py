@@ -15,7 +15,8 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
-from gtco.graph import GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.runtime.host import run_on_host

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gtco.codegen.rules import derive
-from gtco.graph import Group
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS

@@ -5,7 +5,8 @@ import json
 import torch
 
 from gtco.cost_model.model import roofline_us
-from gtco.graph import Graph, GraphBuilder, Group, TensorSpec
+from gtco.ir.graph import Graph, GraphBuilder, Group
+from gtco.ir.spec import TensorSpec
 from gtco.passes.fusion import fuse
 from gtco.passes.tasks import tasks, workload_key
 from gtco.target import find_target

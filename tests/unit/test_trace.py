@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gtco
-from gtco.interpreter import ArgumentError
+from gtco.ir.interpreter import ArgumentError
 from gtco.runtime.module import CompiledModule
 
 pytestmark = pytest.mark.compiler

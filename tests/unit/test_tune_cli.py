@@ -12,9 +12,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from gtco import cli, cli_tune
+from gtco.cli import main as cli
+from gtco.cli import tune as cli_tune
 from gtco.cost_model.database import Database
-from gtco.tune_result import TaskRow, TuneResult, TuneStatus
+from gtco.tuning.result import TaskRow, TuneResult, TuneStatus
 
 MODELS = """
 import torch

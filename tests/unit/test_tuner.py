@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from gtco import replay, tuner
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler, schedule_key
 from gtco.compiler import fuse_with, known_on
@@ -25,7 +24,7 @@ from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import plan_knobs
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
 from gtco.frontend.torch_export import Captured
-from gtco.graph import Graph
+from gtco.ir.graph import Graph
 from gtco.options import OptionError
 from gtco.passes import run_pipeline
 from gtco.passes.fusion import fuse
@@ -34,8 +33,9 @@ from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import TargetError
-from gtco.tune_result import TuneResult, TuneStatus, row_of
-from gtco.tune_state import TaskState, wanted_rings
+from gtco.tuning import replay, tuner
+from gtco.tuning.result import TuneResult, TuneStatus, row_of
+from gtco.tuning.state import TaskState, wanted_rings
 from tests.perceptron import ARGS, CARD, DEVICE, H100, Mlp, mlp, record
 
 # -- a runner without kernels ----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from gtco.compiler import launches_of, plan_with
 from gtco.cost_model.knowledge import CHOSEN, VERSIONS, Knowledge
 from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
 from gtco.cost_model.record import PLAN, TuningRecord
-from gtco.graph import Graph
+from gtco.ir.graph import Graph
 from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, workload_digest, workload_key

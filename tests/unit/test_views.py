@@ -8,8 +8,9 @@ import random
 import pytest
 import torch
 
-from gtco.graph import GraphBuilder, TensorSpec
-from gtco.views import Layout, NotAView, resolve, store_layout
+from gtco.ir.graph import GraphBuilder
+from gtco.ir.spec import TensorSpec
+from gtco.ir.views import Layout, NotAView, resolve, store_layout
 
 
 def position(layout: Layout, index: tuple[int, ...]) -> int:
@@ -55,7 +56,7 @@ def test_random_view_chains_match_torch(seed: int) -> None:
                 value = builder.add("expand", value, shape=(2, *sizes))
     graph = builder.build([value])
     data = torch.arange(graph.specs[base].numel).reshape(shape)
-    from gtco.interpreter import interpret
+    from gtco.ir.interpreter import interpret
 
     (expected,) = interpret(graph, [data])
     try:

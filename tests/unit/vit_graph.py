@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gtco.graph import Graph, GraphBuilder, TensorSpec
+from gtco.ir.graph import Graph, GraphBuilder
+from gtco.ir.spec import TensorSpec
 
 
 class _Weights:

@@ -18,18 +18,22 @@ import torch
 import typer
 
 import gtco
-from gtco import cli_db, cli_tune, dump, logs, show
-from gtco import compare as comparison
-from gtco import demo as demo_model
-from gtco.answers import parse_peers
-from gtco.bench import PEERS, BenchResult, WrongAnswer, bench
-from gtco.bench_artifact import bench_artifact
-from gtco.cli_base import Json, err, out, print_json, progress, takes_options
-from gtco.cli_cache import cache_app
+from gtco import logs
+from gtco.benchmarking import compare as comparison
+from gtco.benchmarking.answers import parse_peers
+from gtco.benchmarking.bench import PEERS, BenchResult, WrongAnswer, bench
+from gtco.benchmarking.bench_artifact import bench_artifact
+from gtco.cli import db as cli_db
+from gtco.cli import demo as demo_model
+from gtco.cli import show
+from gtco.cli import tune as cli_tune
+from gtco.cli.base import Json, err, out, print_json, progress, takes_options
+from gtco.cli.cache import cache_app
+from gtco.cli.env import environment, records_here
 from gtco.compiler import make_plan
-from gtco.env import environment, records_here
 from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
+from gtco.reporting import dump
 from gtco.runtime.artifact import read
 from gtco.runtime.executable import compile_programs
 from gtco.target import HOST, TargetError

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gtco.graph import FusedGraph, Graph, Node
+from gtco.ir.graph import FusedGraph, Graph, Node
 
 
 class ArgumentError(TypeError):

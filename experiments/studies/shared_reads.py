@@ -1,6 +1,6 @@
 """What a block waits for its tiles, by where the weights are and by who else reads them.
 
-    python -m experiments.shared_reads [--json FILE]
+    python -m experiments.studies.shared_reads [--json FILE]
 
 128 blocks of one multiprocessor each read a tile of P (weights, 64 KB) and one of Q (activations,
 104 KB) in eight steps, by bulk copies that are asked for all at once, as FC1 of ViT-L/16 does for
@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from cuda.core import Device
 
-from experiments.fill_rate import BULK
 from experiments.publish import provenance
+from experiments.studies.fill_rate import BULK
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.driver import BoundLaunch

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 import gtco
-from gtco.answers import (
+from gtco.benchmarking.answers import (
     INPUT_KINDS,
     Call,
     Inputs,
@@ -28,10 +28,10 @@ from gtco.answers import (
     poison,
     references,
 )
+from gtco.benchmarking.onnx_peer import OnnxRuntime
 from gtco.check import Verdict, judge
 from gtco.cost_model.plans import floor_us
 from gtco.locate import Located
-from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.captured import capture
 from gtco.runtime.executable import Executable
@@ -68,7 +68,7 @@ class Timing:
     Args:
         single_us: p50, p90 and p99 of single calls, each waited for.
         host_us: median time until a single call returns, the GPU being idle when it starts: the
-            Python and CUDA calls of one call. `experiments/host_cost.py` takes it apart.
+            Python and CUDA calls of one call. `experiments/studies/host_cost.py` takes it apart.
         back_to_back_us: per call of a long run without waiting, once clocks have settled; the
             median of the rounds.
         rounds_us: `back_to_back_us` of each round.

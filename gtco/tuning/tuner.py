@@ -44,11 +44,15 @@ from gtco.cost_model.search import Search, search_task
 from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials
 from gtco.frontend.torch_export import Captured
-from gtco.graph import FusedGraph
+from gtco.ir.graph import FusedGraph
 from gtco.options import OptionError, Options
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks
-from gtco.replay import (
+from gtco.runtime.executable import GpuMemoryError
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Plan, PlanKnobs
+from gtco.target import HOST, Device, Target, TargetError
+from gtco.tuning.replay import (
     Variants,
     before_and_after,
     choices_of,
@@ -57,12 +61,8 @@ from gtco.replay import (
     refine,
     whole_us,
 )
-from gtco.runtime.executable import GpuMemoryError
-from gtco.runtime.module import CompiledModule
-from gtco.runtime.plan import Plan, PlanKnobs
-from gtco.target import HOST, Device, Target, TargetError
-from gtco.tune_result import TuneResult, TuneStatus, row_of
-from gtco.tune_state import Finish, Limits, TaskState, Wanted, wanted_finals, wanted_rings
+from gtco.tuning.result import TuneResult, TuneStatus, row_of
+from gtco.tuning.state import Finish, Limits, TaskState, Wanted, wanted_finals, wanted_rings
 
 log = logging.getLogger("gtco.tune")
 

@@ -151,9 +151,9 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from gtco.compare import check_groups, random_inputs
+from gtco.benchmarking.compare import check_groups, random_inputs
 from gtco.compiler import compile_captured
-from gtco.dump import read_captured
+from gtco.reporting.dump import read_captured
 from gtco.options import Options
 
 options = Options.of(OPTIONS)

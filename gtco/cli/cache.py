@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from gtco.cli_base import Json, out, print_json
+from gtco.cli.base import Json, out, print_json
 from gtco.locate import UsageError
 from gtco.runtime.cache_files import private_folder, seal_fault
 from gtco.runtime.cubin import CubinCache, cache_folder, host_folder, user_cache

@@ -16,9 +16,9 @@ from rich.table import Table
 
 from gtco.locate import Located, UsageError
 from gtco.options import Options
-from gtco.tune_result import TaskRow, TuneResult, TuneStatus
-from gtco.tune_state import FINISH_PART, FINISH_S
-from gtco.tuner import tune
+from gtco.tuning.result import TaskRow, TuneResult, TuneStatus
+from gtco.tuning.state import FINISH_PART, FINISH_S
+from gtco.tuning.tuner import tune
 
 Db = Annotated[
     Path | None,

@@ -12,14 +12,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from gtco.graph import TensorSpec
+from gtco.ir.spec import TensorSpec
 
 STATS_CHUNK = 64
 """Columns that one (mean, M2) pair of `row_stats` describes."""

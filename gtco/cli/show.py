@@ -11,14 +11,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from gtco.bench import BenchResult, KernelTime
+from gtco.benchmarking.bench import BenchResult, KernelTime
+from gtco.benchmarking.compare import Comparison, GroupCheck
+from gtco.benchmarking.onnx_peer import OnnxRuntime
 from gtco.check import Verdict
-from gtco.compare import Comparison, GroupCheck
+from gtco.cli.demo import NAME, TARGET, Rehearsal
 from gtco.cost_model.plans import FLOOR
-from gtco.demo import NAME, TARGET, Rehearsal
 from gtco.frontend.torch_export import Captured
-from gtco.onnx_peer import OnnxRuntime
-from gtco.report import make_report, telling_refusals
+from gtco.reporting.report import make_report, telling_refusals
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.module import (
     CompiledModule,

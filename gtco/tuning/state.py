@@ -1,4 +1,4 @@
-"""What `gtco.tuner` keeps of its limits and of each task."""
+"""What `gtco.tuning.tuner` keeps of its limits and of each task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gtco.cost_model.record import LIBRARY
 from gtco.cost_model.search import Search, candidate_of, other_rings
 from gtco.passes.tasks import Task
 from gtco.target import Target
-from gtco.tune_result import TaskRow, peak_us
+from gtco.tuning.result import TaskRow, peak_us
 
 FINISH_S, FINISH_PART = 40.0, 0.4
 """For what follows a search that was given a time: seconds, or that part of it if it is more."""

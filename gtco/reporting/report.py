@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from gtco.graph import Graph, Group, Node
+from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow
 from gtco.runtime.plan import Plan
 

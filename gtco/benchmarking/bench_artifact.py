@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from gtco.answers import (
+from gtco.benchmarking.answers import (
     INPUT_KINDS,
     Inputs,
     Interpreted,
@@ -16,7 +16,7 @@ from gtco.answers import (
     plan_precision,
     poison,
 )
-from gtco.bench import (
+from gtco.benchmarking.bench import (
     BenchResult,
     CudaClock,
     NoGpu,

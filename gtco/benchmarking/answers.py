@@ -13,8 +13,9 @@ from torch.utils import _pytree as pytree
 
 from gtco.check import Precision
 from gtco.frontend.torch_export import Captured, capture
-from gtco.graph import FusedGraph, Graph, TensorSpec
-from gtco.interpreter import interpret
+from gtco.ir.graph import FusedGraph, Graph
+from gtco.ir.interpreter import interpret
+from gtco.ir.spec import TensorSpec
 from gtco.locate import Located, UsageError
 from gtco.passes.precision import lower_precision
 from gtco.runtime.plan import Plan

@@ -1,6 +1,6 @@
 """Is attention with its projection faster as one kernel? Chain times of both ways, for a model.
 
-    python -m experiments.attention_projection MODEL OUT.json [--db PATH] [--programs N]
+    python -m experiments.studies.attention_projection MODEL OUT.json [--db PATH] [--programs N]
 
 A row is one attention whose projection one kernel may hold. Its kernels apart run with their best
 known schedules, else with the first default; as one, N legal schedules are timed, the first
@@ -29,7 +29,7 @@ from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
-from gtco.graph import Graph, Group
+from gtco.ir.graph import Graph, Group
 from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes import run_pipeline

@@ -1,6 +1,6 @@
 """How fast a multiprocessor fills its shared memory from L2, and what a kernel boundary costs.
 
-    python -m experiments.fill_rate [--json FILE]
+    python -m experiments.studies.fill_rate [--json FILE]
 
 The fill kernel is a GEMM's main loop by itself: one thread copies tiles of P and Q through a ring
 of mbarriers, a warpgroup takes them, with or without its wgmmas. P and Q have P_TILES and Q_TILES

@@ -14,7 +14,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gtco.graph import Graph, Node
+from gtco.ir.graph import Graph, Node
 
 Axis = tuple[tuple[int, int], ...]
 """(extent, stride in elements) pairs of one dimension, outermost first."""

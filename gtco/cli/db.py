@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from gtco.cli_tune import Db
+from gtco.cli.tune import Db
 from gtco.cost_model.database import Database, database_path
 from gtco.cost_model.knowledge import Knowledge, Standing, is_chosen, standing
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, write_jsonl

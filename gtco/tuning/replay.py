@@ -18,7 +18,7 @@ from gtco.cost_model.judge import random_values
 from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen, same_tile
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.frontend.torch_export import Captured
-from gtco.graph import FusedGraph, Group
+from gtco.ir.graph import FusedGraph, Group
 from gtco.options import Options
 from gtco.passes.tasks import Task, tasks, workload_key
 from gtco.runtime.executable import Executable, compile_programs

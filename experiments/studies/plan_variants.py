@@ -1,6 +1,6 @@
 """Which knobs of the whole plan pay: the same model with one knob changed.
 
-    python -m experiments.plan_variants MODEL [--json FILE]
+    python -m experiments.studies.plan_variants MODEL [--json FILE]
 
 A chain of copies of one kernel is not a model: its neighbours differ and its weights may stay in
 L2. So the variants are judged by replaying the whole graph, in turn within one process: how far
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gtco import compiler
-from gtco.bench import CudaClock
+from gtco.benchmarking.bench import CudaClock
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
 from gtco.cost_model.plans import plan_knobs

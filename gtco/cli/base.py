@@ -16,7 +16,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 from rich.console import Console
 
-from gtco.env import environment
+from gtco.cli.env import environment
 from gtco.options import Options
 
 out = Console(width=None if sys.stdout.isatty() else 120)  # tables keep their shape in a file

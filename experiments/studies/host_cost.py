@@ -1,6 +1,6 @@
 """What one call costs the host, part by part: gtco beside a CUDA graph captured by hand.
 
-    python -m experiments.host_cost MODEL [--samples N] [--json]
+    python -m experiments.studies.host_cost MODEL [--samples N] [--json]
 
 MODEL is `module:function` as for the command line. Each part is timed until it returns, once with
 an idle GPU and once with a busy one (a replay is under way). "besides the GPU" is a single call
@@ -26,8 +26,8 @@ from torch.utils import _pytree as pytree
 
 import gtco
 from experiments.publish import provenance
-from gtco.answers import Inputs
-from gtco.bench import CudaClock, GraphedEager, settle, tensors_of
+from gtco.benchmarking.answers import Inputs
+from gtco.benchmarking.bench import CudaClock, GraphedEager, settle, tensors_of
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.module import InputCheck

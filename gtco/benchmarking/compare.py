@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import gtco
-from gtco.answers import (
+from gtco.benchmarking.answers import (
     INPUT_KINDS,
     Call,
     Inputs,
@@ -27,12 +27,12 @@ from gtco.answers import (
     poison,
     references,
 )
-from gtco.bench import Tell, float32_products
+from gtco.benchmarking.bench import Tell, float32_products
+from gtco.benchmarking.onnx_peer import OnnxRuntime
 from gtco.check import Precision, Verdict, judge
 from gtco.frontend.torch_export import Captured
-from gtco.interpreter import interpret
+from gtco.ir.interpreter import interpret
 from gtco.locate import Located
-from gtco.onnx_peer import OnnxRuntime
 from gtco.options import Options
 from gtco.runtime.artifact import read
 from gtco.runtime.library import library_precision

@@ -1,6 +1,6 @@
 """Does a search on the device go as its replay on a pool says? Two strategies, live, from one seed.
 
-    python -m experiments.live_search MODEL POOL OUT.json TASK... [--trials N] [--seed N]
+    python -m experiments.studies.live_search MODEL POOL OUT.json TASK... [--trials N] [--seed N]
 
 TASK is a name in POOL (of `experiments.measure_pools`) and a task of MODEL, which is named as for
 the command line. "random" and "draft + cost model" search all programs of the task, not the pool's

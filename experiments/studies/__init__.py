@@ -1,0 +1,1 @@
+"""Measurements that answered a question once; `experiments/notes` says what was learned."""
