@@ -1,24 +1,27 @@
-"""The README's table of results, from `experiments/results/` and from nothing else.
+"""The results in the README and in docs/results.md, from `experiments/results/` and nothing else.
 
     python -m experiments.readme_table [--write]
 
 Reads what `gtco bench --json` printed (`*.json`) and what `experiments.bench_models` wrote
-(`*.jsonl`, one such object a line) and prints a Markdown table; --write puts it into the README.
-Of equal cases the last counts, in the order of file names and lines.
+(`*.jsonl`, one such object a line) and prints the whole table; --write puts it into
+docs/results.md, a few of its rows into the README, and the bars of docs/ratios.svg. Of equal cases
+the last counts, in the order of file names and lines.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator, Mapping
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from experiments.publish import markdown
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
+README, PAGE, CHART = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "ratios.svg"
 RESULTS = ROOT / "experiments" / "results"
 BEGIN, END = "<!-- results: python -m experiments.readme_table --write -->\n", "<!-- /results -->\n"
 NOTHING = "No results are published in this version.\n"
@@ -34,6 +37,15 @@ HEADER = (
     "generated",
     "GPU",
 )
+SUMMARY: Mapping[str, str] = {
+    "vit:vit_b16": "ViT-B/16, 224 pixels",
+    "vit:vit_h14": "ViT-H/14, 224 pixels",
+    "convolutional:resnet50": "ResNet-50, 224 pixels",
+    "autogtco:detr_e6": "DETR-E6, 800x1333 pixels",
+    "convolutional:se_resnet9": "SE-ResNet9, batch 128",
+}
+"""Rows of the README, and what they are called there."""
+WRONG = "answers wrong"
 Result = Mapping[str, Any]
 
 
@@ -55,6 +67,10 @@ def _read(folder: Path) -> Iterator[Result]:
         )
 
 
+def _name(result: Result) -> str:
+    return str(result["model"]).rsplit(".", 1)[-1]
+
+
 def _precision(result: Result) -> str:
     return result.get("options", {}).get("precision") or "the model's"
 
@@ -63,15 +79,15 @@ def _gpu(result: Result) -> str:
     return str(result["environment"]["gpus"][0]["name"])
 
 
-def table(found: list[Result]) -> str:
-    """The Markdown table; one sentence if there is nothing to show."""
+def table(found: Sequence[Result]) -> str:
+    """The whole Markdown table; one sentence if there is nothing to show."""
     if not found:
         return NOTHING
     return markdown(HEADER, map(row, found))
 
 
 def row(result: Result) -> tuple[str, ...]:
-    name = f"`{result['model'].rsplit('.', 1)[-1]}`"
+    name = f"`{_name(result)}`"
     if "error" in result:
         return (name, _precision(result), f"failed: {result['error']}", *[""] * 6, _gpu(result))
     ours = result["timings"]["gtco"]
@@ -91,29 +107,102 @@ def row(result: Result) -> tuple[str, ...]:
 
 
 def _peer(result: Result, peer: str) -> str:
-    """A peer's time and how many times gtco's that is; which mode of Inductor, if there was one."""
+    """The time of whoever stands for `peer`, and how many times gtco's that is."""
     name = result["best"].get(peer)
     if name is None:
         return ""
     ratio, spent = result["ratios"][peer]["back_to_back"], result["timings"][name]
-    mode = name.removeprefix(peer).strip(", ")
-    return f"{spent['back_to_back_us']:.0f}, {ratio:.2f}x" + (f" ({mode})" if mode else "")
+    said = [each for each in (name.removeprefix(peer).strip(", "),) if each]
+    said += [] if _right(result, name) else [WRONG]
+    return f"{spent['back_to_back_us']:.0f}, {ratio:.2f}x" + (
+        f" ({', '.join(said)})" if said else ""
+    )
 
 
-def updated(readme: str, section: str) -> str:
-    """`readme` with `section` between its two markers."""
-    before, rest = readme.split(BEGIN)
+def _right(result: Result, name: str) -> bool:
+    return all(verdict["ok"] for verdict in result["verdicts"][name].values())
+
+
+def summary(found: Sequence[Result]) -> str:
+    """A few rows: gtco beside the better of Inductor's modes and layouts."""
+    by_name = {_name(each): each for each in found if _ratio(each) is not None}
+    rows = []
+    for name, title in SUMMARY.items():
+        if name in by_name:
+            result = by_name[name]
+            theirs = result["timings"][result["best"]["inductor"]]["back_to_back_us"]
+            ours = result["timings"]["gtco"]["back_to_back_us"]
+            cells = f"{ours:.0f} us", f"{theirs:.0f} us", f"**{_ratio(result):.2f}x**"
+            rows.append((title, *cells, _gpu(result)))
+    header = "model, fp16", "gtco", "torch.compile", "torch.compile / gtco", "GPU"
+    return markdown(header, rows) if rows else NOTHING
+
+
+def _ratio(result: Result) -> float | None:
+    """How many times as long as gtco the better of Inductor's modes takes, if it is right."""
+    name = result.get("best", {}).get("inductor")
+    if name is None or not _right(result, name):
+        return None
+    rounds = [result["timings"][each]["rounds_us"] for each in ("gtco", name)]
+    return statistics.median(b / a for a, b in zip(*rounds, strict=True))
+
+
+def chart(found: Sequence[Result]) -> str:
+    """Horizontal bars as SVG: the ratio to Inductor of every case that has one, by card."""
+    bars = [(ratio, each) for each in found if (ratio := _ratio(each)) is not None]
+    bars.sort(key=lambda bar: (_gpu(bar[1]), -bar[0], _name(bar[1])))
+    height, left, scale = 18, 260, 90
+    lines = []
+    for index, (ratio, result) in enumerate(bars):
+        y = 34 + index * height
+        card = _gpu(result).removeprefix("NVIDIA ").split()[0]
+        label = escape(
+            f"{_name(result)} ({_precision(result)}, {card})".replace("the model's, ", "")
+        )
+        lines.append(
+            f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{label}</text>'
+            f'<rect x="{left}" y="{y}" width="{ratio * scale:.1f}" height="{height - 4}"/>'
+            f'<text x="{left + ratio * scale + 5:.1f}" y="{y + 11}">{ratio:.2f}x</text>'
+        )
+    bottom = 34 + len(bars) * height
+    width = left + scale * max((ratio for ratio, _ in bars), default=1) + 60
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {bottom + 8}" '
+        f'font-family="sans-serif" font-size="11">\n'
+        f"<style>text {{ fill: #555 }} rect {{ fill: #4a7ebb }} line {{ stroke: #888 }}"
+        f" @media (prefers-color-scheme: dark) {{ text {{ fill: #bbb }} }}</style>\n"
+        f'<text x="4" y="14">How many times as long as gtco torch.compile takes, its better mode '
+        f"and layout (1x: the same)</text>\n"
+        + "\n".join(lines)
+        + f'\n<line x1="{left + scale}" y1="28" x2="{left + scale}" y2="{bottom}" '
+        f'stroke-dasharray="3 3"/>\n</svg>\n'
+    )
+
+
+def updated(text: str, section: str) -> str:
+    """`text` with `section` between its two markers."""
+    before, rest = text.split(BEGIN)
     return before + BEGIN + section + END + rest.split(END)[1]
+
+
+def pages(found: Sequence[Result]) -> dict[Path, str]:
+    """Each file that shows results, as it has to be."""
+    return {
+        README: updated(README.read_text(), summary(found)),
+        PAGE: updated(PAGE.read_text(), table(found)),
+        CHART: chart(found),
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put it into the README")
-    section = table(results(RESULTS))
+    parser.add_argument("--write", action="store_true", help="put them into their files")
+    found = results(RESULTS)
     if parser.parse_args().write:
-        README.write_text(updated(README.read_text(), section))
+        for path, text in pages(found).items():
+            path.write_text(text)
     else:
-        print(section, end="")
+        print(table(found), end="")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,14 @@ def benchmark(name: str, us: float) -> dict[str, Any]:
         "model": f"experiments.models.vit:{name}",
         "options": {"precision": None},
         "timings": {
-            each: {"single_us": {"p50": spent + 20}, "back_to_back_us": spent}
+            each: {
+                "single_us": {"p50": spent + 20},
+                "back_to_back_us": spent,
+                "rounds_us": [spent],
+            }
             for each, spent in times.items()
         },
+        "verdicts": {each: {"normal": {"ok": True}} for each in times},
         "best": {"eager": "eager", "inductor": "inductor max-autotune"},
         "ratios": {"eager": {"back_to_back": 2.0}, "inductor": {"back_to_back": 1.5}},
         "launches": 63,
@@ -28,12 +34,27 @@ def benchmark(name: str, us: float) -> dict[str, Any]:
     }
 
 
-def test_the_readme_shows_the_results_that_are_there() -> None:
-    section = readme_table.table(readme_table.results(readme_table.RESULTS))
-    readme = readme_table.README.read_text()
-    assert readme_table.updated(readme, section) == readme, (
-        "run python -m experiments.readme_table --write"
-    )
+def test_the_pages_show_the_results_that_are_there() -> None:
+    for path, text in readme_table.pages(readme_table.results(readme_table.RESULTS)).items():
+        assert path.read_text() == text, (
+            f"{path.name}: run python -m experiments.readme_table --write"
+        )
+
+
+def test_every_link_of_the_pages_leads_somewhere() -> None:
+    for page in (readme_table.README, *sorted(readme_table.PAGE.parent.glob("*.md"))):
+        for link in re.findall(r"\]\(([^)#]+)", page.read_text()):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+def test_who_answers_wrongly_is_marked_and_in_no_chart() -> None:
+    result = benchmark("vit_b16", 100)
+    result["verdicts"]["inductor max-autotune"]["normal"]["ok"] = False
+    assert "150, 1.50x (max-autotune, answers wrong)" in readme_table.table([result])
+    assert "<rect" not in readme_table.chart([result])
+    assert readme_table.summary([result]) == readme_table.NOTHING
+    assert "1.50x</text>" in readme_table.chart([benchmark("vit_b16", 100)])
+    assert "| 100 us | 150 us | **1.50x** |" in readme_table.summary([benchmark("vit_b16", 100)])
 
 
 def test_the_last_result_of_a_case_counts_and_failures_are_shown(tmp_path: Path) -> None:
