@@ -78,6 +78,14 @@ def _access(parameter: str) -> Access:
     return "read" if parameter.startswith("const ") else "write"
 
 
+def _entry(text: str) -> re.Match[str]:
+    """The entry point's head in a kernel's text; its parameters are group 1."""
+    entry = re.search(r"ENTRY_POINT\((.*?)\) \{\n?", text, re.DOTALL)
+    if entry is None:
+        raise ValueError("the source has no entry point")
+    return entry
+
+
 @dataclass(frozen=True)
 class KernelProgram:
     """One generated kernel and how to launch it.
@@ -88,7 +96,8 @@ class KernelProgram:
         family: the sketch's family, such as "gemm".
         sketch: the sketch's name.
         schedule: knob name to value.
-        source: CUDA C++ that defines the entry point `{name}`; it includes only gtco's headers.
+        source: CUDA C++ of the sketch, with the entry point `ENTRY_POINT`; it includes only gtco's
+            headers.
         arch: what to compile for.
         grid: blocks.
         block: threads a block.
@@ -97,6 +106,10 @@ class KernelProgram:
         cluster: blocks a cluster, (1, 1, 1) for none.
         used_smem_bytes: of that, what the code uses; more only keeps other blocks away.
         binding: `Binding.digest` of its group and arguments; empty where no group stands behind it.
+        fetch_bytes: a knob of the plan: so many bytes of a later kernel's weights, which are the
+            last argument then, are brought to L2.
+        late_trigger: a knob of the plan: the kernel behind this one, of `gemm_wgmma`, begins only
+            when this one has asked for its last tile.
     """
 
     family: str
@@ -111,6 +124,8 @@ class KernelProgram:
     cluster: tuple[int, int, int] = (1, 1, 1)
     used_smem_bytes: int = 0
     binding: str = ""
+    fetch_bytes: int = 0
+    late_trigger: bool = False
 
     def fetching(self, weights: str, nbytes: int) -> KernelProgram:
         """The same kernel, which also brings a later kernel's weights to L2.
@@ -119,26 +134,27 @@ class KernelProgram:
             weights: a stored constant; 16-byte aligned.
             nbytes: its size.
         """
-        x, y, z = self.grid
-        share = -(-nbytes // (x * y * z * 16)) * 16
-        entry = re.search(r"ENTRY_POINT\((.*?)\) \{\n", self.source, re.DOTALL)
-        assert entry is not None, "a generated source has one entry point"
-        source = (
-            '#include "ahead.cuh"\n'
-            + self.source[: entry.end(1)]
-            + f", {_AHEAD}) {{\n"
-            + f"  prefetch_ahead<{nbytes // 16 * 16}, {share}>(\n"
-            + f"      ahead, blockIdx.x + {x} * (blockIdx.y + {y} * blockIdx.z),\n"
-            + f"      threadIdx.x == {self.block - 1});\n"
-            + self.source[entry.end() :]
-        )
-        return replace(self, source=source, arguments=(*self.arguments, Pointer(weights)))
+        arguments = (*self.arguments, Pointer(weights))
+        return replace(self, arguments=arguments, fetch_bytes=nbytes // 16 * 16)
 
-    @property
-    def triggering_late(self) -> KernelProgram:
-        """The same kernel of `gemm_wgmma`, which lets the one behind it begin only when it has
-        asked for its last tile."""
-        return replace(self, source=f"#define GTCO_LATE_TRIGGER\n{self.source}")
+    @cached_property
+    def text(self) -> str:
+        """The source with the knobs of the plan; the entry point has no name yet."""
+        text = self.source
+        if self.fetch_bytes:
+            x, y, z = self.grid
+            share = -(-self.fetch_bytes // (max(1, x * y * z) * 16)) * 16
+            entry = _entry(text)
+            text = (
+                '#include "ahead.cuh"\n'
+                + text[: entry.end(1)]
+                + f", {_AHEAD}) {{\n"
+                + f"  prefetch_ahead<{self.fetch_bytes}, {share}>(\n"
+                + f"      ahead, blockIdx.x + {x} * (blockIdx.y + {y} * blockIdx.z),\n"
+                + f"      threadIdx.x == {self.block - 1});\n"
+                + text[entry.end() :]
+            )
+        return f"#define GTCO_LATE_TRIGGER\n{text}" if self.late_trigger else text
 
     @cached_property
     def name(self) -> str:
@@ -151,7 +167,7 @@ class KernelProgram:
         arguments = [replace(each, value=f"{values.index(each.value)}") for each in self.arguments]
         shape = (self.grid, self.block, self.used_smem_bytes, self.cluster)
         launch = (*shape, arguments, self.binding)
-        digest = hashlib.sha256(f"{self.source}\n{launch!r}".encode()).hexdigest()
+        digest = hashlib.sha256(f"{self.text}\n{launch!r}".encode()).hexdigest()
         return f"gtco_{self.family}_{digest[:12]}"
 
     @cached_property
@@ -161,12 +177,10 @@ class KernelProgram:
         Raises:
             ValueError: the source has no entry point.
         """
-        entry = re.search(r"ENTRY_POINT\((.*?)\) \{", self.source, re.DOTALL)
-        if entry is None:
-            raise ValueError("the source has no entry point")
+        entry = _entry(self.text)
         return tuple(_access(text.strip()) for text in entry[1].split(",") if text.strip())
 
     @property
     def code(self) -> str:
-        """The source with the entry point's name filled in."""
-        return self.source.replace("ENTRY_POINT", self.name)
+        """What is compiled: the text with the entry point's name filled in."""
+        return self.text.replace("ENTRY_POINT", self.name)

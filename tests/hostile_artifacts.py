@@ -310,6 +310,11 @@ def consistent_edits(content: Content) -> Iterator[tuple[Edit, str]]:
         program = launches(content)[index]["program"]
         source = content["plan"]["sources"][program["kernel"]]
         cases: list[tuple[str, Callable[[Json], object], str]] = [
+            (
+                "fetches beyond what it is given",
+                lambda p: p.update(fetch_bytes=1 << 40),
+                "the kernel fetches 1099511627776 bytes" if program["fetch_bytes"] else "arguments",
+            ),
             ("no blocks", lambda p: p.update(grid=[0, 1, 1]), "0 blocks along x"),
             ("too many blocks", lambda p: p.update(grid=[1, 65536, 1]), "65536 blocks along y"),
             ("too many threads", lambda p: p.update(block=1024 + 32), "threads a block"),
@@ -429,6 +434,8 @@ def _follow(program: Json, source: str, group: Group) -> str:
         tuple(_decode_argument(each) for each in program["arguments"]),
         tuple(program["cluster"]),
         program["used_smem_bytes"],
+        fetch_bytes=program["fetch_bytes"],
+        late_trigger=program["late_trigger"],
     )
     made = replace(made, binding=Binding(group.graph).digest(made.arguments))
     program.update(kernel=made.name, binding=made.binding)

@@ -49,7 +49,7 @@ from gtco.target import TargetError
 log = logging.getLogger("gtco.runtime")
 
 FORMAT = "gtco-artifact"
-FORMAT_VERSION = "2"
+FORMAT_VERSION = "3"
 SUFFIX = ".gtco"
 """What the command line takes for an artifact's name."""
 

@@ -411,6 +411,8 @@ def encode_program(program: KernelProgram) -> Json:
         "arguments": [_encode_argument(argument) for argument in program.arguments],
         "used_smem_bytes": program.used_smem_bytes,
         "binding": program.binding,
+        "fetch_bytes": program.fetch_bytes,
+        "late_trigger": program.late_trigger,
     }
 
 
@@ -438,6 +440,8 @@ def decode_program(data: Json, sources: Mapping[str, str], arch: str) -> KernelP
         _three(data["cluster"], "cluster"),
         _whole(data["used_smem_bytes"], "used_smem_bytes"),
         _text(data, "binding"),
+        _whole(data["fetch_bytes"], "fetch_bytes"),
+        data["late_trigger"] is True,
     )
     if program.name != data["kernel"]:
         raise EncodingError(

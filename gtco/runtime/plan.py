@@ -108,7 +108,7 @@ class PlanKnobs:
 def _triggering_late(launch: Launch) -> Launch:
     if launch.program is None or launch.program.sketch != "gemm_wgmma":
         return launch
-    return replace(launch, program=launch.program.triggering_late)
+    return replace(launch, program=replace(launch.program, late_trigger=True))
 
 
 def _spread(launch: Launch, target: Target) -> Launch:

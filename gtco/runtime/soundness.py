@@ -8,7 +8,6 @@ byte that it names within the values that its group reads and stores.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 
 import torch
@@ -184,11 +183,9 @@ def _check_arguments(
 def _check_fetch(
     plan: Plan, program: KernelProgram, argument: Pointer | TensorMapArgument, what: str
 ) -> None:
-    found = re.search(r"prefetch_ahead<(\d+), ", program.source)
-    nbytes = int(found[1]) if found else 0
     constant = plan.graph.constants.get(argument.value)
-    if constant is None or constant.nbytes < nbytes:
-        raise PlanError(f"{what}: the kernel fetches {nbytes} bytes of a constant")
+    if constant is None or not 0 < program.fetch_bytes <= constant.nbytes:
+        raise PlanError(f"{what}: the kernel fetches {program.fetch_bytes} bytes of a constant")
 
 
 def _check_map(argument: TensorMapArgument, spec: TensorSpec, what: str) -> None:

@@ -44,7 +44,7 @@ def programs(name: str) -> list[KernelProgram]:
 
 def shares(program: KernelProgram) -> list[range]:
     """The bytes that each block brings, from the numbers in the source."""
-    found = re.search(r"prefetch_ahead<(\d+), (\d+)>", program.source)
+    found = re.search(r"prefetch_ahead<(\d+), (\d+)>", program.text)
     assert found is not None
     total, share = map(int, found.groups())
     x, y, z = program.grid
@@ -58,8 +58,8 @@ def test_every_sketch_can_fetch_ahead(name: str) -> None:
         program = plain.fetching("later", 1 << 20)
         assert program.name != plain.name
         assert program.arguments == (*plain.arguments, Pointer("later"))
-        assert program.source.count("const char* __restrict__ ahead) {") == 1
-        assert replace(program, source=plain.source, arguments=plain.arguments) == plain
+        assert program.text.count("const char* __restrict__ ahead) {") == 1
+        assert replace(program, fetch_bytes=0, arguments=plain.arguments) == plain
         compiled, before = (
             compile_uncached(each.code, each.name, each.arch) for each in (program, plain)
         )
@@ -76,7 +76,7 @@ def test_the_blocks_share_all_bytes(nbytes: int, grid: tuple[int, int, int]) -> 
     assert [each.start for each in parts] == [0, *(each.stop for each in parts[:-1])]
     assert nbytes - 16 < parts[-1].stop <= nbytes
     block = f"blockIdx.x + {grid[0]} * (blockIdx.y + {grid[1]} * blockIdx.z)"
-    assert block in program.source
+    assert block in program.text
 
 
 def three_linears() -> tuple[nn.Module, Tensor]:
@@ -102,7 +102,7 @@ def fetched(plan: Plan) -> list[str | None]:
     found: list[str | None] = []
     for launch in plan.launches:
         assert launch.program is not None
-        ahead = "ahead.cuh" in launch.program.source
+        ahead = launch.program.fetch_bytes
         found.append(launch.program.arguments[-1].value if ahead else None)
     return found
 
