@@ -20,7 +20,8 @@ import torch
 
 from experiments.publish import provenance
 from gtco.benchmarking.answers import parse_peers
-from gtco.benchmarking.bench import PEERS, bench
+from gtco.benchmarking.bench import bench
+from gtco.benchmarking.contestants import PEERS
 from gtco.locate import locate
 from gtco.options import Options
 

@@ -27,7 +27,8 @@ from torch.utils import _pytree as pytree
 import gtco
 from experiments.publish import provenance
 from gtco.benchmarking.answers import Inputs
-from gtco.benchmarking.bench import CudaClock, GraphedEager, settle, tensors_of
+from gtco.benchmarking.contestants import GraphedEager, tensors_of
+from gtco.benchmarking.rounds import CudaClock, settle
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.module import InputCheck

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from gtco import compiler
-from gtco.benchmarking.bench import CudaClock
+from gtco.benchmarking.rounds import CudaClock
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
 from gtco.cost_model.plans import plan_knobs

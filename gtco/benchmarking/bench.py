@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
-import math
+import os
 import statistics
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 import gtco
 from gtco.benchmarking.answers import (
@@ -28,56 +25,36 @@ from gtco.benchmarking.answers import (
     poison,
     references,
 )
-from gtco.benchmarking.onnx_peer import OnnxRuntime
+from gtco.benchmarking.contestants import (
+    GTCO,
+    PEERS,
+    Cost,
+    NoGpu,
+    Setting,
+    costs,
+    prepare,
+    tensors_of,
+)
+from gtco.benchmarking.rounds import (
+    CudaClock,
+    HostClock,
+    Tell,
+    Timing,
+    may_fail,
+    time_rounds,
+)
+from gtco.benchmarking.tensorrt_peer import TensorRT, TensorRTPlace
 from gtco.check import Verdict, judge
 from gtco.cost_model.plans import floor_us
 from gtco.locate import Located
 from gtco.options import Options
-from gtco.runtime.captured import capture
 from gtco.runtime.executable import Executable
 from gtco.runtime.module import CompiledModule
-
-Tell = Callable[[str], None]
-
-INDUCTOR_MODES = ("reduce-overhead", "max-autotune")
-CHANNELS_LAST = ", channels last"
-"""Behind the name of a contestant whose convolutions have their weights so: torch then keeps images
-in that layout, which is the faster one of many models."""
-PEERS: Mapping[str, tuple[str, ...]] = {
-    "eager": ("eager",),
-    "inductor": tuple(f"inductor {mode}" for mode in INDUCTOR_MODES),
-    "eager-channels-last": (f"eager{CHANNELS_LAST}",),
-    "inductor-channels-last": tuple(f"inductor {mode}{CHANNELS_LAST}" for mode in INDUCTOR_MODES),
-    "onnxruntime": (OnnxRuntime.name,),
-}
-"""What `--against` takes, and the contestants that each name stands for."""
+from gtco.target import HOST
 
 
 class WrongAnswer(RuntimeError):
     """The compiled module does not compute what the model does."""
-
-
-class NoGpu(RuntimeError):
-    """A GPU is needed and there is none."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Times of one contestant, in microseconds.
-
-    Args:
-        single_us: p50, p90 and p99 of single calls, each waited for.
-        host_us: median time until a single call returns, the GPU being idle when it starts: the
-            Python and CUDA calls of one call. `experiments/studies/host_cost.py` takes it apart.
-        back_to_back_us: per call of a long run without waiting, once clocks have settled; the
-            median of the rounds.
-        rounds_us: `back_to_back_us` of each round.
-    """
-
-    single_us: Mapping[str, float]
-    host_us: float
-    back_to_back_us: float
-    rounds_us: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -115,6 +92,10 @@ class BenchResult:
         launches: of the compiled module.
         floor_us: what no plan of the model can be below (`gtco.cost_model.plans.floor_us`).
         kernels: what gtco's call runs on the GPU, the longest first; copies in and out as well.
+        costs: contestant to what making it ready took.
+        weight_bytes: of the model's own weights, on which torch's contestants run.
+        facts: of TensorRT: its version, and how the engine was built.
+        rehearsal: it ran on the CPU: its times say nothing of a GPU.
     """
 
     verdicts: dict[str, dict[str, Verdict]] = field(default_factory=dict)
@@ -125,6 +106,10 @@ class BenchResult:
     launches: int = 0
     floor_us: float | None = None
     kernels: tuple[KernelTime, ...] = ()
+    costs: dict[str, Cost] = field(default_factory=dict)
+    weight_bytes: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    rehearsal: bool = False
 
     @property
     def generated_share(self) -> float | None:
@@ -151,9 +136,14 @@ def bench(
     rounds: int = 5,
     calls: int = 100,
     trace: Path | None = None,
+    database: str | os.PathLike[str] | None = None,
+    tensorrt: TensorRTPlace | None = None,
     tell: Tell = lambda message: None,
 ) -> BenchResult:
     """Compile `model`, check its answers and time it in turn with its peers.
+
+    A peer that fails, then or later, is among the result's failures and spoils nothing else. With
+    the target "host" all of it is rehearsed on the CPU, with whichever peers run there.
 
     Args:
         model: on a CUDA device, with its arguments.
@@ -162,37 +152,47 @@ def bench(
         rounds: how often every contestant has its turn.
         calls: single calls, and calls back to back, of one turn.
         trace: a file for a Chrome trace of one call of gtco's.
-        tell: called with a line of progress.
+        database: as for `gtco.compile`.
+        tensorrt: where TensorRT is, for the peer of that name.
+        tell: called with a line of progress; it ends with the contestant's name.
 
     Raises:
         NoGpu: there is none, or the model is not on it.
-        UsageError: ONNX Runtime is asked for and cannot run this model, or is not installed.
+        Unusable: a peer broke the GPU's context for everyone in this process.
         WrongAnswer: gtco's answer is wrong; nothing is timed then.
     """
-    runtime = OnnxRuntime(model) if "onnxruntime" in peers else None
-    model = _on_gpu(model)
-    result = BenchResult()
-    with torch.no_grad(), float32_products(options.precision):
-        tell("compiling with gtco")
-        compiled = gtco.compile(model.module, model.args, model.kwargs, **asdict(options))
+    rehearsal = options.target == HOST
+    model = model.file_on("cpu") if rehearsal else _on_gpu(model)
+    result = BenchResult(rehearsal=rehearsal)
+    given = (model.args, model.kwargs)
+    with ExitStack() as stack, torch.no_grad(), float32_products(options.precision):
+        tell(f"preparing {GTCO}")
+        with costs(result.costs, GTCO):
+            compiled = gtco.compile(model.module, *given, database=database, **asdict(options))
+            ready = compiled.prepare()
+            compiled(*model.args, **model.kwargs)
         result.launches = len(compiled.launches)
-        result.floor_us = floor_us(compiled.prepare().plan)
-        given = (model.args, model.kwargs)
+        result.floor_us = floor_us(ready.plan)
         truth = references(model, options.precision)
-        contestants: dict[str, Call] = {"gtco": compiled}
+        result.weight_bytes = sum(each.nbytes for each in truth.eager.state_dict().values())
+        contestants: dict[str, Call] = {GTCO: compiled}
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        setting = Setting(model, truth.eager, options, folder, stack, tensorrt)
         for name in itertools.chain.from_iterable(PEERS[peer] for peer in peers):
             tell(f"preparing {name}")
-            try:
-                ours = runtime if runtime and name == runtime.name else None
-                contestants[name] = ours or _prepare(name, truth.eager, given)
-            except Exception as error:
-                result.failures[name] = _one_line(error)
-        tell("checking answers")
-        check_answers(result, contestants, model, truth, options.precision)
+            with may_fail(name, result.failures), costs(result.costs, name):
+                contestants[name] = prepare(name, setting)
+        result.facts = next((c.facts for c in contestants.values() if isinstance(c, TensorRT)), {})
+        check_answers(result, contestants, model, truth, options.precision, tell)
+        contestants = {n: each for n, each in contestants.items() if n not in result.failures}
         inputs = [fresh_inputs(given, "normal", seed) for seed in range(4)]
-        result.timings = time_rounds(contestants, inputs, CudaClock(), rounds, calls, tell)
-        tell("profiling gtco's kernels")  # last: the profiler slows later launches down
-        result.kernels = profile_kernels(one_after_another(compiled), inputs[0])
+        clock = HostClock() if rehearsal else CudaClock()
+        result.timings = time_rounds(
+            contestants, inputs, clock, rounds, calls, tell, result.failures
+        )
+        if not rehearsal:
+            tell(f"profiling {GTCO}")  # last: the profiler slows later launches down
+            result.kernels = profile_kernels(one_after_another(compiled), inputs[0])
         if trace is not None:
             compiled.trace(trace, *inputs[0][0], **inputs[0][1])
     compare(result, peers)
@@ -203,15 +203,9 @@ def _on_gpu(model: Located) -> Located:
     if not torch.cuda.is_available():
         raise NoGpu("gtco bench times kernels and finds no CUDA GPU; `gtco compile` needs none")
     model = model.file_on("cuda")
-    tensors = [*model.module.parameters(), *pytree.tree_leaves((model.args, model.kwargs))]
-    if not all(leaf.is_cuda for leaf in tensors if isinstance(leaf, Tensor)):
+    if not all(each.is_cuda for each in tensors_of([*model.module.parameters(), model.args])):
         raise NoGpu(f"{model.name} is not on the GPU: return module.cuda() and CUDA arguments")
     return model
-
-
-def _one_line(error: Exception) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"
 
 
 @contextmanager
@@ -227,74 +221,6 @@ def float32_products(precision: str | None) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32 = cudnn
 
 
-# -- contestants ---------------------------------------------------------------------------------
-
-
-class GraphedEager:
-    """Torch eager in a CUDA graph captured by hand, as careful as gtco is.
-
-    A call takes any inputs and gives fresh tensors, as gtco's does: it copies the inputs in and
-    clones the outputs, since torch's graphs stay where they were captured. Inductor stands as torch
-    gives it, which hands out its graph's own memory.
-    """
-
-    def __init__(self, model: nn.Module, inputs: Inputs) -> None:
-        self.model = model  # the graph reads its weights and keeps none of them alive
-        args, kwargs = pytree.tree_map_only(Tensor, torch.clone, inputs)
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):  # lets cuBLAS and cuDNN choose and allocate before the capture
-                model(*args, **kwargs)
-        torch.cuda.current_stream().wait_stream(side)
-        self.buffers = tensors_of((args, kwargs))
-        self.graph = torch.cuda.CUDAGraph()
-
-        def enqueue() -> None:
-            self.outputs = model(*args, **kwargs)
-
-        # Not by torch.cuda.graph: its one stream keeps a workspace of cuBLAS's that may be gone.
-        torch.cuda.synchronize()
-        capture(self.graph, side, enqueue)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        plain = not kwargs and len(args) == len(self.buffers)  # as one would write it by hand
-        self.copy_in(args if plain else tensors_of((args, kwargs)))
-        self.graph.replay()
-        return self.clone_out()
-
-    def copy_in(self, given: Sequence[Tensor]) -> None:
-        for mine, theirs in zip(self.buffers, given, strict=True):
-            mine.copy_(theirs)
-
-    def clone_out(self) -> Any:
-        if isinstance(self.outputs, Tensor):
-            return self.outputs.clone()
-        return pytree.tree_map_only(Tensor, torch.clone, self.outputs)
-
-
-def tensors_of(tree: Any) -> list[Tensor]:
-    """The tensors among the leaves of `tree`, in order."""
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
-def _prepare(name: str, model: nn.Module, inputs: Inputs) -> Call:
-    """The contestant `name`, warmed up: Inductor captures its own graphs in the first calls."""
-    args, kwargs = inputs
-    if name.endswith(CHANNELS_LAST):
-        model = copy.deepcopy(model)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        name = name.removesuffix(CHANNELS_LAST)
-    if name == "eager":
-        call: Call = GraphedEager(model, inputs)
-    else:
-        call = torch.compile(model, mode=name.removeprefix("inductor "))
-    for _ in range(3):
-        call(*args, **kwargs)
-    torch.cuda.synchronize()
-    return call
-
-
 # -- answers -------------------------------------------------------------------------------------
 
 
@@ -304,116 +230,26 @@ def check_answers(
     model: Located,
     truth: References,
     precision: str | None,
+    tell: Tell = lambda message: None,
 ) -> None:
     """Judge every contestant on each kind of input; outputs are poisoned after each look."""
     for seed, kind in enumerate(INPUT_KINDS):
         args, kwargs = fresh_inputs((model.args, model.kwargs), kind, 100 + seed)
         reference, eager = truth.exact((args, kwargs)), truth.eager(*args, **kwargs)
         for name, call in contestants.items():
-            answer = call(*args, **kwargs)
-            verdict = judge(answer, eager, reference, compute_precision(model, precision))
-            result.verdicts.setdefault(name, {})[kind] = verdict
-            poison(answer)
-            if name == "gtco" and not verdict.ok:
-                raise WrongAnswer(f"gtco's answer for {kind} inputs is {verdict}")
+            if name in result.failures:
+                continue
+            tell(f"checking {name}")
+            with may_fail(name, result.failures):
+                answer = call(*args, **kwargs)
+                verdict = judge(answer, eager, reference, compute_precision(model, precision))
+                result.verdicts.setdefault(name, {})[kind] = verdict
+                poison(answer)
+                if name == GTCO and not verdict.ok:
+                    raise WrongAnswer(f"gtco's answer for {kind} inputs is {verdict}")
 
 
-# -- times ---------------------------------------------------------------------------------------
-
-
-class Clock(Protocol):
-    """How calls are timed."""
-
-    def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
-        """Microseconds until the answer is there, and until the call returned."""
-
-    def back_to_back(self, call: Call, inputs: Sequence[Inputs], calls: int) -> float:
-        """Microseconds per call of `calls` calls in a row."""
-
-
-class CudaClock:
-    """Wall time for single synchronised calls, events around many."""
-
-    def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
-        args, kwargs = inputs
-        torch.cuda.synchronize()
-        begin = time.perf_counter_ns()
-        call(*args, **kwargs)
-        returned = time.perf_counter_ns()
-        torch.cuda.synchronize()
-        return (time.perf_counter_ns() - begin) / 1e3, (returned - begin) / 1e3
-
-    def back_to_back(self, call: Call, inputs: Sequence[Inputs], calls: int) -> float:
-        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
-        begin.record()
-        for _, (args, kwargs) in zip(range(calls), itertools.cycle(inputs), strict=False):
-            call(*args, **kwargs)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) * 1e3 / calls
-
-
-SETTLING_US = 200_000
-"""How long calls run ahead of those whose time back to back counts. A GPU that was idle in between,
-as it is when each call is waited for, is slower for a while: an H100's multiprocessors run at 1.77
-GHz for up to 200 ms and at 1.87 then, and NVML says 1.98 of both
-(experiments/notes/16-large_models.md)."""
-
-
-def settle(clock: Clock, call: Call, inputs: Sequence[Inputs]) -> None:
-    """Let clocks and caches settle, right ahead of calls of `call` back to back."""
-    each_us = clock.back_to_back(call, inputs, 3)
-    clock.back_to_back(call, inputs, math.ceil(SETTLING_US / each_us))
-
-
-def time_rounds(
-    contestants: Mapping[str, Call],
-    inputs: Sequence[Inputs],
-    clock: Clock,
-    rounds: int,
-    calls: int,
-    tell: Tell = lambda message: None,
-) -> dict[str, Timing]:
-    """Time every contestant once a round, starting with another one each round.
-
-    Args:
-        contestants: name to call.
-        inputs: argument sets that the calls take turns with.
-        rounds: at least 1.
-        calls: at least 2.
-    """
-    singles: dict[str, list[float]] = {name: [] for name in contestants}
-    hosts: dict[str, list[float]] = {name: [] for name in contestants}
-    chains: dict[str, list[float]] = {name: [] for name in contestants}
-    names = list(contestants)
-    for turn in range(rounds):
-        first = turn % len(names)
-        for name in names[first:] + names[:first]:
-            tell(f"round {turn + 1} of {rounds}: {name}")
-            call = contestants[name]
-            settle(clock, call, inputs)
-            chains[name].append(clock.back_to_back(call, inputs, calls))
-            for _, given in zip(range(calls), itertools.cycle(inputs), strict=False):
-                total, host = clock.single(call, given)
-                singles[name].append(total)
-                hosts[name].append(host)
-    return {
-        name: Timing(
-            percentiles(singles[name]),
-            statistics.median(hosts[name]),
-            statistics.median(chains[name]),
-            tuple(chains[name]),
-        )
-        for name in names
-    }
-
-
-def percentiles(samples: Sequence[float]) -> dict[str, float]:
-    """p50, p90 and p99 of at least two samples."""
-    cuts = statistics.quantiles(samples, n=100, method="inclusive")
-    return {"p50": cuts[49], "p90": cuts[89], "p99": cuts[98]}
+# -- comparing and profiling ---------------------------------------------------------------------
 
 
 def compare(result: BenchResult, peers: Sequence[str]) -> None:

@@ -16,16 +16,9 @@ from gtco.benchmarking.answers import (
     plan_precision,
     poison,
 )
-from gtco.benchmarking.bench import (
-    BenchResult,
-    CudaClock,
-    NoGpu,
-    Tell,
-    WrongAnswer,
-    one_after_another,
-    profile_kernels,
-    time_rounds,
-)
+from gtco.benchmarking.bench import BenchResult, WrongAnswer, one_after_another, profile_kernels
+from gtco.benchmarking.contestants import NoGpu
+from gtco.benchmarking.rounds import CudaClock, Tell, time_rounds
 from gtco.check import judge
 from gtco.cost_model.plans import floor_us
 from gtco.runtime.artifact import Artifact, read

@@ -27,8 +27,9 @@ from gtco.benchmarking.answers import (
     poison,
     references,
 )
-from gtco.benchmarking.bench import Tell, float32_products
+from gtco.benchmarking.bench import float32_products
 from gtco.benchmarking.onnx_peer import OnnxRuntime
+from gtco.benchmarking.rounds import Tell
 from gtco.check import Precision, Verdict, judge
 from gtco.frontend.torch_export import Captured
 from gtco.ir.interpreter import interpret

@@ -21,8 +21,10 @@ import gtco
 from gtco import logs
 from gtco.benchmarking import compare as comparison
 from gtco.benchmarking.answers import parse_peers
-from gtco.benchmarking.bench import PEERS, BenchResult, WrongAnswer, bench
+from gtco.benchmarking.bench import BenchResult, WrongAnswer, bench
 from gtco.benchmarking.bench_artifact import bench_artifact
+from gtco.benchmarking.contestants import PEERS
+from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.cli import db as cli_db
 from gtco.cli import demo as demo_model
 from gtco.cli import show
@@ -69,9 +71,13 @@ Calls = Annotated[int, typer.Option(min=2, help="calls of one turn")]
 Against = Annotated[
     str | None,
     typer.Option(
-        help="peers, separated by commas: eager, inductor, onnxruntime (on the CPU; for .onnx "
-        "files); by default eager,inductor; a saved artifact has none"
+        help=f"peers, separated by commas, of {', '.join(PEERS)}; by default eager,inductor; a "
+        "saved artifact has none"
     ),
+]
+TensorRTPython = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="an interpreter that imports tensorrt, for that peer"),
 ]
 Oracles = Annotated[
     str | None,
@@ -168,6 +174,7 @@ def bench_command(
     rounds: Rounds = 5,
     calls: Calls = 100,
     trace: Trace = None,
+    tensorrt_python: TensorRTPython = None,
     as_json: Json = False,
     options: Options,
 ) -> None:
@@ -178,7 +185,14 @@ def bench_command(
         with progress() as tell:
             found = _locate(model, tell)
             result = bench(
-                found, options, peers, rounds=rounds, calls=calls, trace=trace, tell=tell
+                found,
+                options,
+                peers,
+                rounds=rounds,
+                calls=calls,
+                trace=trace,
+                tensorrt=None if tensorrt_python is None else TensorRTPlace(tensorrt_python),
+                tell=tell,
             )
         _print_bench(found.name, options, result, as_json)
         return

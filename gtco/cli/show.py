@@ -86,6 +86,8 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
         "x gtco's",
         "answer",
     )
+    if result.rehearsal:
+        console.print("rehearsed on the CPU: none of these times says anything of a GPU")
     ours = result.timings["gtco"].back_to_back_us
     for name, timing in result.timings.items():
         verdicts = result.verdicts[name].values()

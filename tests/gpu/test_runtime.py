@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gtco.benchmarking.bench import GraphedEager, profile_kernels
+from gtco.benchmarking.bench import profile_kernels
+from gtco.benchmarking.contestants import GraphedEager
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.frontend.torch_export import Captured, capture
 from gtco.ir.graph import GraphBuilder

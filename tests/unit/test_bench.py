@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import io
 import itertools
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,19 +22,17 @@ from gtco.benchmarking.answers import (
     references,
 )
 from gtco.benchmarking.bench import (
-    PEERS,
-    SETTLING_US,
     BenchResult,
-    NoGpu,
-    Timing,
     WrongAnswer,
     bench,
     check_answers,
     compare,
     kernel_times,
-    percentiles,
-    time_rounds,
 )
+from gtco.benchmarking.contestants import EAGER_CALLS, PEERS, TENSORRT, TORCHSCRIPT, UNTUNED, NoGpu
+from gtco.benchmarking.onnx_peer import BoundOnnxRuntime, export_onnx
+from gtco.benchmarking.rounds import SETTLING_US, Timing, percentiles, time_rounds
+from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.check import Verdict
 from gtco.cli import show
 from gtco.locate import Located, UsageError
@@ -176,8 +176,8 @@ def test_peers_are_parsed() -> None:
     assert parse_peers("eager, inductor,eager", PEERS) == ("eager", "inductor")
     assert parse_peers("", PEERS) == ()
     assert parse_peers("onnxruntime", PEERS) == ("onnxruntime",)
-    with pytest.raises(UsageError, match="tensorrt"):
-        parse_peers("eager,tensorrt", PEERS)
+    with pytest.raises(UsageError, match="tvm"):
+        parse_peers("eager,tvm", PEERS)
 
 
 def test_fresh_inputs_are_new_and_fit() -> None:
@@ -256,3 +256,81 @@ def test_a_peers_wrong_answer_is_on_record_and_stops_nothing() -> None:
 def test_without_a_gpu_nothing_is_timed() -> None:
     with pytest.raises(NoGpu, match="no CUDA GPU"):
         bench(located(nn.Linear(4, 4), torch.randn(2, 4)), Options())
+
+
+@pytest.mark.compiler
+def test_a_rehearsal_on_the_cpu_takes_every_peer_that_runs_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "stand_ins"))
+    torch.manual_seed(0)
+    model = located(
+        nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64)).half(),
+        torch.randn(32, 64).half(),
+    )
+    told: list[str] = []
+    result = bench(
+        model,
+        Options(target="host"),
+        tuple(PEERS),
+        rounds=1,
+        calls=2,
+        tensorrt=TensorRTPlace(Path(sys.executable)),
+        tell=told.append,
+    )
+    run = {"gtco", UNTUNED, EAGER_CALLS, TORCHSCRIPT, "onnxruntime (CPU)", TENSORRT}
+    if not torch.cuda.is_available():
+        assert result.timings.keys() == run
+        assert "CUDA GPU" in result.failures["eager"]
+        assert "CUDA GPU" in result.failures["onnxruntime (CUDA)"]
+    assert result.rehearsal and not result.kernels
+    assert all(each.ok for name in run for each in result.verdicts[name].values())
+    assert result.costs.keys() == run and result.costs["gtco"].memory_bytes is None
+    assert result.facts["version"] == "8.5.3.1"
+    assert result.weight_bytes == 2 * (2 * 64 * 128 + 128 + 64)
+    assert "round 1 of 1: TensorRT" in told
+    console = Console(file=io.StringIO(), width=120)
+    show.bench(console, model.name, result)
+
+
+@torch.no_grad()
+def test_a_peer_that_raises_is_noted_and_has_no_times() -> None:
+    def ours(x: object) -> None: ...
+    def late(x: object) -> None: ...
+
+    class Tired(ScriptedClock):
+        def single(self, call: Call, inputs: Inputs) -> tuple[float, float]:
+            if call is late:
+                raise RuntimeError("tired\nof it")
+            return super().single(call, inputs)
+
+    failures: dict[str, str] = {}
+    clock = Tired({ours: 10.0, late: 20.0})
+    contestants: dict[str, Call] = {"gtco": ours, "eager": late}
+    timings = time_rounds(contestants, [((1,), {})], clock, 2, 3, failures=failures)
+    assert timings.keys() == {"gtco"} and failures == {"eager": "RuntimeError: tired"}
+    assert sum(call is late and what == 3 for call, what in clock.timed) == 2, "never again"
+
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        raise ValueError("no")
+
+    model = located(nn.Linear(64, 64).half(), torch.randn(4, 64).half())
+    result = BenchResult()
+    contestants = {"gtco": model.module, "eager": broken}
+    check_answers(result, contestants, model, references(model, None), None)
+    assert result.failures == {"eager": "ValueError: no"} and "eager" not in result.verdicts
+    with pytest.raises(ValueError, match="no"):
+        check_answers(BenchResult(), {"gtco": broken}, model, references(model, None), None)
+
+
+def test_the_bound_runtime_reads_and_writes_tensors(tmp_path: Path) -> None:
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    model, x = nn.Linear(8, 6).half().eval(), torch.randn(8, 3).half().t()
+    export_onnx(model, (x,), tmp_path / "model.onnx")
+    bound = BoundOnnxRuntime(tmp_path / "model.onnx", "CPU", torch.device("cpu"))
+    with torch.no_grad():
+        torch.testing.assert_close(bound(x), model(x), rtol=1e-2, atol=1e-2)
+    with pytest.raises(UsageError, match="has no CUDAExecutionProvider"):
+        BoundOnnxRuntime(tmp_path / "model.onnx", "CUDA", torch.device("cpu"))

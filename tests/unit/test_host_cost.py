@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import torch
 
-from experiments import host_cost
+from experiments.studies import host_cost
 
 
 class Event:
