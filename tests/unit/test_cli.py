@@ -316,7 +316,7 @@ BAD_USAGE = {
     "old target": (["compile", "models_here:mlp", "--target", "sm_75"], "older than sm_80"),
     "unknown flag": (["compile", "models_here:mlp", "--precison", "fp16"], "--precision"),
     "unknown command": (["benchmark", "models_here:mlp"], "benchmark"),
-    "unknown peer": (["bench", "models_here:mlp", "--against", "tensorrt"], "eager, inductor"),
+    "unknown peer": (["bench", "models_here:mlp", "--against", "tvm"], "eager, inductor"),
     "unknown oracle": (["compare", "models_here:mlp", "--against", "tensorrt"], "eager, onnx"),
     "no file for ONNX Runtime": (
         ["compare", "models_here:mlp", "--against", "onnxruntime", "--target", "host"],
