@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,14 +12,28 @@ from typing import Any
 
 from gtco.cli.env import environment
 
+PEERS_PACKAGES = ("triton", "transformers", "timm", "onnxruntime", "onnxruntime-gpu")
+
 
 def provenance(experiment: str) -> dict[str, Any]:
-    """The command (of paths the last name alone), versions and GPUs of this run."""
+    """The command, versions and GPUs of this run."""
+    return {"command": command(experiment), "environment": surroundings()}
+
+
+def command(experiment: str) -> str:
+    """How this process was started; of paths the last name alone."""
     words = [Path(word).name if "/" in word else word for word in sys.argv[1:]]
-    return {
-        "command": " ".join([f"python -m experiments.{experiment}", *words]),
-        "environment": {name: fact for name, fact in environment().items() if name != "cache"},
-    }
+    return " ".join([f"python -m experiments.{experiment}", *words])
+
+
+def surroundings() -> dict[str, Any]:
+    """What `gtco env` says of versions and GPUs, and the versions of what peers are made of."""
+    facts = {name: fact for name, fact in environment().items() if name != "cache"}
+    found = dict(facts["packages"])
+    for name in PEERS_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return {**facts, "packages": found}
 
 
 def publish(path: Path, result: Mapping[str, Any], table: str, plot: Callable[[], None]) -> None:

@@ -63,7 +63,11 @@ def _read(folder: Path) -> Iterator[Result]:
         whole = path.suffix == ".json"
         found = [json.loads(each) for each in ([text] if whole else text.splitlines())]
         yield from (
-            each for each in found if "model" in each and ("timings" in each or "error" in each)
+            each
+            for each in found
+            if "model" in each
+            and ("timings" in each or "error" in each)
+            and not each.get("rehearsal")
         )
 
 

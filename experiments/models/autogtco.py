@@ -5,6 +5,7 @@ Random weights, fp16, on the GPU if there is one. ViT-B/16, L/16 and H/14 are in
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -149,10 +150,10 @@ def _upsampled(x: Tensor, size: tuple[int, int]) -> Tensor:
 class Naive(nn.Module):
     """1x1 convolution, batch norm, ReLU, 1x1 to the classes, bilinear to the image."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, inner: int = 256) -> None:
         super().__init__()
-        self.reduce, self.norm = nn.Conv2d(width, 256, 1), nn.BatchNorm2d(256)
-        self.classify = nn.Conv2d(256, CLASSES, 1)
+        self.reduce, self.norm = nn.Conv2d(width, inner, 1), nn.BatchNorm2d(inner)
+        self.classify = nn.Conv2d(inner, CLASSES, 1)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         return _upsampled(self.classify(F.relu(self.norm(self.reduce(x)))), size)
@@ -161,12 +162,12 @@ class Naive(nn.Module):
 class Progressive(nn.Module):
     """Four 3x3 convolutions with batch norm and ReLU, twice the size after each but the last."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, inner: int = 256) -> None:
         super().__init__()
-        widths = (width, 256, 256, 256)
-        self.convs = nn.ModuleList(nn.Conv2d(depth, 256, 3, padding=1) for depth in widths)
-        self.norms = nn.ModuleList(nn.BatchNorm2d(256) for _ in widths)
-        self.classify = nn.Conv2d(256, CLASSES, 1)
+        widths = (width, inner, inner, inner)
+        self.convs = nn.ModuleList(nn.Conv2d(depth, inner, 3, padding=1) for depth in widths)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(inner) for _ in widths)
+        self.classify = nn.Conv2d(inner, CLASSES, 1)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> Tensor:
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
@@ -185,7 +186,7 @@ class Setr(nn.Module):
         depth: int,
         heads: int,
         hidden: int,
-        head: type[nn.Module],
+        head: Callable[[int], nn.Module],
         image: int = 384,
     ) -> None:
         super().__init__()

@@ -75,11 +75,13 @@ class Block(nn.Module):
 class SEResNet9(nn.Module):
     """A small ResNet with Fixup scalars in place of batch norms: 64 x 64 pixels to 2 x 2 x 512."""
 
-    def __init__(self, channels: int = 3) -> None:
+    def __init__(self, channels: int = 3, width: int = 64) -> None:
         super().__init__()
-        self.stem = nn.Conv2d(channels * 16, 64, 1, bias=False)
-        sizes = ((64, 64, 1), (64, 128, 2), (128, 256, 2), (256, 512, 2))
-        self.blocks = nn.Sequential(*(Block(*size) for size in sizes))
+        self.stem = nn.Conv2d(channels * 16, width, 1, bias=False)
+        sizes = ((1, 1, 1), (1, 2, 2), (2, 4, 2), (4, 8, 2))
+        self.blocks = nn.Sequential(
+            *(Block(before * width, after * width, stride) for before, after, stride in sizes)
+        )
 
     def forward(self, image: Tensor) -> Tensor:
         n, c, h, w = image.shape
@@ -89,8 +91,9 @@ class SEResNet9(nn.Module):
         return result
 
 
-def _se_resnet9(channels: int) -> Model:
-    model, inputs = ready(SEResNet9(channels), (128, channels, 64, 64))
+def se_resnet(channels: int, width: int = 64, batch: int = 128, side: int = 64) -> Model:
+    """The network with random weights, and images of `side` pixels."""
+    model, inputs = ready(SEResNet9(channels, width), (batch, channels, side, side))
     generator = torch.Generator().manual_seed(2)
     for name, parameter in model.named_parameters():
         if parameter.numel() == 1:  # no bias or scale is zero, so that a wrong border shows
@@ -101,12 +104,12 @@ def _se_resnet9(channels: int) -> Model:
 
 def se_resnet9() -> Model:
     """At batch 128, three channels."""
-    return _se_resnet9(3)
+    return se_resnet(3)
 
 
 def se_resnet9_grey() -> Model:
     """At batch 128, one channel."""
-    return _se_resnet9(1)
+    return se_resnet(1)
 
 
 # -- what people bring -----------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import itertools
 import os
 import statistics
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -133,6 +133,7 @@ def bench(
     options: Options,
     peers: Sequence[str] = ("eager", "inductor"),
     *,
+    without: Collection[str] = (),
     rounds: int = 5,
     calls: int = 100,
     trace: Path | None = None,
@@ -149,6 +150,7 @@ def bench(
         model: on a CUDA device, with its arguments.
         options: for `gtco.compile`.
         peers: keys of `PEERS`.
+        without: contestants of theirs that are left out.
         rounds: how often every contestant has its turn.
         calls: single calls, and calls back to back, of one turn.
         trace: a file for a Chrome trace of one call of gtco's.
@@ -179,6 +181,8 @@ def bench(
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         setting = Setting(model, truth.eager, options, folder, stack, tensorrt)
         for name in itertools.chain.from_iterable(PEERS[peer] for peer in peers):
+            if name in without:
+                continue
             tell(f"preparing {name}")
             with may_fail(name, result.failures), costs(result.costs, name):
                 contestants[name] = prepare(name, setting)

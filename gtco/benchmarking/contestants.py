@@ -244,6 +244,8 @@ def inductor(setting: Setting, mode: str) -> Call:
 
 def onnx_runtime(setting: Setting, provider: str) -> Call:
     """ONNX Runtime on the GPU, or on the CPU beside gtco's host."""
+    if provider != "CPU":
+        setting.need_gpu()
     file = setting.model.onnx
     if file is None:
         file = setting.folder / "model.onnx"
@@ -251,7 +253,6 @@ def onnx_runtime(setting: Setting, provider: str) -> Call:
             export_onnx(setting.eager, setting.model.args, file)
     if provider == "CPU":
         return OnnxRuntime(replace(setting.model, onnx=file))
-    setting.need_gpu()
     return BoundOnnxRuntime(file, provider, setting.device)
 
 

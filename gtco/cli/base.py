@@ -80,13 +80,13 @@ def print_json(**payload: Any) -> None:
     """One JSON object on stdout: `payload`, the command and where it ran."""
     payload["command"] = shlex.join(["gtco", *sys.argv[1:]])
     payload["environment"] = environment()
-    sys.stdout.write(json.dumps(_plain(payload), indent=2) + "\n")
+    sys.stdout.write(json.dumps(plain(payload), indent=2) + "\n")
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """`value` with what JSON has no number for (NaN, infinity) as null."""
     if isinstance(value, dict):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
