@@ -11,13 +11,14 @@ how a new one is made.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
 import torch
 
+from gtco.ir.fold import OUTSIDE, Item, Repeat, Source, find_repeats, first_reads
 from gtco.ir.ops import OPS, Op, Pattern, without_data
 from gtco.ir.spec import DTYPE_NAMES, GraphError, TensorSpec
 
@@ -268,6 +269,37 @@ class Group:
     def __str__(self) -> str:
         return f"{self.name}: {' -> '.join(node.op for node in self.compute)}"
 
+    def lines(self) -> Iterator[str]:
+        """The group as its name, what it reads and stores, and a line a node."""
+        ins = ", ".join(f"%{n}" for n in (*self.graph.inputs, *self.graph.constants))
+        outs = ", ".join(f"%{name}" for name in self.graph.outputs)
+        yield f"{self.name}({ins}) -> {outs}:"
+        yield from (f"  {node}" for node in self.nodes)
+
+    @cached_property
+    def form(self) -> str:
+        """Its text without names: equal for groups whose nodes are alike, one by one.
+
+        Where a slice begins does not count: each layer of a decoder may read its own part of one
+        tensor.
+        """
+        graph = self.graph
+        short = {name: f"x{index}" for index, name in enumerate(graph.inputs)}
+        short |= {name: f"c{index}" for index, name in enumerate(graph.constants)}
+        values = [value for node in graph.nodes for value in node.values]
+        short |= {name: f"n{index}" for index, name in enumerate(values)}
+        lines = [str(graph.specs[name]) for name in (*graph.inputs, *graph.constants)]
+        for node in graph.nodes:
+            inputs = tuple(short[name] for name in node.inputs)
+            attrs = {"dim": node.attrs["dim"]} if node.op == "slice" else node.attrs
+            lines.append(str(replace(node, name="", inputs=inputs, attrs=attrs)))
+        return "\n".join([*lines, *(short[name] for name in graph.outputs)])
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """Where its slices begin."""
+        return tuple(node.attrs["start"] for node in self.nodes if node.op == "slice")
+
 
 @dataclass(frozen=True, eq=False)
 class FusedGraph:
@@ -289,13 +321,80 @@ class FusedGraph:
         return iter(self.groups)
 
     def __str__(self) -> str:
-        parts = []
-        for group in self.groups:
-            ins = ", ".join(f"%{n}" for n in (*group.graph.inputs, *group.graph.constants))
-            outs = ", ".join(f"%{name}" for name in group.graph.outputs)
-            parts.append(f"{group.name}({ins}) -> {outs}:")
-            parts += [f"  {node}" for node in group.nodes]
-        return "\n".join(parts)
+        return self.text()
+
+    def text(self, *, fold: bool = True) -> str:
+        """Every group with its nodes; of repeated layers the first alone, if `fold`.
+
+        x12, where each later one reads %add_3 of the one before in place of %embed:
+          linear_2(%embed, %weight) -> %linear_2:
+            %linear_2: f16[1,197,2304] = linear(%embed, %weight)
+          ...
+          read below: %add_47, which is %add_3 of the last
+        """
+        lines: list[str] = []
+        at = 0
+        for repeat in (*self.repeats, None) if fold else (None,):
+            until = len(self.groups) if repeat is None else repeat.start
+            lines += [line for group in self.groups[at:until] for line in group.lines()]
+            if repeat is not None:
+                lines += self._folded(repeat)
+                at = repeat.end
+        return "\n".join(lines)
+
+    @cached_property
+    def repeats(self) -> tuple[Repeat, ...]:
+        """Runs of groups that are layers alike, by position; they hide the most groups."""
+        return find_repeats(self._items)
+
+    @cached_property
+    def _items(self) -> tuple[Item, ...]:
+        made: dict[str, Source] = {
+            name: (position, output)
+            for position, group in enumerate(self.groups)
+            for output, name in enumerate(group.graph.outputs)
+        }
+        return tuple(
+            Item(group.form, tuple(made.get(name, (OUTSIDE, name)) for name in group.graph.inputs))
+            for group in self.groups
+        )
+
+    def _folded(self, repeat: Repeat) -> Iterator[str]:
+        start, period, count = repeat.start, repeat.period, repeat.count
+        body = self.groups[start : start + period]
+        carried = first_reads(self._items, start, period) or {}
+        swaps = [
+            f"%{self._value(value)} of the one before in place of %{self._value(first)}"
+            for value, first in carried.items()
+        ]
+        later = self.groups[start + period : repeat.end]
+        moved = any(own.starts != body[i % period].starts for i, own in enumerate(later))
+        facts = [f"each later one reads {' and '.join(swaps)}"] if swaps else []
+        facts += ["slices begin elsewhere"] if moved else []
+        yield f"x{count}, where {', and '.join(facts)}:" if facts else f"x{count}:"
+        yield from (f"  {line}" for group in body for line in group.lines())
+        read = {name for group in self.groups[repeat.end :] for name in group.graph.inputs}
+        read |= self._returned
+        for index, group in enumerate(later):
+            turn, place = divmod(index, period)
+            which = "the last" if turn == count - 2 else f"number {turn + 2}"
+            for own, name in zip(group.graph.outputs, body[place].graph.outputs, strict=True):
+                if own in read:
+                    yield f"  read below: %{own}, which is %{name} of {which}"
+
+    def _value(self, source: Source) -> str:
+        position, which = source
+        return which if isinstance(which, str) else self.groups[position].graph.outputs[which]
+
+    @cached_property
+    def _returned(self) -> frozenset[str]:
+        """Stored values that the graph's outputs are, or are views of."""
+        bases = []
+        for name in self.graph.outputs:
+            while (node := self.graph.producers.get(name)) and node.definition.is_view:
+                name = node.inputs[0]
+            bases.append(name)
+        return frozenset(bases)
 
 
 def subgraph(graph: Graph, nodes: Iterable[Node], outputs: Iterable[str]) -> Graph:

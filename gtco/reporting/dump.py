@@ -57,7 +57,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
         OSError: the folder takes no files.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / f"{len(PIPELINE) + 1:02}-fused.txt").write_text(f"{plan.fused}\n")
+    (folder / f"{len(PIPELINE) + 1:02}-fused.txt").write_text(f"{plan.fused.text(fold=False)}\n")
     for launch in plan.launches:
         if launch.program is not None:
             (folder / f"{launch.program.name}.cu").write_text(launch.program.code)
