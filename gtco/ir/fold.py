@@ -8,9 +8,6 @@ from dataclasses import dataclass
 OUTSIDE = -1
 """In place of an item's position: the value is an input of the whole list."""
 
-LEAST_SAVED = 2
-"""Items; a fold that hides fewer makes nothing easier to read."""
-
 Source = tuple[int, int | str]
 """Who makes a value, as a position, and which of its values it is; or `OUTSIDE` and the name."""
 
@@ -45,6 +42,8 @@ class Repeat:
 def find_repeats(items: Sequence[Item]) -> tuple[Repeat, ...]:
     """Repeats that together hide the most items, in order; they do not overlap.
 
+    A repeat counts as an item itself, so that one which hides but one item is none.
+
     All blocks of a repeat are one loop's body: their items have equal forms, each operand comes
     from the same place of its block, or of the block before, or is one and the same value from
     ahead of the loop. What the first block reads in place of a block before it comes from ahead of
@@ -68,9 +67,9 @@ def find_repeats(items: Sequence[Item]) -> tuple[Repeat, ...]:
             ):
                 times += 1
             repeat = Repeat(start, period, times)
-            saved = (times - 1) * period
-            if saved >= LEAST_SAVED and saved + hidden[repeat.end] > hidden[start]:
-                hidden[start], chosen[start] = saved + hidden[repeat.end], repeat
+            saved = (times - 1) * period - 1 + hidden[repeat.end]
+            if saved > max(hidden[start], hidden[repeat.end]):
+                hidden[start], chosen[start] = saved, repeat
         if hidden[start + 1] > hidden[start]:
             hidden[start], chosen[start] = hidden[start + 1], None
     found: list[Repeat] = []
