@@ -1,0 +1,1 @@
+"""Random models, and torch's own operator samples, against eager: `python -m tests.fuzz --help`."""
