@@ -238,8 +238,16 @@ def _replace(edit: Editor, match: _Attention) -> str:
     if match.k_is_transposed:
         rank = edit.specs[k].rank
         k = edit.add("permute", k, dims=(*range(rank - 2), rank - 1, rank - 2))
-    inputs = (match.q, k, match.v, *([match.mask] if match.mask is not None else []))
-    return edit.add("attention", *inputs, scale=match.scale, causal=False)
+    masks = [] if match.mask is None else [_of_rank_2(edit, match.mask)]
+    return edit.add("attention", match.q, k, match.v, *masks, scale=match.scale, causal=False)
+
+
+def _of_rank_2(edit: Editor, mask: str) -> str:
+    """A mask of one value, or of one a key, as the matrix that attention takes."""
+    shape = edit.shape(mask)
+    if len(shape) >= 2:
+        return mask
+    return edit.add("reshape", mask, shape=(1,) * (2 - len(shape)) + shape)
 
 
 def _idle_mask(edit: Editor, node: Node) -> Node | None:

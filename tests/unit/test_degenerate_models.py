@@ -224,6 +224,15 @@ def test_a_mask_with_more_rows_or_keys_is_no_mask() -> None:
     assert "attention" not in _ops(means_the_same(model, random(2, 3, 8), m=random(3, 3)))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 3), (3, 1)])
+def test_a_mask_of_any_lower_rank(shape: tuple[int, ...]) -> None:
+    def model(c: Function, q: Tensor, m: Tensor) -> Tensor:
+        return torch.softmax(q @ q.transpose(-1, -2) + m.sin(), -1) @ q
+
+    graph = means_the_same(model, random(2, 2, 3, 8), random(*shape, seed=1))
+    assert "attention" in _ops(graph)
+
+
 @pytest.mark.parametrize("shape, found", [((1, 2, 3, 3), False), ((2, 1, 3, 3), False)])
 def test_scores_that_are_reshaped(shape: tuple[int, ...], found: bool) -> None:
     def model(c: Function, q: Tensor) -> Tensor:
