@@ -259,6 +259,12 @@ def _where(node: fx.Node) -> str:
     return f"node {node.name}" + (f" of module {path}" if path else "")
 
 
+READ_MEMORY = frozenset(
+    (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+)
+"""Operators whose result depends on how their first operand lies in memory."""
+
+
 class _Lowerer:
     """Walks one decomposed program; `values` maps its nodes to ours."""
 
@@ -370,10 +376,16 @@ class _Lowerer:
         self.context.source = _source(node)
         self.context.device = _device(node)
         self.context.used_outputs = _used_outputs(node)
+        if target in READ_MEMORY:
+            self._refuse_strided(node)
         lowering = TABLE.get(target)
+        before = len(self.builder.nodes)
         try:
             lowered = None if lowering is None else lowering(self.context, *args, **kwargs)
-            return self._fallback(target, args, kwargs) if lowered is None else lowered
+            if lowered is None or not self._is_of(lowered, node.meta["val"]):
+                del self.builder.nodes[before:]
+                return self._fallback(target, args, kwargs)
+            return lowered
         except CaptureError:
             raise
         except Exception as error:
@@ -381,6 +393,24 @@ class _Lowerer:
                 f"{self.label}: {_where(node)} ({target}) cannot be lowered ({_reason(error)}); "
                 f"leave it outside the model, or report it with this message"
             ) from error
+
+    def _refuse_strided(self, node: fx.Node) -> None:
+        """Values lie contiguous in gtco, so what reads their memory must mean that layout."""
+        read = node.args[0].meta["val"]  # type: ignore[union-attr]
+        if not read.is_contiguous() or read.untyped_storage().nbytes() != read.nbytes:
+            raise CaptureError(
+                f"{self.label}: {_where(node)} ({node.target}) reads the memory of a view or of a "
+                f"tensor that is not contiguous; call .contiguous() on that tensor, or index it"
+            )
+
+    def _is_of(self, lowered: Any, expected: Any) -> bool:
+        """Whether a lowering gave what the operator gives, shape by shape and dtype by dtype; where
+        its ops promote otherwise than the operator, the operator itself stands."""
+        if isinstance(lowered, tuple):
+            return all(map(self._is_of, lowered, expected))
+        return not isinstance(lowered, Value) or self.context.spec(lowered) == TensorSpec.of(
+            expected
+        )
 
     def _resolve(self, argument: Any) -> Any:
         if isinstance(argument, fx.Node):

@@ -188,6 +188,19 @@ def test_fallback(function: Callable[..., Any], target: str) -> None:
     assert target in {node.attrs["target"] for node in nodes if node.op == "aten"}
 
 
+def test_a_lowering_that_promotes_otherwise_than_the_operator_declines() -> None:
+    captured = check(lambda x: F.hardtanh(x) * 2, torch.arange(-3, 3))
+    assert ops(captured) == {"aten": 1, "mul": 1}
+
+
+def test_memory_of_a_contiguous_tensor_is_read() -> None:
+    def strided(x: Tensor) -> tuple[Tensor, ...]:
+        odd = x[1:].mT.exp().contiguous()
+        return x.as_strided((2, 2), (1, 1)), odd.as_strided((3,), (2,), 1)
+
+    check(strided, X)
+
+
 def test_convolutions() -> None:
     image = torch.randn(1, 4, 8, 8, dtype=torch.float64)
     w, w1 = torch.randn(2, 6, 2, 3, 3).double(), torch.randn(6, 4, 3).double()
@@ -301,6 +314,8 @@ class Counting(nn.Module):
         (Function(lambda x: x * 2 if x.sum() > 0 else x), (X,), r"data-dependent.*torch\.where"),
         (Function(lambda x: x[x > 0]), (X,), r"depends on data"),
         (Function(lambda x: torch.fft.fft(x).abs()), (X,), r"complex.*real arithmetic"),
+        (Function(lambda x: x[1:].as_strided((2, 2), (1, 1))), (X,), r"the memory of a view"),
+        (Function(lambda x: x.mT.exp().as_strided((2,), (1,))), (X,), r"not contiguous; call"),
         (Function(lambda x: x), (X, X), r"cannot be captured.*Error"),
         (Function(lambda x: x), X, r"pass a tuple"),
     ],
