@@ -48,11 +48,13 @@ BINARY = [
         )),
         "{x}.abs() ** {s}", "torch.add({x}, {s}, alpha={k})", "torch.sub({x}, {s}, alpha={k})",
         "torch.rsub({x}, {s})", "torch.rsub({x}, {k}, alpha=2)", "torch.where({m}, {x}, {s})",
-        "torch.where({m}, {x}, {k})", "torch.where({x} > {k}, {x}, {s})", "torch.lerp({x}, {s}, 0.3)",
+        "torch.where({m}, {x}, {k})", "torch.where({x} > {k}, {x}, {s})",
+        "torch.lerp({x}, {s}, 0.3)",
         "{x}.masked_fill({m}, {k})", "{x}.masked_fill({m}, float('-inf'))",
         "{x}.masked_fill(~{m}, 0)", "torch.addcmul({x}, {s}, {s}, value={k})",
         "torch.addcdiv({x}, {s}, {s}.abs() + 1)", "{x}.clamp({s}, {s})", "F.mse_loss({x}, {s})",
-        "F.smooth_l1_loss({x}, {s})", "F.cosine_similarity({x}, {s}, dim={d})", "{x} / {s}.shape[0]",
+        "F.smooth_l1_loss({x}, {s})", "F.cosine_similarity({x}, {s}, dim={d})",
+        "{x} / {s}.shape[0]",
         "torch.div({x}, {s}, rounding_mode='floor')", "torch.div({x}, {k}, rounding_mode='trunc')",
         "{x} + {w:X[-1:]}", "{x} * {w:X[-1:]}", "{x} - {w:()}", "{x} + {w:(1,)}",
         "torch.einsum('...i,...i->...', {x}, {s})",
@@ -72,7 +74,8 @@ REDUCTIONS = [
         *(f"{{x}}.{name}({{d}}).values" for name in ("max", "min", "sort", "median", "cummax")),
         "{x}.sum({ds}, dtype={t})", "{x}.mean({ds}, dtype=f32)", "{x}.var({ds}, correction=0)",
         "torch.linalg.vector_norm({x}, dim={ds})", "torch.linalg.vector_norm({x}, 1, dim={ds})",
-        "{x}.softmax({d})", "{x}.softmax(-1)", "{x}.softmax({d}, dtype={t})", "{x}.log_softmax({d})",
+        "{x}.softmax({d})", "{x}.softmax(-1)", "{x}.softmax({d}, dtype={t})",
+        "{x}.log_softmax({d})",
         "{x}.topk(1, {d}).values", "{x}.sum(())", "{x}.mean(())", "{x}.amax(())",
         "torch.var_mean({x}, {ds})[1]", "F.softmin({x}, {d})", "{x}.cumsum({d})", "{x}.std({d})",
         "{x}.softmax({d}).sum({d})", "{x} - {x}.mean({d}, keepdim=True)", "{x}.nansum({ds})",
@@ -87,13 +90,17 @@ VIEWS = [
         "{x}.unsqueeze(-1)", "{x}.unsqueeze(0)", "{x}.squeeze()", "{x}.squeeze({d})",
         "{x}.squeeze({ds})", "{x}.squeeze(())", "{x}.expand({n}, *{x}.shape)", "{x}[None]",
         "{x}[..., 0]", "{x}[..., -1:]", "{x}[1:]", "{x}[:-1]", "{x}[0]", "{x}[:, 1:]", "{x}[::2]",
-        "{x}[..., ::3]", "{x}[..., :0]", "{x}[:, :1]", "{x}[..., None]", "{x}[2:1]", "{x}.view({shape})",
+        "{x}[..., ::3]", "{x}[..., :0]", "{x}[:, :1]", "{x}[..., None]", "{x}[2:1]",
+        "{x}.view({shape})",
         "{x}.narrow({d}, 0, 1)", "{x}.select({d}, -1)", "{x}.flatten()", "{x}.flatten({d})",
         "{x}.unflatten({d}, (-1, 1))", "{x}.unflatten({d}, (2, -1))", "{x}.chunk(2, {d})[0]",
         "{x}.chunk({n}, {d})[-1]", "{x}.split(1, {d})[0]", "{x}.split({n}, {d})[-1]",
-        "{x}.unbind({d})[0]", "{x}.movedim({d}, {d})", "{x}.diagonal(0, 0, 1)", "{x}.swapaxes(0, -1)",
-        "{x}.unfold({d}, 2, 1)", "{x}.expand_as({s})", "{x}.detach()", "{x}.broadcast_to({s}.shape)",
-        "{x}.as_strided((2, 2), (1, 1))", "torch.atleast_2d({x})", "{x}.adjoint()", "{x}.real",
+        "{x}.unbind({d})[0]", "{x}.movedim({d}, {d})", "{x}.diagonal(0, 0, 1)",
+        "{x}.swapaxes(0, -1)",
+        "{x}.unfold({d}, 2, 1)", "{x}.expand_as({s})", "{x}.detach()",
+        "{x}.broadcast_to({s}.shape)",
+        "({x} + 0).as_strided((2, 2), (1, 1))", "torch.atleast_2d({x})", "{x}.adjoint()",
+        "{x}.real",
     )
 ]  # fmt: skip
 
@@ -106,16 +113,20 @@ MOVES = [
         "F.pad({x}, (0, 1, 1, 0), value={k})", "F.pad({x}, (-1, 1))", "F.pad({x}, (-1, -1))",
         "F.pad({x}, (1, 1), mode='reflect')", "F.pad({x}, (1, 1), mode='replicate')",
         "F.pad({x}, (1, 1), mode='circular')", "{x}[..., [0, 0]]", "{x}[[0, -1]]",
-        "{x}.index_select({d}, {w:i64 0 (3,)} % {x}.shape[{d}])", "{x}.gather({d}, {x}.argsort({d}))",
+        "{x}.index_select({d}, {w:i64 0 (3,)} % {x}.shape[{d}])",
+        "{x}.gather({d}, {x}.argsort({d}))",
         "torch.take_along_dim({x}, {x}.argmax({d}, keepdim=True), {d})", "{x}.argsort({d})",
         "F.embedding({x}.long().abs() % 5, {w:(5, N)})", "F.one_hot({x}.long().abs() % 3, 3)",
-        "{x}.scatter({d}, {x}.argsort({d}), {x})", "torch.meshgrid({x}.flatten(), {x}.flatten())[0]",
+        "{x}.scatter({d}, {x}.argsort({d}), {x})",
+        "torch.meshgrid({x}.flatten(), {x}.flatten())[0]",
         "{x}.index_add({d}, torch.zeros({x}.shape[{d}], dtype=i64), {x})", "torch.cat([{x}])",
         "torch.cat([{x}[..., :0], {s}], -1)", "torch.cat([{x}, {x}.to({t})], {d})",
-        "torch.cat([{x}, {x}.to({t})], {d})[..., :1]", "torch.rot90({x})", "{x}.unique_consecutive()",
+        "torch.cat([{x}, {x}.to({t})], {d})[..., :1]", "torch.rot90({x})",
+       
         "torch.hstack([{x}, {x}])", "torch.vstack([{x}, {x}])", "torch.arange({x}.shape[-1]) + {x}",
         "torch.arange({n}, dtype={t}) * {k}", "torch.ones({n}, {n}).tril() * {k}", "torch.eye({n})",
-        "torch.broadcast_tensors({x}, {s})[0]", "torch.linspace(0, 1, {n})", "torch.tensor({k}) * {x}",
+        "torch.broadcast_tensors({x}, {s})[0]", "torch.linspace(0, 1, {n})",
+        "torch.tensor({k}) * {x}",
         "{w:X} + {w:X}", "{w:X}.max(-1).values + {x}[..., 0]", "{w:X}.topk(1).values", "{w:X} * 2",
         "{x} + torch.zeros(())", "{x} * torch.ones(1)", "{w:X}.sum(-1, keepdim=True) * {x}",
     )
@@ -139,13 +150,18 @@ PRODUCTS = [
         "{x} @ {w:(X[-1], N)}", "{x} @ {w:(X[-1], N)} + {w:(N,)}", "{x} @ {w:X[-1:]}",
         "{x} @ {s}.mT", "{x}.mT @ {s}", "{x} @ {x}.mT", "{x}.mT @ {x}", "{x} @ {y}",
         "torch.einsum('...i,ji->...j', {x}, {w:(N, X[-1])})", "torch.bmm({x}, {s}.mT)",
-        "torch.einsum('...id,...jd->...ij', {x}, {s})", "torch.addmm({w:(N,)}, {x}, {w:(X[-1], N)})",
-        "torch.addmm({w:(N,)}, {x}, {w:(X[-1], N)}, beta=0.5, alpha={k})", "torch.mv({x}, {w:X[-1:]})",
+        "torch.einsum('...id,...jd->...ij', {x}, {s})",
+        "torch.addmm({w:(N,)}, {x}, {w:(X[-1], N)})",
+        "torch.addmm({w:(N,)}, {x}, {w:(X[-1], N)}, beta=0.5, alpha={k})",
+        "torch.mv({x}, {w:X[-1:]})",
         "torch.addmm({w:(X[-2], 1)}, {x}, {w:(N, X[-1])}.t())", "torch.outer({x}, {x})",
         "torch.baddbmm({w:(1, 1, 1)}, {x}, {s}.mT, beta=2)", "{w:(N, X[-2])} @ {x}",
-        "F.gelu(F.linear({x}, {w:(N, X[-1])}, {w:(N,)}))", "F.bilinear({x}, {s}, {w:(N, X[-1], X[-1])})",
-        "F.linear(F.layer_norm({x}, {x}.shape[-1:]), {w:(N, X[-1])}, {w:(N,)})", "torch.dot({x}, {x})",
-        "{x} + F.linear(F.relu(F.linear({x}, {w:(N, X[-1])})), {w:(X[-1], N)})", "torch.kron({x}, {x})",
+        "F.gelu(F.linear({x}, {w:(N, X[-1])}, {w:(N,)}))",
+        "F.bilinear({x}, {s}, {w:(N, X[-1], X[-1])})",
+        "F.linear(F.layer_norm({x}, {x}.shape[-1:]), {w:(N, X[-1])}, {w:(N,)})",
+        "torch.dot({x}, {x})",
+        "{x} + F.linear(F.relu(F.linear({x}, {w:(N, X[-1])})), {w:(X[-1], N)})",
+        "torch.kron({x}, {x})",
         "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {w:X[-1:]}) @ {w:(1, X[-1], N)}",
     )
 ] + [
@@ -163,7 +179,8 @@ PRODUCTS = [
 NORMS = [
     f"{{o}} = {call}"
     for call in (
-        "F.layer_norm({x}, {x}.shape[-1:])", "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {w:X[-1:]})",
+        "F.layer_norm({x}, {x}.shape[-1:])",
+        "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {w:X[-1:]})",
         "F.layer_norm({x}, {x}.shape[-2:])", "F.layer_norm({x}, {x}.shape)",
         "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, eps={e})", "F.rms_norm({x}, {x}.shape[-1:])",
         "F.rms_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {e})", "F.group_norm({x}, 1)",
@@ -179,8 +196,10 @@ NORMS = [
                 "/ torch.sqrt({x}.var(-1, keepdim=True, unbiased=False) + {e})",
                 "/ torch.sqrt({x}.var(-1, keepdim=True) + {e})",
                 "/ ({x}.std(-1, keepdim=True) + {e})",
-                "* torch.rsqrt(({x} - {x}.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True) + {e})",
-                "* torch.rsqrt(({x} - {x}.mean({d}, keepdim=True)).pow(2).mean({d}, keepdim=True) + {e})",
+                "* torch.rsqrt(({x} - {x}.mean(-1, keepdim=True)).pow(2).mean(-1, "
+                "keepdim=True) + {e})",
+                "* torch.rsqrt(({x} - {x}.mean({d}, keepdim=True)).pow(2).mean({d}, "
+                "keepdim=True) + {e})",
                 "* torch.rsqrt(({x} - {x}.mean(-1, keepdim=True)).pow(2).mean(-1, keepdim=True))",
                 "/ torch.sqrt({s}.var(-1, keepdim=True, unbiased=False) + {e})",
             )
@@ -192,7 +211,8 @@ NORMS = [
 _SCORES = (
     "{x} @ {s}.mT * {k}", "{x} @ {s}.mT / {k}", "({x} * {k}) @ {s}.mT", "{x} @ {s}.mT / 0.0",
     "{x} @ {s}.mT", "({x} @ {s}.mT).to({t})", "torch.einsum('...id,...jd->...ij', {x}, {s})",
-    "({x} @ {s}.mT).to({t}).to({x}.dtype)", "({x} @ {s}.mT * {k}).to({t})", "{x}.to({t}) @ {x}.to({t}).mT",
+    "({x} @ {s}.mT).to({t}).to({x}.dtype)", "({x} @ {s}.mT * {k}).to({t})",
+    "{x}.to({t}) @ {x}.to({t}).mT",
 )  # fmt: skip
 
 _MASKED = (
@@ -203,7 +223,8 @@ _MASKED = (
 )  # fmt: skip
 
 _PROBABILITIES = (
-    "({c}).softmax(-1)", "({c}).softmax(-1)", "({c}).softmax(-1).to({x}.dtype)", "({c}).softmax(-2)",
+    "({c}).softmax(-1)", "({c}).softmax(-1)", "({c}).softmax(-1).to({x}.dtype)",
+    "({c}).softmax(-2)",
     "({c}).softmax(-1, dtype=f32).to({x}.dtype)", "({c}).softmax(-1).to({t}).to({x}.dtype)",
     "({c}).softmax(-1).reshape(({x} @ {s}.mT).shape)", "({c}).softmax(-1) * {k}",
     "({c}).softmax(-1) + {w:()}", "({c}).exp() / ({c}).exp().sum(-1, keepdim=True)",
@@ -228,12 +249,16 @@ ATTENTIONS = [
     *(
         f"{{o}} = F.scaled_dot_product_attention({call})"
         for call in (
-            "{x}, {s}, {s}", "{x}, {x}, {x}, is_causal=True", "{x}, {s}, {x}, scale={k}", "{x}, {x}, {x}",
-            "{x}, {x}, {x}, {w:bool 0 (1, 1)}", "{x}, {x}, {x}, {w:X[-2:-1]}", "{x}, {x}, {s}, {w:()}",
+            "{x}, {s}, {s}", "{x}, {x}, {x}, is_causal=True", "{x}, {s}, {x}, scale={k}",
+            "{x}, {x}, {x}",
+            "{x}, {x}, {x}, {w:bool 0 (1, 1)}", "{x}, {x}, {x}, {w:X[-2:-1]}",
+            "{x}, {x}, {s}, {w:()}",
             "{x}, {x}, {x}, torch.ones({x}.shape[-2], {x}.shape[-2], dtype=bool).tril()",
-            "{x}, {x}[..., :1, :], {x}[..., :1, :]", "{x}, {x}, {x}[..., :1]", "{x} + 1, {x}, {x} * 2",
+            "{x}, {x}[..., :1, :], {x}[..., :1, :]", "{x}, {x}, {x}[..., :1]",
+            "{x} + 1, {x}, {x} * 2",
             "*F.linear({x}, {w:(3 * X[-1], X[-1])}).chunk(3, -1)", "{x}, {x}, {x}, scale=0.0",
-            "*F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, -1)).unbind(-2)",
+            "*F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, "
+            "-1)).unbind(-2)",
         )
     ),
 ]  # fmt: skip
@@ -241,33 +266,55 @@ ATTENTIONS = [
 IMAGES = [
     f"{{o}} = {call}"
     for call in (
-        "F.conv2d({x}, {w:(N, X[1], 3, 3)}, {w:(N,)}, padding=1)", "F.conv2d({x}, {w:(N, X[1], 1, 1)})",
-        "F.conv2d({x}, {w:(N, X[1], 2, 2)}, stride=2)", "F.conv2d({x}, {w:(X[1], 1, 3, 3)}, padding=1, groups={x}.shape[1])",
-        "F.conv2d({x}, {w:(N, X[1], 3, 2)}, padding=(2, 0), dilation=(2, 1))", "F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding='same')",
+        "F.conv2d({x}, {w:(N, X[1], 3, 3)}, {w:(N,)}, padding=1)",
+        "F.conv2d({x}, {w:(N, X[1], 1, 1)})",
+        "F.conv2d({x}, {w:(N, X[1], 2, 2)}, stride=2)",
+        "F.conv2d({x}, {w:(X[1], 1, 3, 3)}, padding=1, groups={x}.shape[1])",
+        "F.conv2d({x}, {w:(N, X[1], 3, 2)}, padding=(2, 0), dilation=(2, 1))",
+        "F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding='same')",
         "F.conv1d({x}, {w:(N, X[1], 3)}, {w:(N,)}, padding=1)", "F.conv1d({x}, {w:(N, X[1], 1)})",
-        "F.conv3d({x}, {w:(N, X[1], 1, 2, 1)})", "F.conv_transpose2d({x}, {w:(X[1], N, 2, 2)}, stride=2)",
-        "F.conv_transpose1d({x}, {w:(X[1], N, 3)}, padding=1)", "F.conv2d({x}, {w:(N, X[-3], 1, 1)})",
-        "F.relu(F.batch_norm(F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding=1), {w:(N,)}, {w:(N,)}.abs() + 0.1, {w:(N,)}, {w:(N,)}))",
-        "F.conv2d({x}, {w:(N, X[1], X[2], X[3])}).flatten(1)", "F.conv2d({x}, {w:(N, X[1], 2, 2)}, stride=2).flatten(2).mT",
-        "F.max_pool2d({x}, 2)", "F.max_pool2d({x}, 3, 2, 1)", "F.max_pool2d({x}, 2, ceil_mode=True)", "F.max_pool1d({x}, 2)",
-        "F.avg_pool2d({x}, 2)", "F.avg_pool2d({x}, 3, 1, 1, count_include_pad=False)", "F.avg_pool2d({x}, 2, ceil_mode=True)",
-        "F.avg_pool1d({x}, 2)", "F.adaptive_avg_pool2d({x}, 1)", "F.adaptive_avg_pool2d({x}, (1, 2))", "F.adaptive_avg_pool1d({x}, 1)",
-        "F.adaptive_max_pool2d({x}, 1)", "F.interpolate({x}, scale_factor=2)", "F.interpolate({x}, size=(3, 5), mode='bilinear')",
-        "F.interpolate({x}, size=(4, 3), mode='bilinear', align_corners=True)", "F.interpolate({x}, size=4, mode='linear')",
-        "F.interpolate({x}, size=(5, 5), mode='bicubic')", "F.pixel_shuffle({x}, 2)", "F.pixel_unshuffle({x}, 2)", "F.unfold({x}, 2)",
-        "F.channel_shuffle({x}, 2)", "F.local_response_norm({x}, 2)", "F.pad({x}, (1, 1, 1, 1), mode='reflect')", "F.lp_pool2d({x}, 2, 2)",
-        "{x}.mean((2, 3))", "{x}.permute(0, 2, 3, 1)", "{x}.to(memory_format=torch.channels_last)", "{x}.mean((-2, -1), keepdim=True) * {x}",
+        "F.conv3d({x}, {w:(N, X[1], 1, 2, 1)})",
+        "F.conv_transpose2d({x}, {w:(X[1], N, 2, 2)}, stride=2)",
+        "F.conv_transpose1d({x}, {w:(X[1], N, 3)}, padding=1)",
+        "F.conv2d({x}, {w:(N, X[-3], 1, 1)})",
+        "F.relu(F.batch_norm(F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding=1), {w:(N,)}, "
+        "{w:(N,)}.abs() + 0.1, {w:(N,)}, {w:(N,)}))",
+        "F.conv2d({x}, {w:(N, X[1], X[2], X[3])}).flatten(1)",
+        "F.conv2d({x}, {w:(N, X[1], 2, 2)}, stride=2).flatten(2).mT",
+        "F.max_pool2d({x}, 2)", "F.max_pool2d({x}, 3, 2, 1)",
+        "F.max_pool2d({x}, 2, ceil_mode=True)", "F.max_pool1d({x}, 2)",
+        "F.avg_pool2d({x}, 2)", "F.avg_pool2d({x}, 3, 1, 1, count_include_pad=False)",
+        "F.avg_pool2d({x}, 2, ceil_mode=True)",
+        "F.avg_pool1d({x}, 2)", "F.adaptive_avg_pool2d({x}, 1)",
+        "F.adaptive_avg_pool2d({x}, (1, 2))", "F.adaptive_avg_pool1d({x}, 1)",
+        "F.adaptive_max_pool2d({x}, 1)", "F.interpolate({x}, scale_factor=2)",
+        "F.interpolate({x}, size=(3, 5), mode='bilinear')",
+        "F.interpolate({x}, size=(4, 3), mode='bilinear', align_corners=True)",
+        "F.interpolate({x}, size=4, mode='linear')",
+        "F.interpolate({x}, size=(5, 5), mode='bicubic')", "F.pixel_shuffle({x}, 2)",
+        "F.pixel_unshuffle({x}, 2)", "F.unfold({x}, 2)",
+        "F.channel_shuffle({x}, 2)", "F.local_response_norm({x}, 2)",
+        "F.pad({x}, (1, 1, 1, 1), mode='reflect')", "F.lp_pool2d({x}, 2, 2)",
+        "{x}.mean((2, 3))", "{x}.permute(0, 2, 3, 1)", "{x}.to(memory_format=torch.channels_last)",
+        "{x}.mean((-2, -1), keepdim=True) * {x}",
     )
 ]  # fmt: skip
 
 IN_PLACE = [
-    "{i}.add_({s})", "{i}.mul_({k})", "{i}.copy_({s})", "{i}.fill_({k})", "{i}.zero_()", "{i}.relu_()",
-    "{i}[..., 0] = {k}", "{i}[1:] = {k}", "{i}[:1] += {k}", "{i}[..., ::2] = {k}", "{i}[..., :1].mul_(2)",
-    "{i}.masked_fill_({i} > {k}, {k})", "{i}.clamp_({k})", "{i}.sub_({s}, alpha=2)", "{i}.mT.add_(1)",
-    "{i}.reshape(-1)[:1].zero_()", "{i}[0] = {i}[-1]", "{i}.unsqueeze(0).exp_()", "{i}.select({d}, 0).neg_()",
-    "{i}[..., :2] = {s}[..., :2]", "{i}.transpose(0, -1).copy_({s}.transpose(0, -1))", "{i}.div_({s})",
-    "{i}[{i} > {k}] = {k}", "{i}[..., [0]] = {k}", "{i}.index_fill_({d}, torch.zeros(1, dtype=i64), {k})",
-    "{i} += {s}", "{i} *= {s}", "{i}.diagonal().fill_({k})", "{i}[2:1] = {k}", "{i}.squeeze().add_(1)",
+    "{i}.add_({s})", "{i}.mul_({k})", "{i}.copy_({s})", "{i}.fill_({k})", "{i}.zero_()",
+    "{i}.relu_()",
+    "{i}[..., 0] = {k}", "{i}[1:] = {k}", "{i}[:1] += {k}", "{i}[..., ::2] = {k}",
+    "{i}[..., :1].mul_(2)",
+    "{i}.masked_fill_({i} > {k}, {k})", "{i}.clamp_({k})", "{i}.sub_({s}, alpha=2)",
+    "{i}.mT.add_(1)",
+    "{i}.reshape(-1)[:1].zero_()", "{i}[0] = {i}[-1]", "{i}.unsqueeze(0).exp_()",
+    "{i}.select({d}, 0).neg_()",
+    "{i}[..., :2] = {s}[..., :2]", "{i}.transpose(0, -1).copy_({s}.transpose(0, -1))",
+    "{i}.div_({s})",
+    "{i}[{i} > {k}] = {k}", "{i}[..., [0]] = {k}",
+    "{i}.index_fill_({d}, torch.zeros(1, dtype=i64), {k})",
+    "{i} += {s}", "{i} *= {s}", "{i}.diagonal().fill_({k})", "{i}[2:1] = {k}",
+    "{i}.squeeze().add_(1)",
 ]  # fmt: skip
 
 FAMILIES: dict[str, tuple[list[str], float]] = {

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtco.graph import DTYPE_NAMES
+from gtco.ir.graph import DTYPE_NAMES
 from tests.fuzz.catalog import FAMILIES
 from tests.fuzz.program import DTYPES, Maker, Program
 
@@ -80,7 +80,12 @@ class _Generator:
         self._draw(self.inputs, name, shape, dtype, kind)
 
     def _draw(
-        self, table: dict[str, Maker], name: str, shape: tuple[int, ...], dtype: torch.dtype, kind: str
+        self,
+        table: dict[str, Maker],
+        name: str,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        kind: str,
     ) -> None:
         maker = Maker(shape, dtype, kind, self.rng.randrange(2**31))
         table[name] = maker
@@ -121,7 +126,9 @@ class _Generator:
         x = rng.choice(changed) if changed else self._recent()
         shape, rank = tuple(self.values[x].shape), self.values[x].dim()
         other = [n for n, v in self.values.items() if v.dim() <= rank and _broadcasts(v, shape)]
-        masks = [n for n, v in self.values.items() if v.dtype == torch.bool and _broadcasts(v, shape)]
+        masks = [
+            n for n, v in self.values.items() if v.dtype == torch.bool and _broadcasts(v, shape)
+        ]
         extent = rng.choice((1, 2, 3, 5, 7, 8, 16))
         dims = rng.sample(range(rank), rng.randint(0, rank)) if rng.random() < 0.5 else [-1]
         fills: dict[str, Callable[[], Any]] = {
@@ -153,7 +160,9 @@ class _Generator:
             line = re.sub(r"\{(\w+(?::[^{}]*)?)\}", fill, template)
         except IndexError:  # a weight of a dimension that x has not
             return None
-        return line, [name for name, key in zip(fresh, "opq", strict=True) if f"{{{key}}}" in template]
+        return line, [
+            name for name, key in zip(fresh, "opq", strict=True) if f"{{{key}}}" in template
+        ]
 
     def _weight(self, text: str, shape: tuple[int, ...], extent: int, dtype: torch.dtype) -> str:
         words = text.split(" ", 2)

@@ -10,12 +10,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gtco.graph import DTYPE_NAMES
+from gtco.ir.graph import DTYPE_NAMES
+from tests.fuzz.judge import Case
 
 DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items() if name != "bool"}
 """What a program calls its dtypes, beside Python's `bool`."""
 
-EXACT = {name: torch.float64 if dtype.is_floating_point else dtype for name, dtype in DTYPES.items()}
+EXACT = {
+    name: torch.float64 if dtype.is_floating_point else dtype for name, dtype in DTYPES.items()
+}
 """The same names for a run in which every float is fp64."""
 
 
@@ -55,7 +58,9 @@ class Maker:
 class Model(nn.Module):
     """A module whose `forward` is the program's text."""
 
-    def __init__(self, source: str, names: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, source: str, names: Mapping[str, Any], weights: Mapping[str, Tensor]
+    ) -> None:
         super().__init__()
         for name, tensor in weights.items():
             self.register_buffer(name, tensor)
@@ -99,8 +104,9 @@ class Program:
     def args(self, *, exact: bool = False) -> tuple[Tensor, ...]:
         return tuple(_widen(maker.make(), exact) for maker in self.inputs.values())
 
-    def source(self) -> str:
-        """A program that runs by itself, eager and gtco side by side."""
+    def source(self, target: str | None = None) -> str:
+        """A program that runs by itself, eager and gtco side by side, compiled for `target` where
+        one is named."""
 
         def made(maker: Maker) -> str:
             return f"torch.tensor({maker.make().tolist()!r}, dtype={maker.dtype})" + (
@@ -112,6 +118,14 @@ class Program:
             f'self.register_buffer("{name}", {made(maker)})' for name, maker in self.weights.items()
         ] or ["pass"]
         args = [f"{made(maker)}," for maker in self.inputs.values()]
+        compiled = {
+            None: [],
+            "host": ["print(gtco.compile(model, args, target='host')(*args))"],
+            "cuda": [
+                "args = [x.cuda() for x in args]",
+                "print(gtco.compile(model.cuda(), args)(*args))",
+            ],
+        }[target]
         return "\n".join(
             [
                 "import torch",
@@ -130,9 +144,18 @@ class Program:
                 "print(graph, gtco.interpret(graph, args), sep='\\n')",
                 "fused = gtco.fuse(graph)",
                 "print(fused, gtco.interpret(fused, args), sep='\\n')",
-                "print(gtco.compile(model, args, target='host')(*args))",
+                *compiled,
             ]
         )
+
+
+def case_of(program: Program) -> Case:
+    """The program as a case, judged against itself in fp64."""
+    return Case(
+        program.module(),
+        program.args(),
+        lambda: program.module(exact=True)(*program.args(exact=True)),
+    )
 
 
 def _widen(tensor: Tensor, exact: bool) -> Tensor:

@@ -6,7 +6,26 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from tests.fuzz.program import Program
+from tests.fuzz.judge import Outcome, judge
+from tests.fuzz.program import Program, case_of
+
+
+def shrunk(program: Program, outcome: Outcome, target: str | None = None) -> Program:
+    """`program` reduced to what fails like `outcome`: at the same stage, and a crash with the same
+    kind of exception."""
+
+    def like(other: Outcome) -> bool:
+        same = (other.kind, other.stage) == (outcome.kind, outcome.stage)
+        return same and (other.kind == "wrong" or other.detail[:30] == outcome.detail[:30])
+
+    def fails(candidate: Program) -> bool:
+        try:
+            case = case_of(candidate)
+        except (SyntaxError, RuntimeError):
+            return False
+        return like(judge(case, target))
+
+    return shrink(program, fails)
 
 
 def shrink(program: Program, fails: Callable[[Program], bool]) -> Program:
@@ -50,8 +69,10 @@ def _smaller(program: Program) -> Iterator[Program]:
     for index, line in enumerate(program.lines):  # read an input in place of a value
         for name in dict.fromkeys(re.findall(r"\bv\d+\b", line.partition(" = ")[2])):
             for given in program.inputs:
-                other = line.partition(" = ")[0] + " = " + re.sub(
-                    rf"\b{name}\b", given, line.partition(" = ")[2]
+                other = (
+                    line.partition(" = ")[0]
+                    + " = "
+                    + re.sub(rf"\b{name}\b", given, line.partition(" = ")[2])
                 )
                 lines = (*program.lines[:index], other, *program.lines[index + 1 :])
                 yield replace(program, lines=lines)
