@@ -66,6 +66,32 @@ def test_attention_refusals(function: Callable[..., Tensor], reason: str) -> Non
     assert reason in reasons(log)
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, q, k, v: (q @ k.mT).sigmoid() @ v,
+        lambda c, q, k, v: (q @ k.mT).log_softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT).relu().softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT - c.mask).softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT * c.mask).softmax(-1) @ v,
+        lambda c, q, k, v: ((q @ k.mT).softmax(-1) + c.mask) @ v,
+        lambda c, q, k, v: ((q @ k.mT).softmax(-1) * 0.5) @ v,
+        lambda c, q, k, v: v.mT @ (q @ k.mT).softmax(-1),
+        lambda c, q, k, v: (q @ k.mT).softmax(-1).mT @ v,
+        lambda c, q, k, v: q @ (k.mT @ v).softmax(-1),
+    ],
+)
+def test_what_only_looks_like_attention_stays(function: Callable[..., Tensor]) -> None:
+    graph, args = captured(function, Q, K, V, mask=MASK)
+    assert ops(check(fuse_attention, canonicalize(graph), args))["attention"] == 0
+
+
+def test_a_scale_below_zero_of_widely_spread_scores() -> None:
+    graph, args = captured(lambda c, q, k, v: (q @ k.mT * -30).softmax(-1) @ v, Q, K, V)
+    result = check(fuse_attention, graph, args)
+    assert [node.attrs["scale"] for node in result.nodes if node.op == "attention"] == [-30.0]
+
+
 # -- queries that may see no key -----------------------------------------------------------------
 
 DEAD = MASK.clone().index_fill(0, torch.tensor([2]), -torch.inf)

@@ -47,6 +47,43 @@ def test_spelled_out(function: Callable[..., Tensor], expected: str) -> None:
     assert ops(check(fuse_normalization, canonicalize(graph), args)) == {expected: 1}
 
 
+def apart(x: Tensor) -> Tensor:
+    return x - x.mean(-1, keepdim=True)
+
+
+def spread(x: Tensor) -> Tensor:
+    return (apart(x) * apart(x)).mean(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x: (x - c.z.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
+        lambda c, x: apart(x) * torch.rsqrt(spread(c.z) + 1e-5),
+        lambda c, x: apart(x) * torch.rsqrt((x * x).mean(-1, True) + 1e-5),
+        lambda c, x: apart(x) * torch.rsqrt((apart(x) * apart(c.z)).mean(-1, True) + 9),
+        lambda c, x: (x - x.mean(1, True)) * torch.rsqrt(spread(x) + 1e-5),
+        lambda c, x: (x - x.amax(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
+        lambda c, x: (x + x.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
+        lambda c, x: apart(x) * (spread(x) + 1e-5).sqrt(),
+        lambda c, x: apart(x) / ((x.var(-1, False, True)).sqrt() + 1e-5),
+        lambda c, x: apart(x) / (x.var(-1, True, True) + 1e-5).sqrt(),
+        lambda c, x: apart(x) * torch.rsqrt(spread(x) + c.z[..., :1] ** 2),
+        lambda c, x: apart(x) * torch.rsqrt(spread(x) * 2 + 1e-5),
+    ],
+)
+def test_what_only_looks_like_a_layer_norm_stays(function: Callable[..., Tensor]) -> None:
+    graph, args = captured(function, random(2, 3, 8), z=2 + random(2, 3, 8, seed=1))
+    assert "layer_norm" not in ops(check(fuse_normalization, canonicalize(graph), args))
+
+
+def test_a_layer_norm_without_epsilon() -> None:
+    x = 1e-3 * random(2, 3, 8)
+    graph, args = captured(lambda c, x: apart(x) * torch.rsqrt(spread(x)), x)
+    result = check(fuse_normalization, canonicalize(graph), args)
+    assert all(node.attrs["eps"] == 0 for node in result.nodes if node.op == "layer_norm")
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     "function",
