@@ -20,7 +20,7 @@ from rich.progress import Progress
 
 from tests.fuzz import opinfo
 from tests.fuzz.generate import generate
-from tests.fuzz.judge import TARGETS, Outcome, judge, keep_operator_tables
+from tests.fuzz.judge import TARGETS, Outcome, judge, operator_tables_kept
 from tests.fuzz.program import Program, case_of
 from tests.fuzz.shrink import shrunk
 
@@ -43,8 +43,8 @@ def main(argv: list[str] | None = None) -> int:
     if options.target == "cuda" and not torch.cuda.is_available():
         parser.error("--target cuda needs a CUDA GPU")
     torch.set_num_threads(1)
-    keep_operator_tables()
-    return _Run(options).report(_samples(options) if options.opinfo else _programs(options))
+    with operator_tables_kept():
+        return _Run(options).report(_samples(options) if options.opinfo else _programs(options))
 
 
 Result = tuple[str, Outcome, Program | None]

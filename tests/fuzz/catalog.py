@@ -32,7 +32,7 @@ UNARY = [
         "0.5 * {x} * (1 + torch.erf({x} / 1.4142135623730951))",
         "0.5 * {x} * (1 + torch.tanh(0.7978845608028654 * ({x} + 0.044715 * {x} ** 3)))",
         "{x} * torch.sigmoid(1.702 * {x})", "{x} * torch.sigmoid({x})", "{x}.contiguous()",
-        "torch.zeros_like({x}) + {x}", "torch.full_like({x}, {k})", "{x}.fill(2)",
+        "torch.zeros_like({x}) + {x}", "torch.full_like({x}, {k})", "torch.fill({x}, 2)",
     )
 ]  # fmt: skip
 
@@ -239,7 +239,8 @@ def _attentions() -> list[str]:
             step = (3 * index + 5 * jndex) % len(_PROBABILITIES)
             chain = masked.replace("{c}", scores)
             final = _PROBABILITIES[step].replace("{c}", chain)
-            spelled.append("{o} = (" + final + ") @ {s}")
+            same = ".to({x}.dtype)" if "{t}" in final else ""
+            spelled.append(f"{{o}} = ({final}){same} @ {{s}}")
     return spelled
 
 
@@ -300,6 +301,40 @@ IMAGES = [
     )
 ]  # fmt: skip
 
+IMAGES += [
+    f"{{o}} = {call}"
+    for call in (
+        "F.conv2d({x} + {k}, {w:(N, X[1], 3, 3)}, padding=1)",
+        "F.conv2d({x}, {w:(2 * N, X[1] // 2, 3, 3)}, {w:(2 * N,)}, padding=1, groups=2)",
+        "F.conv2d({x}, {w:(X[1], 1, 3, 3)}, {w:(X[1],)}, stride=2, padding=1, groups={x}.shape[1])",
+        "F.conv2d({x}, {w:(2 * X[1], 1, 2, 3)}, groups={x}.shape[1])",
+        "F.relu({x} + F.conv2d({x}, {w:(X[1], X[1], 3, 3)}, {w:(X[1],)}, padding=1))",
+        "F.conv2d(F.pad({x}, (1, 2, 0, 1)), {w:(N, X[1], 2, 3)}, {w:(N,)})",
+        "F.conv2d(F.pad({x}, (1, 1, 1, 1), value={k}), {w:(N, X[1], 3, 3)})",
+        "F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding=1) * {w:(N, 1, 1)} + {w:(N, 1, 1)}",
+        "F.conv2d(F.relu(F.conv2d({x}, {w:(N, X[1], 1, 1)}, {w:(N,)})), {w:(X[1], N, 3, 3)})",
+        "F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding=1)[:, 1:]",
+        "torch.cat([{x}, F.conv2d({x}, {w:(N, X[1], 3, 3)}, padding=1)], 1)",
+        "torch.sigmoid({x}.mean((2, 3), keepdim=True)) * {x}",
+        "F.max_pool2d(F.pad({x}, (0, 1, 0, 1)), 2)",
+        "F.max_pool2d(F.relu({x}), (2, 1), (1, 2))",
+        "F.max_pool2d({x}, 2, 1, dilation=2)",
+        "F.avg_pool2d({x} + {k}, 3, 2, 1)",
+        "F.avg_pool2d({x}, (1, 3), divisor_override=2)",
+        "F.max_pool2d({x}, 3, 1, 1) - {x}",
+        "F.interpolate({x}, size=(3, 5), mode='nearest-exact')",
+        "F.interpolate({x}, scale_factor=0.5, mode='bilinear')",
+        "F.interpolate({x}, scale_factor=1.5, mode='bilinear', recompute_scale_factor=True)",
+        "F.interpolate({x}, size=(2, 3), mode='area')",
+        "F.interpolate({x}, size=(7, 3))",
+        "F.interpolate({x}, size=(3, 2), mode='bilinear', antialias=True)",
+        "F.interpolate({x}, size=(4, 7), mode='bicubic', align_corners=True)",
+        "F.interpolate(F.relu({x}), size=(6, 6), mode='bilinear') + {k}",
+        "{x}.permute(0, 2, 3, 1) + {w:X[1:2]}",
+        "{x}.flatten(2).mT + {w:(1, X[2] * X[3], X[1])}",
+    )
+]
+
 IN_PLACE = [
     "{i}.add_({s})", "{i}.mul_({k})", "{i}.copy_({s})", "{i}.fill_({k})", "{i}.zero_()",
     "{i}.relu_()",
@@ -326,8 +361,8 @@ FAMILIES: dict[str, tuple[list[str], float]] = {
     "cast": (CASTS, 1),
     "product": (PRODUCTS, 3),
     "norm": (NORMS, 1.5),
-    "attention": (ATTENTIONS, 1.5),
-    "image": (IMAGES, 2),
+    "attention": (ATTENTIONS, 2),
+    "image": (IMAGES, 3),
     "in place": (IN_PLACE, 1),
 }
 """Templates by family, and how often each family is drawn."""

@@ -19,7 +19,7 @@ from tests.fuzz.program import DTYPES, Maker, Program
 
 EXTENTS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16)
 EXTENT_WEIGHTS = (0.25, 2, 2, 2, 2, 1, 1, 1, 3, 0.5, 0.5, 1)
-RANK_WEIGHTS = (0.5, 1, 3, 3, 3, 0.7)
+RANK_WEIGHTS = (0.5, 1, 3, 3, 4, 0.7)
 LARGEST = 4096
 """Elements of a value: what is larger is dropped, so that a model takes milliseconds."""
 
@@ -130,6 +130,7 @@ class _Generator:
             n for n, v in self.values.items() if v.dtype == torch.bool and _broadcasts(v, shape)
         ]
         extent = rng.choice((1, 2, 3, 5, 7, 8, 16))
+        cast = rng.choice(FLOAT_CASTS if rng.random() < 0.7 else INTEGER_CASTS)
         dims = rng.sample(range(rank), rng.randint(0, rank)) if rng.random() < 0.5 else [-1]
         fills: dict[str, Callable[[], Any]] = {
             "x": lambda: x,
@@ -142,7 +143,7 @@ class _Generator:
             "d": lambda: rng.randint(-max(rank, 1), max(rank, 1) - 1),
             "ds": lambda: tuple(dims),
             "n": lambda: extent,
-            "t": lambda: rng.choice(FLOAT_CASTS if rng.random() < 0.7 else INTEGER_CASTS),
+            "t": lambda: cast,
             "shape": lambda: self._factored(shape),
             "order": lambda: tuple(rng.sample(range(rank), rank)),
             "o": lambda: fresh[0],
@@ -188,8 +189,9 @@ class _Generator:
                 exec(line, scope)
         except Exception:
             for name, value in before.items():
-                if value.shape == self.values[name].shape:
-                    self.values[name].copy_(value)
+                changed = self.values[name]
+                if value.shape == changed.shape and not _overlaps(changed):
+                    changed.copy_(value)
             return False
         new = [scope[name] for name in made]
         if not all(_takes(value) for value in new):
@@ -230,6 +232,11 @@ class _Generator:
 
 def _broadcasts(value: Tensor, shape: tuple[int, ...]) -> bool:
     return all(n in (1, m) for n, m in zip(reversed(value.shape), reversed(shape), strict=False))
+
+
+def _overlaps(value: Tensor) -> bool:
+    """Whether elements share memory, as those of an expanded tensor; none may be written then."""
+    return any(n > 1 and step == 0 for n, step in zip(value.shape, value.stride(), strict=True))
 
 
 def _takes(value: Any) -> bool:

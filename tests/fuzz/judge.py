@@ -155,11 +155,16 @@ def _bits(x: Tensor) -> Tensor:
     return x.contiguous().reshape(-1).view(torch.uint8)
 
 
-def keep_operator_tables() -> None:
-    """Let torch.export look through all operators once in this process, not twice an export: that
-    is half of the time of a small model."""
-    collect = functools.cache(export_utils._collect_all_valid_cia_ops_for_namespace)
-    export_utils._collect_all_valid_cia_ops_for_namespace = collect
+@contextlib.contextmanager
+def operator_tables_kept() -> Iterator[None]:
+    """Meanwhile torch.export looks through all operators once, not twice an export: that is half
+    of the time of a small model."""
+    collect = export_utils._collect_all_valid_cia_ops_for_namespace
+    export_utils._collect_all_valid_cia_ops_for_namespace = functools.cache(collect)
+    try:
+        yield
+    finally:
+        export_utils._collect_all_valid_cia_ops_for_namespace = collect
 
 
 # -- answers ---------------------------------------------------------------------------------------
