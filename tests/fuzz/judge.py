@@ -69,7 +69,8 @@ class Outcome:
 
     Args:
         kind: "right", "wrong", "crash", "refused" (a public exception), "torch" (torch itself
-            cannot run or export it, or exports something else) or "unstable" (the answer hangs on how its values round).
+            cannot run or export it, or exports something else) or "unstable" (the answer hangs on
+            how its values round).
         stage: "capture", "captured", "rewrite", "fused", or the target.
         detail: what differs, or the exception.
     """
