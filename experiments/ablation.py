@@ -7,7 +7,8 @@
     DP, draft prices      the cheapest plan by the roofline
     DP, measured prices   the cheapest plan by what this run measured, decided again and again
 
-All begin with no records at all. Each is tuned alike: every distinct kernel of every arm is the
+All begin with no records at all, and the first three are timed as they are then: untuned. Each is
+tuned alike: every distinct kernel of every arm is the
 best of the same number of programs, which the same search proposes from the same seed, and the best
 of them are timed again. A kernel that arms share is searched once and runs alike in them, so the
 arms differ by their fusion and not by luck. What the last arm costs more is searching the kernels
@@ -58,6 +59,8 @@ from gtco.tuning.replay import clock, in_turns
 from gtco.tuning.tuner import BATCH, PLANS
 
 NONE, GREEDY, DRAFT, MEASURED = "no fusion", "greedy", "DP, draft prices", "DP, measured prices"
+UNTUNED = ", untuned"
+"""Behind the name of an arm whose kernels are their sketches' defaults."""
 ROUNDS = 15
 """Turns of each arm when whole graphs are replayed."""
 REPLANS = 4
@@ -222,11 +225,14 @@ def ablate(
         arms = tuned_arms(graph, target, known, tuning, programs, begin + seconds)
         measuring = dict(runner.seconds)
     tuned = time.monotonic()
-    plans = {name: plan_with(known, fused, target, options) for name, fused in arms.items()}
+    searched = {key: each.search.trials for key, each in tuning.tried.items()}
+    untuned = {f"{name}{UNTUNED}": arms[name] for name in (NONE, GREEDY, DRAFT)}
+    nothing = Knowledge(known.device)
+    plans = {name: plan_with(nothing, fused, target, options) for name, fused in untuned.items()}
+    plans |= {name: plan_with(known, fused, target, options) for name, fused in arms.items()}
     modules = {name: CompiledModule(plan, captured) for name, plan in plans.items()}
     verdicts = judged(modules, model, options)
     rounds = in_turns([clock(module) for module in modules.values()], ROUNDS)
-    searched = {key: each.search.trials for key, each in tuning.tried.items()}
     return {
         "model": model.name,
         "device": known.device,
@@ -240,9 +246,11 @@ def ablate(
             name: {
                 "launches": len(module.launches),
                 "generated": sum(each.kernel != "aten" for each in module.launches),
-                "tasks": len(tasks(arms[name], target)),
-                "programs": sum(searched[task.key] for task in tasks(arms[name], target)),
-                "draft_us": sum(roofline_us(group, target) for group in arms[name]),
+                "tasks": len(tasks(module.graph, target)),
+                "programs": sum(searched[task.key] for task in tasks(module.graph, target))
+                if name in arms
+                else 0,
+                "draft_us": sum(roofline_us(group, target) for group in module.graph),
                 "predicted_us": sum(each.predicted_us or 0.0 for each in module.launches),
                 "median_us": statistics.median(times),
                 "rounds_us": times,

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from gtco.locate import Located, UsageError
 
-OPSET = 17
-"""In which layer norm became one operator."""
+OPSET = 16
+"""The newest that TensorRT 8.5 reads. In 17 layer norm is one operator, for which torch's exporter
+mixes up the types of some half-precision models."""
 PROVIDERS: Mapping[str, str] = {
     "CPU": "CPUExecutionProvider",
     "CUDA": "CUDAExecutionProvider",
@@ -166,14 +167,13 @@ def _place(x: Tensor) -> tuple[str, int, Any, tuple[int, ...], int]:
     return x.device.type, x.device.index or 0, kind, tuple(x.shape), x.data_ptr()
 
 
-def export_onnx(module: nn.Module, args: tuple[Any, ...], file: Path, opset: int = OPSET) -> None:
+def export_onnx(module: nn.Module, args: tuple[Any, ...], file: Path) -> None:
     """Write `module` as ONNX, traced: TensorRT 8 reads no file of torch's newer exporter.
 
     Args:
         module: in eval mode.
         args: tensors; in the file they are input_0, input_1 and so on, of fixed sizes.
         file: to write.
-        opset: of the file.
 
     Raises:
         UsageError: an argument is no tensor.
@@ -185,5 +185,5 @@ def export_onnx(module: nn.Module, args: tuple[Any, ...], file: Path, opset: int
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")  # of tracing, and of this exporter's age
         torch.onnx.export(
-            module, args, file, dynamo=False, opset_version=opset, input_names=names, verbose=False
+            module, args, file, dynamo=False, opset_version=OPSET, input_names=names, verbose=False
         )

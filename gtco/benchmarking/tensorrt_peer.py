@@ -46,7 +46,6 @@ class TensorRTRunner:
 
     Attributes:
         version: of TensorRT.
-        opset: of the ONNX files that it reads best.
 
     Raises:
         TensorRTError: the interpreter does not start, or has no TensorRT.
@@ -67,11 +66,10 @@ class TensorRTRunner:
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
         try:
-            hello = self._answer()
+            self.version = str(self._answer()["tensorrt"])
         except TensorRTError:
             self.close()
             raise
-        self.version, self.opset = str(hello["tensorrt"]), int(hello["opset"])
 
     def __enter__(self) -> Self:
         return self
@@ -165,7 +163,7 @@ class TensorRT:
         self._placed: Inputs | None = None
         try:
             file = folder / "tensorrt.onnx"
-            export_onnx(module, args, file, self._runner.opset)
+            export_onnx(module, args, file)
             with torch.no_grad():
                 _, self._structure = pytree.tree_flatten(module(*args))
             self.facts = self._runner.build(file, place.engines)

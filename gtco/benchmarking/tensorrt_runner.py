@@ -5,7 +5,7 @@
 It is run by path, by whichever Python has TensorRT (8.5 to 11), and needs nothing else: no torch,
 no numpy, no gtco. It reads one JSON object a line from standard input and answers each with one:
 
-    (at the start)                                    {"tensorrt": "10.3.0", "opset": 17}
+    (at the start)                                    {"tensorrt": "10.3.0"}
     {"do": "build", "onnx", "engine", "timing_cache"} {"inputs", "outputs", "build_s", ...}
     {"do": "run", "inputs", "outputs"}                {}
     {"do": "single"}                                  {"us", "host_us"}
@@ -218,11 +218,6 @@ class Runner:
         said = "; ".join(dict.fromkeys(self._messages[-KEPT_MESSAGES:])) or "no reason was given"
         return RuntimeError(f"{what}: {said}")
 
-    @property
-    def opset(self) -> int:
-        """Of the ONNX file that it reads best: layer norm is one operator from opset 17 on."""
-        return 16 if self.version < (8, 6) else 17
-
     # -- building -------------------------------------------------------------------------------
 
     def build(
@@ -371,7 +366,7 @@ def main() -> None:
     except Exception as error:
         reply(error=f"{type(error).__name__}: {error}")
         return
-    reply(tensorrt=trt.__version__, opset=runner.opset)
+    reply(tensorrt=trt.__version__)
     does: dict[str, Callable[..., dict[str, Any]]] = {
         "build": runner.build,
         "run": runner.run,

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from experiments.e2e import __main__ as e2e
-from experiments.e2e import card
-from experiments.e2e.child import Asked
-from experiments.e2e.rows import BY_NAME, ROWS
-from experiments.e2e.table import COLUMNS, best_ratio, report
+from experiments.e2e import ROWS, SUITE
 from experiments.models import autogtco, convolutional, small, vit
+from experiments.suites import card, run
+from experiments.suites.child import Asked
+from experiments.suites.run import main
+from experiments.suites.table import COLUMNS, best_ratio, report
 from gtco.benchmarking.contestants import MAKERS, PEERS
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -42,7 +42,7 @@ def test_a_rehearsal_through_the_same_code_claims_no_speed(
     monkeypatch.setenv("PYTHONPATH", str(STAND_INS))
     out = tmp_path / "e2e.jsonl"
     words = [str(out), "--quick", "--rows", "vit_b16", "--tensorrt-python", sys.executable]
-    e2e.main(words)
+    main(SUITE, words)
     (result,) = map(json.loads, out.read_text().splitlines())
     assert result["rehearsal"] and result["row"] == "vit_b16" and result["attempts"] == 1
     assert {"gtco", "TensorRT", "TorchScript", "onnxruntime (CPU)"} <= result["timings"].keys()
@@ -53,17 +53,17 @@ def test_a_rehearsal_through_the_same_code_claims_no_speed(
     row = next(line for line in text.splitlines() if line.startswith("| ViT-B/16 | ran"))
     assert not any(digit in row.replace("8.5.3.1", "").replace("B/16", "") for digit in "123456789")
     capsys.readouterr()
-    monkeypatch.setattr(e2e, "ask_child", None)  # all is there: nothing runs again
-    e2e.main(words)
+    monkeypatch.setattr(run, "ask_child", None)  # all is there: nothing runs again
+    main(SUITE, words)
     assert capsys.readouterr().out == text
     with pytest.raises(SystemExit):
-        e2e.main([str(out), "--rows", "vit_b16"])
+        main(SUITE, [str(out), "--rows", "vit_b16"])
     assert "holds rehearsals" in capsys.readouterr().err
 
 
 # -- children that end badly -----------------------------------------------------------------------
 
-ASKED = Asked("vit_b16", True, 1, 2)
+ASKED = Asked("experiments.e2e", "vit_b16", True, 1, 2)
 
 
 def scripted(
@@ -74,7 +74,7 @@ def scripted(
     child.write_text(f"#!/bin/sh\n{script}\n")
     child.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(child))
-    return lambda: e2e.ask_child(ASKED, {}, 1.0, lambda message: None)
+    return lambda: run.ask_child(ASKED, {}, 1.0, lambda message: None)
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_whoever_the_child_was_at_is_blamed(
     assert scripted(monkeypatch, tmp_path, script)() == ({"error": error}, blamed)
 
 
-def run(
+def outcome(
     monkeypatch: pytest.MonkeyPatch, outcomes: list[tuple[dict[str, Any], str | None]]
 ) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
     left_out: list[tuple[str, ...]] = []
@@ -113,12 +113,12 @@ def run(
         left_out.append(asked.left_out)
         return outcomes.pop(0)
 
-    monkeypatch.setattr(e2e, "ask_child", ask)
-    return e2e.run_row(BY_NAME["vit_b16"], ASKED, 1.0, lambda message: None), left_out
+    monkeypatch.setattr(run, "ask_child", ask)
+    return run.run_row(SUITE.row("vit_b16"), ASKED, 1.0, lambda message: None), left_out
 
 
 def test_the_row_runs_again_without_who_ended_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    found, left_out = run(
+    found, left_out = outcome(
         monkeypatch, [({"error": "it died"}, "eager"), ({"failures": {}, "timings": {}}, None)]
     )
     assert left_out == [(), ("eager",)]
@@ -130,7 +130,7 @@ def test_a_row_ends_with_its_error_where_gtco_or_nobody_is_to_blame(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for blamed in ("gtco", None):
-        found, left_out = run(monkeypatch, [({"error": "it died"}, blamed)])
+        found, left_out = outcome(monkeypatch, [({"error": "it died"}, blamed)])
         assert found["error"] == "it died" and found["row"] == "vit_b16" and len(left_out) == 1
 
 
@@ -139,9 +139,9 @@ def test_failed_rows_are_shown_and_tried_again(
 ) -> None:
     out = tmp_path / "e2e.jsonl"
     errors = ["it died", "it died again"]
-    monkeypatch.setattr(e2e, "ask_child", lambda *_: ({"error": errors.pop(0)}, None))
+    monkeypatch.setattr(run, "ask_child", lambda *_: ({"error": errors.pop(0)}, None))
     for _ in range(2):
-        e2e.main([str(out), "--rows", "unet"])
+        main(SUITE, [str(out), "--rows", "unet"])
     assert not errors and len(out.read_text().splitlines()) == 2
     assert "- the whole row: it died again (U-Net, 256 x 256)" in capsys.readouterr().out
 
@@ -162,6 +162,8 @@ def result(**times: float) -> dict[str, Any]:
         costs[name] = {"seconds": 9.0, "memory_bytes": 5_000_000}
     return {
         "row": "vit_b16",
+        **SUITE.row("vit_b16").facts(False),
+        "title": "ViT-B/16",
         "timings": timings,
         "verdicts": verdicts,
         "costs": costs,
@@ -199,9 +201,9 @@ def test_the_tables_say_who_is_best_wrong_and_missing() -> None:
 def test_trtexec_fills_the_column_where_nobody_else_does(tmp_path: Path) -> None:
     file = tmp_path / "vit_b16.json"
     file.write_text(json.dumps([{"computeMs": 0.5}, {"computeMs": 0.7}, {"computeMs": 0.6}]))
-    found = result(gtco=200.0) | e2e.of_trtexec(file)
+    found = result(gtco=200.0) | run.of_trtexec(file)
     assert "600 (trtexec, not judged)" in report([found])
-    assert e2e.of_trtexec(tmp_path / "unet.json") == {}
+    assert run.of_trtexec(tmp_path / "unet.json") == {}
 
 
 def test_what_the_card_did() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments import fill_rate, shared_reads
+from experiments.studies import fill_rate, shared_reads
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel
 

@@ -44,7 +44,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 def exported(folder: Path) -> Path:
     file = folder / "model.onnx"
-    export_onnx(Two().eval(), (torch.zeros(3, 8), torch.zeros(3, 8)), file, 16)
+    export_onnx(Two().eval(), (torch.zeros(3, 8), torch.zeros(3, 8)), file)
     return file
 
 

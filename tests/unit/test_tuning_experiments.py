@@ -13,10 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from experiments import ablation, attention_projection, kernel_table, live_search, measure_pools
+from experiments import ablation, kernel_table, measure_pools
 from experiments.ablation import DRAFT, GREEDY, MEASURED, NONE, Tuning, differences, tuned_arms
 from experiments.partitions import unfused
 from experiments.publish import provenance
+from experiments.studies import attention_projection, live_search
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import fuse_with
 from gtco.cost_model.knowledge import CHAIN, FINAL, Knowledge
@@ -143,7 +144,9 @@ def test_the_ablation_and_the_table_on_the_host(
     out, db = tmp_path / "o.json", tmp_path / "o.sqlite"
     run(monkeypatch, ablation, TINY, out, "--db", db, "--programs", 1)
     result = json.loads(out.read_text())
-    assert {name: arm["launches"] for name, arm in result["arms"].items()}[NONE] == 2
+    launches = {name: arm["launches"] for name, arm in result["arms"].items()}
+    assert launches[NONE] == launches[f"{NONE}{ablation.UNTUNED}"] == 2
+    assert result["arms"][f"{GREEDY}{ablation.UNTUNED}"]["programs"] == 0
     assert all(arm["verdict"]["ok"] for arm in result["arms"].values())
     assert all(len(arm["rounds_us"]) == ablation.ROUNDS for arm in result["arms"].values())
     assert result["programs"] == result["tasks"] == 3

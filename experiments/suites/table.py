@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.e2e.rows import BY_NAME
 from experiments.publish import markdown
 from gtco.benchmarking.contestants import (
     CHANNELS_LAST,
@@ -52,19 +51,14 @@ and include the first calls; memory is what a contestant holds of the GPU's, the
 
 def report(results: Sequence[Result]) -> str:
     """All tables, as Markdown."""
-    if any(each.get("rehearsal") for each in results):
-        head = "**A rehearsal on a CPU with small relatives of the models: no speed is claimed.**\n"
-    else:
-        cards = sorted({gpu["name"] for each in results for gpu in _gpus(each)})
-        head = f"On {', '.join(cards) or 'no GPU'}.\n"
     right = [each for each in results if "error" not in each]
     parts = [
-        head,
+        heading(results),
         "## Back to back\n\n" + back_to_back(results),
         "## Waited for: p50, p90, p99\n\n" + waited_for(right),
         "## Plans and costs\n\n" + costs(right),
     ]
-    if any(BY_NAME[each["row"]].published for each in right):
+    if any(each["published"] for each in right):
         parts.append("## Beside what AutoGTCO published\n\n" + published(right))
     parts.append("## The card meanwhile\n\n" + card(right))
     parts.append(LEGEND)
@@ -72,17 +66,30 @@ def report(results: Sequence[Result]) -> str:
     return "\n".join(part if part.endswith("\n") else part + "\n" for part in parts)
 
 
+def heading(results: Sequence[Result]) -> str:
+    """On what it ran, or that it claims nothing."""
+    if any(each.get("rehearsal") for each in results):
+        return "**A rehearsal on a CPU with small relatives of the models: no speed is claimed.**\n"
+    return f"On {devices(results)}.\n"
+
+
+def devices(results: Sequence[Result]) -> str:
+    """The GPUs' names."""
+    found = {gpu["name"] for each in results for gpu in each.get("environment", {}).get("gpus", ())}
+    return ", ".join(sorted(found)) or "no GPU"
+
+
 def back_to_back(results: Sequence[Result]) -> str:
     """A line a model."""
     header = ("model", *COLUMNS, "best peer / gtco", "x floor")
     rows = []
     for each in results:
-        ratio = best_ratio(each)
+        times = best_ratio(each)
         cells = [cell(each, column) for column in COLUMNS]
         floor_us = each.get("floor_us")
         ours = us(each, GTCO)
         floor = f"{ours / floor_us:.2f}" if ours and floor_us and not _rehearsed(each) else DASH
-        best = DASH if ratio is None or _rehearsed(each) else f"{ratio:.2f}"
+        best = DASH if times is None or _rehearsed(each) else f"{times:.2f}"
         rows.append((_title(each), *cells, best, floor))
     return markdown(header, rows)
 
@@ -221,22 +228,23 @@ def published(results: Sequence[Result]) -> str:
     )
     rows = []
     for each in results:
-        source = BY_NAME[each["row"]].published
+        source = each["published"]
         if source is not None:
             rows.append(
                 (
                     _title(each),
-                    f"{source.tensorrt / source.autogtco:.2f}",
-                    _ratio(each, TENSORRT),
-                    f"{source.ansor / source.autogtco:.2f}",
-                    f"{source.jit / source.autogtco:.2f}",
-                    _ratio(each, TORCHSCRIPT),
+                    f"{source['tensorrt'] / source['autogtco']:.2f}",
+                    ratio(each, TENSORRT),
+                    f"{source['ansor'] / source['autogtco']:.2f}",
+                    f"{source['jit'] / source['autogtco']:.2f}",
+                    ratio(each, TORCHSCRIPT),
                 )
             )
     return markdown(header, rows)
 
 
-def _ratio(result: Result, name: str) -> str:
+def ratio(result: Result, name: str) -> str:
+    """How many times as long as gtco it takes; a dash where that is not known."""
     theirs, ours = us(result, name), us(result, GTCO)
     return f"{theirs / ours:.2f}" if theirs and ours and not _rehearsed(result) else DASH
 
@@ -276,13 +284,8 @@ def dashes(results: Sequence[Result]) -> str:
 
 
 def _title(result: Result) -> str:
-    return BY_NAME[result["row"]].title
+    return str(result["title"])
 
 
 def _rehearsed(result: Result) -> bool:
     return bool(result.get("rehearsal"))
-
-
-def _gpus(result: Result) -> Sequence[Mapping[str, Any]]:
-    found: Sequence[Mapping[str, Any]] = result.get("environment", {}).get("gpus", ())
-    return found

@@ -1,11 +1,11 @@
-"""The table of whole models: gtco, tuned and untuned, beside every peer.
+"""The command of a table: one process a row, and it goes on where it stopped.
 
     python -m experiments.e2e OUT.jsonl [--rows vit_b16,detr_e6] [--quick] [--tensorrt-python PATH]
 
 Each row runs in a process of its own, contestants in alternating rounds within it, answers judged
 first (`gtco bench`), with empty caches. A contestant that fails, hangs or takes its process along
 is a dash with its reason, and the row runs again without it. OUT.jsonl gets a line a row; the same
-command goes on after the last, and tries failed rows again. OUT.md is the table.
+command goes on after the last, and tries failed rows again. OUT.md is the table, OUT.png its plot.
 
 --quick rehearses all of it on the CPU with small relatives of the models and claims no speed.
 """
@@ -29,10 +29,9 @@ from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from experiments.e2e.child import Asked
-from experiments.e2e.rows import BY_NAME, ROWS, Row
-from experiments.e2e.table import report
 from experiments.publish import command
+from experiments.suites.child import Asked
+from experiments.suites.row import AnyRow
 from gtco.benchmarking.contestants import GTCO, TENSORRT
 from gtco.benchmarking.rounds import percentiles
 from gtco.benchmarking.tensorrt_peer import read_trtexec
@@ -46,7 +45,31 @@ Tell = Callable[[str], None]
 Result = dict[str, Any]
 
 
-def run_row(row: Row, asked: Asked, patience: float, tell: Tell) -> Result:
+@dataclasses.dataclass(frozen=True)
+class Suite:
+    """A table.
+
+    Args:
+        module: that has it under the name `SUITE`, and is its command.
+        rows: in the order in which people see them.
+        report: makes Markdown of the results.
+        plot: draws them to a file, with matplotlib.
+        rounds, calls: as for `bench`, by default.
+    """
+
+    module: str
+    rows: tuple[AnyRow, ...]
+    report: Callable[[Sequence[Result]], str]
+    plot: Callable[[Sequence[Result], Path], None] | None = None
+    rounds: int = 5
+    calls: int = 100
+
+    def row(self, name: str) -> AnyRow:
+        """The row called `name`."""
+        return next(row for row in self.rows if row.name == name)
+
+
+def run_row(row: AnyRow, asked: Asked, patience: float, tell: Tell) -> Result:
     """The result of `row`, of as many contestants as there is one; with "error" if there is none.
 
     Args:
@@ -69,7 +92,7 @@ def run_row(row: Row, asked: Asked, patience: float, tell: Tell) -> Result:
     if "error" not in found:
         found["failures"] |= without
         found["attempts"] = attempts  # caches are empty at the first alone
-    return {"row": row.name, "model": row.model(asked.quick), **found}
+    return {"row": row.name, "title": row.title, **row.facts(asked.quick), **found}
 
 
 def ask_child(
@@ -77,7 +100,7 @@ def ask_child(
 ) -> tuple[Result, str | None]:
     """What a child says at last, and the contestant that it was at when it ended badly."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "experiments.e2e.child", json.dumps(dataclasses.asdict(asked))],
+        [sys.executable, "-m", "experiments.suites.child", json.dumps(dataclasses.asdict(asked))],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -125,14 +148,47 @@ def finished(out: Path) -> dict[str, Result]:
     return {found["row"]: found for found in map(json.loads, lines)}
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def main(suite: Suite, words: Sequence[str] | None = None) -> None:
+    """Run the command of `suite`."""
+    name = suite.module.rpartition(".")[2]
+    rows = {row.name: row for row in suite.rows}
+    given = arguments(suite, words)
+    there = finished(given.out)
+    with progress(len(given.rows)) as bar, given.out.open("a") as lines:
+        for each in given.rows:
+            if each not in there or "error" in there[each]:
+                asked = asked_of(given, suite, rows[each])
+                found = run_row(rows[each], asked, given.patience, bar.tell)
+                found["command"] = command(name)
+                if given.trtexec is not None:
+                    found |= of_trtexec(given.trtexec / f"{each}.json")
+                there[each] = found
+                lines.write(json.dumps(found) + "\n")
+                lines.flush()
+            bar.done(each)
+    results = [there[each] for each in rows if each in there]
+    text = suite.report(results)
+    given.out.with_suffix(".md").write_text(text)
+    print(text, end="")
+    if suite.plot is not None and not given.quick:  # a rehearsal has no times to show
+        try:
+            suite.plot(results, given.out.with_suffix(".png"))
+        except ImportError:
+            print("no plot without matplotlib: pip install 'gtco[experiments]'", file=sys.stderr)
+
+
+def arguments(suite: Suite, words: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line says; ends the process where it makes no sense."""
+    names = [row.name for row in suite.rows]
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog=f"python -m {suite.module}",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("--rows", help=f"of {', '.join(BY_NAME)}; all by default")
-    parser.add_argument("--rounds", type=int, help="turns of each contestant: 5")
-    parser.add_argument("--calls", type=int, help="of a turn: 100")
+    parser.add_argument("--rows", help=f"of {', '.join(names)}; all by default")
+    parser.add_argument("--rounds", type=int, help=f"of each contestant: {suite.rounds}")
+    parser.add_argument("--calls", type=int, help=f"of a turn: {suite.calls}")
     parser.add_argument("--db", help="records of tuning; by default the user's")
     parser.add_argument("--tensorrt-python", help="an interpreter that imports tensorrt")
     parser.add_argument("--engines", help="a folder that keeps TensorRT's engines")
@@ -141,37 +197,23 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--patience", type=float, default=420.0, help="seconds for a contestant")
     parser.add_argument("--quick", action="store_true", help="rehearse on the CPU")
     given = parser.parse_args(words)
-    names = [each.strip() for each in given.rows.split(",")] if given.rows else list(BY_NAME)
-    if unknown := [name for name in names if name not in BY_NAME]:
-        parser.error(f"--rows: there is no {', '.join(unknown)}; there are {', '.join(BY_NAME)}")
-    there = finished(given.out)
-    if any(found.get("rehearsal", given.quick) != given.quick for found in there.values()):
+    given.rows = [each.strip() for each in given.rows.split(",")] if given.rows else names
+    if unknown := [each for each in given.rows if each not in names]:
+        parser.error(f"--rows: there is no {', '.join(unknown)}; there are {', '.join(names)}")
+    there = finished(given.out).values()
+    if any(found.get("rehearsal", given.quick) != given.quick for found in there):
         parser.error(f"{given.out} holds rehearsals or is to: name another file")
-    with progress(len(names)) as advance, given.out.open("a") as lines:
-        for name in names:
-            if name not in there or "error" in there[name]:
-                found = run_row(
-                    BY_NAME[name], asked_of(given, BY_NAME[name]), given.patience, advance.tell
-                )
-                found["command"] = command("e2e")
-                if given.trtexec is not None:
-                    found |= of_trtexec(given.trtexec / f"{name}.json")
-                there[name] = found
-                lines.write(json.dumps(found) + "\n")
-                lines.flush()
-            advance.done(name)
-    text = report([there[row.name] for row in ROWS if row.name in there])
-    given.out.with_suffix(".md").write_text(text)
-    print(text, end="")
+    return given
 
 
-def asked_of(given: argparse.Namespace, row: Row) -> Asked:
+def asked_of(given: argparse.Namespace, suite: Suite, row: AnyRow) -> Asked:
     """What a child is told to do."""
     return Asked(
+        suite.module,
         row.name,
         given.quick,
-        given.rounds or (1 if given.quick else 5),
-        given.calls or (2 if given.quick else 100),
+        given.rounds or (1 if given.quick else suite.rounds),
+        given.calls or (2 if given.quick else row.calls or suite.calls),
         () if given.every_mode or given.quick else tuple(row.left_out),
         given.db,
         given.tensorrt_python,
@@ -213,7 +255,3 @@ class progress:
     def done(self, name: str) -> None:
         self.tell(f"{name} is there")
         self._bar.advance(self._task)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """One row, in a process of its own: nothing that it does can spoil another.
 
-    python -m experiments.e2e.child '{"row": "vit_b16", ...}'
+    python -m experiments.suites.child '{"suite": "experiments.e2e", "row": "vit_b16", ...}'
 
 Prints JSON lines: {"tell": progress} and at the end {"result"} or {"error"}.
 """
@@ -8,20 +8,20 @@ Prints JSON lines: {"tell": progress} and at the end {"result"} or {"error"}.
 from __future__ import annotations
 
 import dataclasses
+import gc
+import importlib
 import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from experiments.e2e.card import watched
-from experiments.e2e.rows import BY_NAME
 from experiments.publish import surroundings
+from experiments.suites.card import watched
 from gtco.benchmarking.bench import bench
 from gtco.benchmarking.rounds import Unusable, one_line
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.cli.base import plain
-from gtco.locate import locate
 from gtco.options import Options
 from gtco.target import HOST
 
@@ -31,6 +31,7 @@ class Asked:
     """What a child is to do.
 
     Args:
+        suite: the module that has its row, in its `SUITE`.
         row: its name.
         quick: rehearse a small relative on the CPU.
         rounds, calls: as for `bench`.
@@ -40,6 +41,7 @@ class Asked:
         engines: keeps TensorRT's engines.
     """
 
+    suite: str
     row: str
     quick: bool
     rounds: int
@@ -51,32 +53,40 @@ class Asked:
 
 
 def run(asked: Asked) -> dict[str, Any]:
-    """The row's result, ready for JSON."""
-    row = BY_NAME[asked.row]
-    name, options = row.model(asked.quick), Options.of(target=HOST if asked.quick else None)
-    started = time.time()
-    say(tell="making the model")
-    model = locate(name)
+    """The row's result, ready for JSON; of several sizes, those are its "points"."""
+    row = importlib.import_module(asked.suite).SUITE.row(asked.row)
+    options = Options.of(target=HOST if asked.quick else None)
     place = None
     if asked.python is not None:
         place = TensorRTPlace(Path(asked.python), Path(asked.engines) if asked.engines else None)
+    started = time.time()
+    points: dict[str, dict[str, Any]] = {}
     with watched() as card:
-        result = bench(
-            model,
-            options,
-            row.peers(asked.quick),
-            without=asked.left_out,
-            rounds=asked.rounds,
-            calls=asked.calls,
-            database=asked.database,
-            tensorrt=place,
-            tell=lambda message: say(tell=message),
-        )
+        for size, make in row.cases(asked.quick).items():
+            say(tell=f"making {row.name} {size}".strip())
+            try:
+                points[size] = bench(
+                    make(),
+                    options,
+                    row.peers(asked.quick),
+                    without=asked.left_out,
+                    rounds=asked.rounds,
+                    calls=asked.calls,
+                    database=asked.database,
+                    tensorrt=place,
+                    tell=lambda message: say(tell=message),
+                ).to_dict()
+            except Unusable:
+                raise
+            except Exception as error:
+                if not size:
+                    raise
+                points[size] = {"error": one_line(error)}
+            gc.collect()  # the next one's memory is its own
     return {
-        "row": row.name,
-        "model": name,
+        **points.get("", {"points": points, "failures": {}}),
         "options": dataclasses.asdict(options),
-        **result.to_dict(),
+        "rehearsal": asked.quick,
         "rounds": asked.rounds,
         "calls": asked.calls,
         "card": card,

@@ -1,69 +1,20 @@
-"""The rows of the table."""
+"""The table of whole models: gtco, tuned and untuned, beside every peer.
+
+    python -m experiments.e2e OUT.jsonl [--rows vit_b16,detr_e6] [--quick] [--tensorrt-python PATH]
+
+The nine models of AutoGTCO's evaluation, CvT, SE-ResNet9 and what people bring besides. How a table
+is run, and goes on where it stopped: `experiments.suites.run`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-
+from experiments.suites.row import Published, Row
+from experiments.suites.run import Suite, main
+from experiments.suites.table import report
 from gtco.benchmarking.contestants import CHANNELS_LAST
-
-PEERS = (
-    "untuned",
-    "eager-calls",
-    "eager",
-    "torchscript",
-    "inductor",
-    "onnxruntime-cuda",
-    "onnxruntime-tensorrt",
-    "tensorrt",
-)
-LAYOUT_PEERS = ("eager-channels-last", "inductor-channels-last")
-"""Besides, for models of convolutions."""
-OF_A_CPU = ("onnxruntime",)
-"""Besides, in a rehearsal: most others are missing there."""
 
 SAME_LAYOUT = {"inductor max-autotune": "with channels last instead, as is usually faster"}
 SLOW = {f"inductor max-autotune{CHANNELS_LAST}": "compiles for minutes: --every-mode runs it"}
-
-
-@dataclass(frozen=True)
-class Published:
-    """Milliseconds that AutoGTCO's authors give, on an RTX 2080 Ti."""
-
-    jit: float
-    tensorrt: float
-    ansor: float
-    autogtco: float
-
-
-@dataclass(frozen=True)
-class Row:
-    """One model.
-
-    Args:
-        name: a function of `experiments.models.<module>`, and of `experiments.models.small`.
-        title: for people.
-        module: where the model is.
-        convolves: its images have a layout that matters.
-        published: what its source says.
-        left_out: contestants that do not run by default, and why.
-    """
-
-    name: str
-    title: str
-    module: str = "convolutional"
-    convolves: bool = True
-    published: Published | None = None
-    left_out: Mapping[str, str] = field(default_factory=dict)
-
-    def model(self, quick: bool) -> str:
-        """As `gtco.locate` takes it."""
-        return f"experiments.models.{'small' if quick else self.module}:{self.name}"
-
-    def peers(self, quick: bool) -> tuple[str, ...]:
-        """Of `gtco.benchmarking`."""
-        layouts = LAYOUT_PEERS if self.convolves else ()
-        return PEERS + layouts + (OF_A_CPU if quick else ())
 
 
 def _vit(name: str, title: str, published: Published) -> Row:
@@ -106,4 +57,7 @@ ROWS = (
     _convolutional("unet", "U-Net, 256 x 256"),
     _convolutional("diffusion_block", "diffusion block, 32 x 32 x 320"),
 )
-BY_NAME = {row.name: row for row in ROWS}
+SUITE = Suite("experiments.e2e", ROWS, report)
+
+if __name__ == "__main__":
+    main(SUITE)
