@@ -27,6 +27,7 @@ def random_values(
     generator = torch.Generator().manual_seed(seed)
     graph = group.graph
     merged = {node.inputs[0] for node in graph.nodes if node.op == "merge_stats"}
+    grouped = {node.inputs[1] for node in graph.nodes if node.op == "normalize_groups"}
     values: dict[str, Tensor] = {}
     for name, spec in graph.inputs.items():
         if spec.dtype == torch.bool:
@@ -36,6 +37,10 @@ def random_values(
         elif name in merged:
             rows = torch.randn((*spec.sizes[:-2], spec.sizes[-2] * 64), generator=generator)
             tensor = OPS["row_stats"].reference(rows)
+        elif name in grouped:
+            images, chunks, groups, _ = spec.sizes
+            pixels = torch.randn((images, chunks * 16, groups), generator=generator)
+            tensor = OPS["group_stats"].reference(pixels, groups=groups, chunks=chunks)
         else:
             tensor = torch.randn(spec.sizes, generator=generator)
         values[name] = tensor.to(device, spec.dtype)

@@ -20,6 +20,7 @@ from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
 from gtco.passes.rewrite import Log
 from gtco.passes.slices import push_slices
+from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_layer_norm
 
 _log = logging.getLogger("gtco.fusion")
@@ -44,6 +45,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_siblings,
     push_slices,
     split_layer_norm,  # after join_siblings: Q, K and V are one reader of the norm by then
+    split_group_norm,
     fold_constants,
 )
 

@@ -216,7 +216,7 @@ _CONVOLUTIONS: tuple[Rule[Any], ...] = (
          _any, _channels_last),
 )  # fmt: skip
 
-_IMAGES = ("conv2d", "max_pool", "avg_pool", "resize")
+_IMAGES = ("conv2d", "max_pool", "avg_pool", "resize", "group_norm")
 
 _MOVES: tuple[Rule[Any], ...] = (
     *views.RULES,

@@ -123,11 +123,24 @@ def _without_leading_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape
 
 
-def reduced_dims(node: Node) -> tuple[int, ...]:
-    """The dimensions of its first input that a reduction other than merge_stats reduces."""
+def reduced(node: Node, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(shape, dimensions of it) that a reduction other than merge_stats walks and reduces.
+
+    Args:
+        node: the reduction.
+        sizes: of its first input, whose elements in their order the shape has too.
+    """
+    if node.op in ("group_norm", "group_stats"):
+        chunks, groups = node.attrs.get("chunks", 1), node.attrs["groups"]
+        pixels = math.prod(sizes[1:-1]) // chunks
+        whole = (sizes[0], chunks, pixels, groups, sizes[-1] // groups)
+        return (whole, (2, 4)) if chunks > 1 else ((sizes[0], *whole[2:]), (1, 3))
+    shape = sizes or (1,)
     if node.op in ("layer_norm", "row_stats"):
-        return (-1,)
-    return (node.attrs["dim"],) if node.op == "softmax" else tuple(node.attrs["dims"])
+        return shape, (len(shape) - 1,)
+    dims = (node.attrs["dim"],) if node.op == "softmax" else node.attrs["dims"]
+    found = tuple(sorted(dim % len(shape) for dim in dims))
+    return shape, found or tuple(range(len(shape)))
 
 
 class Legality:
@@ -174,7 +187,7 @@ class Legality:
             return f"%{node.name} has a dimension that is not known before it runs"
         if any(0 in spec.sizes for spec in specs):
             return f"%{node.name} has an empty operand or result"
-        floats_only = _is_anchor(node) or _is_reduction(node)
+        floats_only = _is_anchor(node) or _is_reduction(node) or node.op == "normalize_groups"
         allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
         for spec in specs:
             if spec.dtype not in allowed:
@@ -185,8 +198,6 @@ class Legality:
             return f"the result of %{node.name} is no matrix"
         if _is_reduction(node) and node.op != "merge_stats":
             frame = self.frame(node)
-            if node.op == "softmax" and reduced_dims(node)[0] not in (-1, len(frame.full) - 1):
-                return "softmax over another dimension than the last is a kernel of its own"
             columns = math.prod(frame.full) // math.prod(frame.row or ())
             if columns > MAX_COLUMNS:
                 return (
@@ -209,8 +220,7 @@ class Legality:
         if node.op == "merge_stats":
             rows = node.outputs[0].numel
             return Frame((rows, 1), None)
-        full = self.flow.graph.specs[node.inputs[0]].sizes
-        dims = {dim % len(full) for dim in reduced_dims(node)} if full else set()
+        full, dims = reduced(node, self.flow.graph.specs[node.inputs[0]].sizes)
         return Frame(full, tuple(1 if dim in dims else size for dim, size in enumerate(full)))
 
     def projection(self, attention: Node) -> Node | None:
@@ -293,6 +303,8 @@ class Legality:
                 )
             if user.op in ("merge_stats", *GATHERS):
                 return f"{user.op} reads stored values only, and %{read.value} is computed here"
+            if user.op == "normalize_groups" and slot == 1:
+                return f"{user.op} reads its statistics whole: %{read.value} must be stored first"
             if _is_reduction(user) and slot > 0:
                 return f"the scale or shift %{read.value} of {user.op} must be stored first"
             for view in read.views:
@@ -319,7 +331,7 @@ class Legality:
                 return None
             if _is_anchor(node):
                 return f"{anchor.op} and {node.op} are two contractions"
-            if node.op in GATHERS:
+            if node.op in (*GATHERS, "normalize_groups"):
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
             if _is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
@@ -339,6 +351,8 @@ class Legality:
         if _is_reduction(node) and node.op != "merge_stats":
             if self.frame(anchor) != self.frame(node):
                 return f"%{anchor.name} and %{node.name} do not reduce the same rows"
+        elif node.op == "normalize_groups":
+            return f"{node.op} and {anchor.op} share a block's work in different ways"
         elif node.op == "merge_stats":
             if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
                 return f"merge_stats and {anchor.op} reduce different things"
@@ -395,6 +409,8 @@ class Legality:
         sizes = {node.outputs[0].numel for node in nodes}
         if len(sizes) > 1:
             return f"the nodes have {min(sizes)} and {max(sizes)} elements: two iteration shapes"
+        if sum(node.op == "normalize_groups" for node in nodes) > 1:
+            return "two normalize_groups would merge their statistics in the same shared memory"
         return self._operands(nodes, Frame(iteration_shape(nodes), None), None)
 
     def _operands(self, nodes: Sequence[Node], frame: Frame, anchor: Node | None) -> str | None:
@@ -416,7 +432,7 @@ class Legality:
                 continue
             if _is_reduction(node):
                 reason = self._reduction(node, anchor, inside, full)
-                full[node.name] = node.op in ("softmax", "layer_norm")
+                full[node.name] = node.op in ("softmax", "layer_norm", "group_norm")
             else:
                 full[node.name] = frame.is_full(node.outputs[0])
                 if not full[node.name] and not frame.is_row(node.outputs[0]):
@@ -449,7 +465,11 @@ class Legality:
         shape = node.outputs[0].sizes
         target = frame.full if full[node.name] else frame.row
         assert target is not None
-        for read in self.flow.reads[node.name]:
+        for slot, read in enumerate(self.flow.reads[node.name]):
+            if node.op == "normalize_groups" and slot == 1:
+                if not self.flow.layout(read).is_contiguous:
+                    return f"%{node.name} reads its statistics through a view"
+                continue
             operand = self.flow.graph.specs[read.value].sizes
             made_by = self._inner(read, inside)
             where = f"%{read.value}, an operand of %{node.name},"

@@ -151,6 +151,18 @@ def scalar() -> Group:
     return _group(b, b.add("exp", x))
 
 
+def normalize_groups(
+    *shape: int, groups: int, chunks: int, dtype: torch.dtype = F16, affine: bool = True
+) -> Group:
+    """silu(norm(x + y)), of statistics that another kernel made."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    stats = b.input("stats", TensorSpec((shape[0], chunks, groups, 2), F32))
+    scales = [b.input(name, TensorSpec(shape[-1:], dtype)) for name in ("w", "b") if affine]
+    y = b.add("add", x, b.input("y", TensorSpec(shape, dtype)))
+    return _group(b, b.add("silu", b.add("normalize_groups", y, stats, *scales, eps=1e-5)))
+
+
 ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "gelu_197": lambda: gelu_bias(1, 197, 3072),
     "gelu_tanh": lambda: gelu_bias(3, 7, 40, dtype=BF16, approximate="tanh"),
@@ -174,6 +186,11 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "blocks_of_4": lambda: blocks((1, 3, 13, 10), (4, 4), (2, 2), (4, 3), 48, F32, BF16),
     "blocks_of_one": lambda: blocks((2, 5, 4, 3), (1, 1), (1, 0), (6, 3), 8, BF16),
     "blocks_that_crop": lambda: blocks((1, 1, 9, 9), (3, 2), (0, 1), (2, 3), 11),
+    "groups_320": lambda: normalize_groups(1, 16, 16, 320, groups=32, chunks=8),
+    "groups_batch": lambda: normalize_groups(5, 3, 7, 24, groups=3, chunks=7, dtype=BF16),
+    "groups_odd": lambda: normalize_groups(3, 35, 9, groups=3, chunks=5, dtype=F32, affine=False),
+    "groups_of_one_pixel": lambda: normalize_groups(7, 1, 16, groups=2, chunks=1),
+    "groups_of_channels": lambda: normalize_groups(2, 900, 40, groups=40, chunks=90),
     "permuted": permuted,
     "integers": integers,
     "nans_f16": lambda: nans(F16),
@@ -243,6 +260,30 @@ def standardize(*shape: int, dims: tuple[int, ...], dtype: torch.dtype = F32) ->
     return _group(b, b.add("mul", apart, rstd), rstd, b.add("sub", top, mean))
 
 
+def group_norm(
+    *shape: int, groups: int, dtype: torch.dtype = F16, first: bool = False, affine: bool = True
+) -> Group:
+    """silu(group_norm(x)) of images [N, ..., C], stored as [N, C, ...] if `first`."""
+    b = GraphBuilder()
+    if first:
+        x = b.input("x", TensorSpec((shape[0], shape[-1], *shape[1:-1]), dtype))
+        x = b.add("permute", x, dims=(0, *range(2, len(shape)), 1))
+    else:
+        x = b.input("x", TensorSpec(shape, dtype))
+    scales = [b.input(name, TensorSpec(shape[-1:], dtype)) for name in ("w", "b") if affine]
+    return _group(b, b.add("silu", b.add("group_norm", x, *scales, groups=groups, eps=1e-5)))
+
+
+def group_stats(*shape: int, groups: int, chunks: int, dtype: torch.dtype = F16) -> Group:
+    """Statistics of a sum of images and rows, which is stored too."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    y = b.add(
+        "add", x, b.input("y", TensorSpec((shape[0], *(1 for _ in shape[2:]), shape[-1]), dtype))
+    )
+    return _group(b, y, b.add("group_stats", y, groups=groups, chunks=chunks))
+
+
 ROWWISE: dict[str, Callable[[], Group]] = {
     "softmax_197": lambda: softmax(12, 197, 197),
     "softmax_1": lambda: softmax(5, 1),
@@ -262,6 +303,14 @@ ROWWISE: dict[str, Callable[[], Group]] = {
     "stats_pad_patch_16": lambda: padded_patches(2, 16, (0, 1, 0), (0, 0, 0), stats=True),
     "stats_pad_patch_7": lambda: padded_patches(3, 7, (0, 1, 0), (0, 1, 1), stats=True),
     "stats_class_token": lambda: class_token(197, 768, stats=True),
+    "group_norm": lambda: group_norm(1, 8, 8, 320, groups=32),
+    "group_norm_odd": lambda: group_norm(3, 7, 5, 9, groups=3, dtype=BF16, affine=False),
+    "group_norm_first": lambda: group_norm(2, 5, 8, 24, groups=4, first=True),
+    "group_norm_of_channels": lambda: group_norm(2, 9, 9, 40, groups=40, dtype=F32),
+    "group_norm_of_rows": lambda: group_norm(5, 40, groups=5),
+    "group_stats": lambda: group_stats(1, 16, 16, 320, groups=32, chunks=4),
+    "group_stats_odd": lambda: group_stats(3, 7, 5, 9, groups=3, chunks=5, dtype=BF16),
+    "group_stats_of_channels": lambda: group_stats(2, 9, 9, 40, groups=40, chunks=1, dtype=F32),
     "merge": lambda: merge_stats(197, 768),
     "merge_odd": lambda: merge_stats(9, 200),
     "pool_49": lambda: pool("mean", 1, 64, 7, 7, dims=(2, 3), keepdim=False, dtype=F16),

@@ -64,6 +64,59 @@ class PointTile {
   int first_;
 };
 
+// Mean and 1/sqrt(var + eps) of each group of channels of the images that a block has points of,
+// merged by the block from those of the CHUNKS parts of an image, which have COUNT elements of a
+// group each: f32[IMAGES, CHUNKS, GROUPS, 2]. Lies in shared memory, [SPAN, GROUPS].
+template <class C, int IMAGES, int CHUNKS, int GROUPS, int COUNT>
+class GroupMoments {
+ public:
+  __device__ __forceinline__ GroupMoments(const float* stats, float eps)
+      : first_(static_cast<int>(blockIdx.x * POINTS / IMAGE_POINTS)) {
+    extern __shared__ __align__(1024) unsigned char smem[];
+    moments_ = reinterpret_cast<RowMoments*>(smem);
+    const int part = threadIdx.x % PARTS;
+    constexpr float WHOLE = static_cast<float>(CHUNKS) * COUNT;
+#pragma unroll 1
+    for (int start = 0; start < SPAN * GROUPS; start += C::THREADS / PARTS) {
+      const int unit = start + threadIdx.x / PARTS, image = first_ + unit / GROUPS;
+      const bool on = unit < SPAN * GROUPS && image < IMAGES;
+      const float* from = stats + (on ? (image * CHUNKS * GROUPS + unit % GROUPS) * 2 : 0);
+      // In one pass, against the first part's mean: what cancels is of the size of the spread.
+      const float origin = from[0];
+      float total = 0.0f, squares = 0.0f;
+#pragma unroll 8
+      for (int chunk = part; chunk < CHUNKS; chunk += PARTS) {
+        const Vec<float, 2> each = load<2>(from + chunk * (GROUPS * 2));
+        const float apart = each[0] - origin;
+        total += apart;
+        squares += each[1] + apart * apart * COUNT;
+      }
+      total = lanes_sum<PARTS>(total) / CHUNKS;
+      squares = lanes_sum<PARTS>(squares) - total * total * WHOLE;
+      if (on && part == 0)
+        moments_[unit] = {origin + total, rsqrtf(ptx::max_nan(squares, 0.0f) / WHOLE + eps)};
+    }
+    __syncthreads();
+  }
+
+  // Those of group `at` of all images.
+  __device__ __forceinline__ RowMoments at(int at) const { return moments_[at - first_ * GROUPS]; }
+
+ private:
+  static constexpr int IMAGE_POINTS = CHUNKS * COUNT * GROUPS;
+  static constexpr int POINTS = C::THREADS * C::VECTORS * C::V;  // of a block
+  static constexpr int SPAN = min_of(IMAGES, (POINTS + IMAGE_POINTS - 2) / IMAGE_POINTS + 1);
+  static constexpr int lanes() {  // that share a group: as many as there are threads for
+    int lanes = 1;
+    while (lanes < 32 && 2 * lanes <= CHUNKS && 2 * lanes * SPAN * GROUPS <= C::THREADS) lanes *= 2;
+    return lanes;
+  }
+  static constexpr int PARTS = lanes();
+
+  int first_;
+  RowMoments* moments_;
+};
+
 template <class C, class Body>
 __device__ __forceinline__ void elementwise(const Body& body) {
   ptx::griddepcontrol_launch_dependents();

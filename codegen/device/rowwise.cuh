@@ -108,14 +108,28 @@ class RowTile {
     return map<N>([&](int i) { return powers[i] * scale; });
   }
 
+  // Sum of the squares of `apart`, the row's distances from its mean.
+  template <class T>
+  __device__ __forceinline__ T spread(const Vec<T, N>& apart) {
+    return sum(map<N>([&](int i) { return apart[i] * apart[i]; }));
+  }
+
   // (x - mean) / sqrt(var + eps): the mean first, then the spread around it.
   template <class T>
   __device__ __forceinline__ Vec<T, N> normalize(const Vec<T, N>& x, T eps) {
     const T centre = mean(x);
     const auto apart = map<N>([&](int i) { return x[i] - centre; });
-    const T m2 = sum(map<N>([&](int i) { return apart[i] * apart[i]; }));
+    const T m2 = spread(apart);
     const T rstd = math::rsqrt(m2 / T(C::COLUMNS) + eps);
     return map<N>([&](int i) { return apart[i] * rstd; });
+  }
+
+  // Mean and sum of squared deviations of each row; f32[ROWS, 2].
+  template <class T>
+  __device__ __forceinline__ void store_moments(float* stats, const Vec<T, N>& x) {
+    const T centre = mean(x);
+    const T m2 = spread(map<N>([&](int i) { return x[i] - centre; }));
+    if (leads()) gtco::store<2>(stats + row() * 2, Vec<float, 2>{{float(centre), float(m2)}});
   }
 
   // Statistics per chunk of 64 columns of what is stored as Ts; f32[ROWS, chunks, 2].

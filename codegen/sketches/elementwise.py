@@ -9,7 +9,8 @@ from typing import ClassVar
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.tiles import Space, TileEmitter
+from gtco.codegen.tile_loads import Space
+from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group
 from gtco.passes.legality import iteration_shape
 from gtco.target import Target
@@ -50,12 +51,14 @@ class Elementwise(Sketch):
         check(values <= 160, f"{values} loaded values a thread leave no registers")
         config = f"static constexpr int VECTORS = {vectors}, THREADS = {threads};"
         items = self.space.rows * self.space.columns // self.vector
+        shared = emitter.shared_bytes(threads * vectors * self.vector)
+        check(shared <= 48 * 1024, f"the statistics of all groups are {shared} bytes")
         return self.program(
             schedule,
             emitter.source("elementwise", config, threads),
             (-(-items // (threads * vectors)), 1, 1),
             threads,
-            0,
+            shared,
             (argument for _, argument in emitter.region.parameters.values()),
         )
 

@@ -7,9 +7,11 @@ from typing import ClassVar
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Knob, Schedule, Sketch, check
-from gtco.codegen.tiles import Space, TileEmitter
+from gtco.codegen.tile_loads import Space
+from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import STATS_CHUNK, Pattern
+from gtco.passes.legality import reduced
 from gtco.target import Target
 
 MAX_ROW_VALUES = 64
@@ -156,17 +158,12 @@ def _merge_space(reductions: list[Node]) -> Space:
 
 
 def _space(group: Group, reductions: list[Node]) -> Space:
-    """Rows are the kept dimensions in order, columns the reduced ones."""
-    spaces = set()
-    for node in reductions:
-        full = group.graph.specs[node.inputs[0]].sizes or (1,)
-        dims: tuple[int, ...]
-        if node.op in ("layer_norm", "row_stats"):
-            dims = (len(full) - 1,)
-        elif node.op == "softmax":
-            dims = (node.attrs["dim"] % len(full),)
-        else:
-            dims = tuple(sorted(dim % len(full) for dim in node.attrs["dims"]))
-        spaces.add(Space(full, dims or tuple(range(len(full)))))
-    check(len(spaces) == 1, "the reductions do not reduce the same dimensions of one shape")
-    return spaces.pop()
+    """Rows are the kept dimensions in order, columns the reduced ones.
+
+    Columns run in the order of the dimensions, or in the reverse if memory does.
+    """
+    walked = {reduced(node, group.graph.specs[node.inputs[0]].sizes) for node in reductions}
+    check(len(walked) == 1, "the reductions do not reduce the same dimensions of one shape")
+    ((full, dims),) = walked
+    spaces = [Space(full, dims), Space(full, dims[::-1])]
+    return max(spaces, key=lambda space: TileEmitter(group, space, 8, reduces=True).neighbours)

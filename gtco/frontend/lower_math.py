@@ -355,6 +355,74 @@ def _native_layer_norm(
     return None if y is None else (y, None, None)  # type: ignore[return-value]
 
 
+@_lowers(aten.group_norm.default)
+def _group_norm(
+    ctx: Context,
+    x: Value,
+    groups: int,
+    w: Value | None = None,
+    b: Value | None = None,
+    eps: float = 1e-5,
+    cudnn_enabled: bool = True,
+) -> Value | None:
+    """Of an image [N, C, H, W] with its channels last, of other shapes by the memory's order."""
+    if w is None and b is not None:
+        return None
+    shape, rank = ctx.shape(x), ctx.rank(x)
+    if rank == 4:
+        y = ctx.permute(x, (0, 2, 3, 1))
+        y = ctx.add("group_norm", y, w, b, groups=groups, eps=eps)
+        return ctx.permute(y, (0, 3, 1, 2))
+    y = ctx.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups))
+    y = ctx.reshape(ctx.add("layer_norm", y, eps=eps), shape)
+    for op, p in (("mul", w), ("add", b)):
+        if p is not None:
+            y = ctx.add(op, y, ctx.reshape(p, (shape[1], *(1 for _ in shape[2:]))))
+    return y
+
+
+@_lowers(aten.native_group_norm.default)
+def _native_group_norm(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    b: Value | None,
+    images: int,
+    channels: int,
+    pixels: int,
+    groups: int,
+    eps: float,
+) -> tuple[Value | None, ...] | None:
+    if ctx.used_outputs - {0}:
+        return None
+    y = _group_norm(ctx, x, groups, w, b, eps)
+    return None if y is None else (y, None, None)  # type: ignore[return-value]
+
+
+@_lowers(aten.instance_norm.default)
+def _instance_norm(
+    ctx: Context,
+    x: Value,
+    w: Value | None,
+    b: Value | None,
+    mean: Value | None,
+    var: Value | None,
+    use_input_stats: bool,
+    momentum: float,
+    eps: float,
+    cudnn_enabled: bool,
+) -> Value | None:
+    if not use_input_stats:
+        return (
+            None
+            if mean is None or var is None
+            else ctx.add("batch_norm", x, mean, var, w, b, eps=eps)
+        )
+    if mean is not None or var is not None:
+        return None
+    return _group_norm(ctx, x, ctx.shape(x)[1], w, b, eps)  # type: ignore[return-value]
+
+
 @_lowers(aten._native_batch_norm_legit_no_training.default)
 def _batch_norm(
     ctx: Context,

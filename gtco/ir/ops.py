@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtco.ir import references
 from gtco.ir.spec import TensorSpec
 
 STATS_CHUNK = 64
@@ -471,6 +472,7 @@ _ROWS: tuple[Op, ...] = (
     # Stored copies of views.
     Op("concat", Pattern.INJECTIVE, _concat, None, _no_flops),
     Op("pad", Pattern.INJECTIVE, _pad, None, _no_flops),
+    Op("gather", Pattern.INJECTIVE, references.gather, None, _no_flops),
     Op("space_to_depth", Pattern.INJECTIVE, _space_to_depth, None, _no_flops),
     # Reductions.
     Op("sum", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
@@ -481,6 +483,9 @@ _ROWS: tuple[Op, ...] = (
        flops=_one_per_input),
     Op("softmax", Pattern.REDUCTION, lambda x, *, dim: torch.softmax(x, dim), flops=_one_per_input),
     Op("layer_norm", Pattern.REDUCTION, _layer_norm, flops=_one_per_input),
+    Op("group_norm", Pattern.REDUCTION, references.group_norm, flops=_one_per_input),
+    Op("group_stats", Pattern.REDUCTION, references.group_stats, flops=_one_per_input),
+    Op("normalize_groups", Pattern.BROADCAST, references.normalize_groups),
     Op("row_stats", Pattern.REDUCTION, _row_stats, flops=_one_per_input),
     Op("merge_stats", Pattern.REDUCTION, _merge_stats, flops=_one_per_input),
     # Contractions.
@@ -506,5 +511,5 @@ _ROWS: tuple[Op, ...] = (
 
 OPS: Mapping[str, Op] = {op.name: op for op in _ROWS}
 
-GATHERS = ("concat", "pad", "space_to_depth")
+GATHERS = ("concat", "pad", "gather", "space_to_depth")
 """Ops that move elements and change none: their kernels read stored values, through any view."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Sketch
+from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
@@ -33,6 +34,11 @@ ALL_AT_ONCE = "spread / COLUMNS + eps"
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group], str]] = {
     "rowwise": (Rowwise, lambda: tile_groups.layer_norm(5, 40), "m2 / T(C::COLUMNS) + eps"),
     "merged statistics": (Rowwise, lambda: tile_groups.merge_stats(5, 200), ALL_AT_ONCE),
+    "merged statistics of groups": (
+        Elementwise,
+        lambda: tile_groups.normalize_groups(2, 9, 40, groups=5, chunks=1),
+        "/ WHOLE + eps",
+    ),
     "gemm_skinny": (GemmSkinny, lambda: groups.norm_linear(3, 136, 40, F16), ALL_AT_ONCE),
     "gemm_wgmma": (GemmWgmma, lambda: groups.norm_linear(19, 136, 40, F16), ALL_AT_ONCE),
     "gemm_persistent": (

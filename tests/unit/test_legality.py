@@ -103,6 +103,26 @@ def pad_then_statistics(c: Case) -> list[str]:
     return [y, c.add("row_stats", y)]
 
 
+def groups_of_channels(c: Case) -> list[str]:
+    x = c.add("add", c.input(2, 3, 8), c.input(8))
+    y = c.add("group_norm", x, c.input(8), c.input(8), groups=2, eps=1.0)
+    return [x, c.add("add", c.add("silu", y), c.input(2, 1, 8))]
+
+
+def statistics_of_groups(c: Case) -> list[str]:
+    x = c.add("add", c.input(2, 6, 8), c.input(2, 1, 8))
+    return [x, c.add("group_stats", x, groups=2, chunks=3)]
+
+
+def normalized_groups(c: Case) -> list[str]:
+    x, stats = c.add("add", c.input(2, 6, 8), c.input(8)), c.input(2, 3, 4, 2, dtype=F32)
+    return [c.add("silu", c.add("normalize_groups", x, stats, c.input(8), eps=1.0))]
+
+
+def softmax_over_rows(c: Case) -> list[str]:
+    return [c.add("exp", c.add("softmax", c.add("relu", c.x), dim=0))]
+
+
 def statistics_of_rows(c: Case) -> list[str]:
     mean, rstd = c.merge(6)
     return [c.add("mul", mean, rstd)]
@@ -125,6 +145,10 @@ LEGAL = {
     pad_then_statistics: "rowwise",
     statistics_of_rows: "rowwise",
     integers: "elementwise",
+    groups_of_channels: "rowwise",
+    statistics_of_groups: "rowwise",
+    normalized_groups: "elementwise",
+    softmax_over_rows: "rowwise",
 }
 
 
@@ -250,9 +274,40 @@ REFUSED: dict[str, tuple[Callable[[Case], list[str]], str]] = {
         lambda c: [c.add("softmax", c.add("relu", c.input(2, 20000)), dim=1)],
         "does not fit the registers",
     ),
-    "softmax over rows": (
-        lambda c: [c.add("softmax", c.add("relu", c.x), dim=0)],
-        "a kernel of its own",
+    "statistics of groups read in their kernel": (
+        lambda c: [
+            s := c.add("group_stats", c.input(1, 8, 8), groups=2, chunks=2),
+            c.add("normalize_groups", c.b.nodes[-1].inputs[0], s, eps=1.0),
+        ],
+        "reads its statistics whole",
+    ),
+    "groups in an epilogue": (
+        lambda c: [
+            c.add(
+                "normalize_groups",
+                c.add("reshape", c.linear(), shape=(1, 6, 8)),
+                c.input(1, 2, 4, 2, dtype=F32),
+                eps=1.0,
+            )
+        ],
+        "no place in the epilogue",
+    ),
+    "two normalized groups": (
+        lambda c: [
+            c.add(
+                "add",
+                *(
+                    c.add(
+                        "normalize_groups",
+                        c.input(1, 6, 8),
+                        c.input(1, 2, 4, 2, dtype=F32),
+                        eps=1.0,
+                    )
+                    for _ in range(2)
+                ),
+            )
+        ],
+        "the same shared memory",
     ),
     "old and new statistics": (
         lambda c: [
