@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.record import PLAN, TuningRecord
 from gtco.cost_model.work import group_work
-from gtco.ir.graph import FusedGraph, Graph
+from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.passes.tasks import tasks, workload_digest
 from gtco.passes.workload import describe
 from gtco.runtime.plan import Launch, Plan, PlanError, PlanKnobs, weights_of
@@ -110,3 +110,15 @@ def floor_us(plan: Plan) -> float:
     for work in (group_work(launch.group) for launch in plan.launches):
         products_us += work.matmul_flops / work.peak_tflops(target) / 1e6
     return max(nbytes / target.dram_gbps / 1e3, products_us)
+
+
+def group_floor_us(group: Group, target: Target) -> float:
+    """Microseconds that no kernel of `group` can be below: its weights from device memory, all that
+    it moves through L2, or its products at the peak rate of their precision, each alone."""
+    work = group_work(group)
+    moved = work.weight_bytes + work.read_bytes + work.written_bytes
+    return max(
+        work.weight_bytes / target.dram_gbps / 1e3,
+        moved / target.l2_gbps / 1e3,
+        work.matmul_flops / work.peak_tflops(target) / 1e6,
+    )

@@ -35,11 +35,10 @@ from gtco.compiler import (
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
+from gtco.cost_model.plans import group_floor_us
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
-from gtco.cost_model.work import group_work
-from gtco.ir.graph import Group
 from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
@@ -76,17 +75,6 @@ class Row:
     floor_us: float
     schedules: Mapping[str, Mapping[str, Any]]
     random_programs: tuple[int, int]
-
-
-def floor_us(group: Group, target: Target) -> float:
-    """Microseconds that no kernel of `group` can be below: its bytes or its products alone."""
-    work = group_work(group)
-    moved = work.weight_bytes + work.read_bytes + work.written_bytes
-    return max(
-        work.weight_bytes / target.dram_gbps / 1e3,
-        moved / target.l2_gbps / 1e3,
-        work.matmul_flops / target.matmul_tflops / 1e6,
-    )
 
 
 class Contest:
@@ -156,7 +144,7 @@ class Contest:
             self._task.weight,
             {name: found[name].run_us if name in found else None for name in COLUMNS},
             roofline_us(self._task.group, self._target),
-            floor_us(self._task.group, self._target),
+            group_floor_us(self._task.group, self._target),
             {
                 name: {"sketch": record.sketch, **record.schedule}
                 for name, record in found.items()

@@ -27,6 +27,7 @@ from gtco.benchmarking.contestants import PEERS
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.cli import db as cli_db
 from gtco.cli import demo as demo_model
+from gtco.cli import report as cli_report
 from gtco.cli import show
 from gtco.cli import tune as cli_tune
 from gtco.cli.base import Json, err, out, print_json, progress, takes_options
@@ -36,6 +37,7 @@ from gtco.compiler import make_plan
 from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
 from gtco.reporting import dump
+from gtco.reporting.page import page
 from gtco.runtime.artifact import read
 from gtco.runtime.executable import compile_programs
 from gtco.target import HOST, TargetError
@@ -59,6 +61,12 @@ Model = Annotated[
 ]
 ModelOrFile = Annotated[
     str,
+    typer.Argument(
+        metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
+    ),
+]
+OptionalModel = Annotated[
+    str | None,
     typer.Argument(
         metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
     ),
@@ -271,6 +279,43 @@ def inspect_command(
         show.inspected(out, inspected)
     if folder is not None:
         err.print(f"wrote {folder}", markup=False, highlight=False)
+
+
+@app.command("report")
+@takes_options
+def report_command(
+    *,
+    model: OptionalModel = None,
+    output: cli_report.Page = None,
+    compare: cli_report.Compare = None,
+    database: cli_tune.Db = None,
+    as_json: Json = False,
+    options: Options,
+) -> None:
+    """Write a page on MODEL: its fused graph, each kernel, a timeline and errors by layer.
+
+    On a GPU times are measured and answers checked; without one, times are predictions.
+    """
+    if (model is None) == (compare is None):
+        raise UsageError("gtco report takes a MODEL, or --compare with two builds")
+    with progress() as tell:
+        if compare is not None:
+            _refuse_options(Path(compare[0]), options)
+            paths = [cli_report.file_of(name) for name in compare]
+            builds = [cli_report.build_of_file(path, tell) for path in paths]
+        elif model is not None and (path := artifact_path(model)) is not None:
+            _refuse_options(path, options)
+            builds = [cli_report.build_of_file(path, tell)]
+        else:
+            builds = [cli_report.build_of_model(str(model), options, database, tell)]
+    if output is not None or not as_json:
+        file = output or Path("report.html")
+        file.write_text(page(builds), encoding="utf-8")
+        err.print(f"wrote {file}", markup=False, highlight=False)
+    if as_json:
+        name = "build" if compare is None else "builds"
+        plain = [build.to_dict() for build in builds]
+        print_json(**{name: plain[0] if compare is None else plain})
 
 
 @app.command("demo")

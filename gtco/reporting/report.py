@@ -106,11 +106,12 @@ class Report:
 
     def _summary(self) -> Table:
         table = Table.grid(padding=(0, 2))
-        for name, value in self._facts():
+        for name, value in self.facts():
             table.add_row(name, value)
         return table
 
-    def _facts(self) -> Iterator[tuple[str, str]]:
+    def facts(self) -> Iterator[tuple[str, str]]:
+        """Name and text of each fact, for people."""
         yield "target", self.target
         yield "operators", str(self.operators)
         yield "launches", f"{self.launches}, {self.generated} of them generated"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -42,6 +43,58 @@ def write_trace(path: str | os.PathLike[str], plan: Plan, walk: Callable[[Visit]
     Raises:
         OSError: the file cannot be written.
     """
+    content = _profiled(plan, walk)
+    content["gtco"] = _describe(plan, HOST_TIMES if plan.options.target == HOST else GPU_TIMES)
+    with open(path, "w") as file:
+        json.dump(content, file)
+
+
+def launch_times(plan: Plan, walk: Callable[[Visit], object]) -> tuple[float | None, ...]:
+    """Microseconds of each launch on the GPU in one walk through `plan`, as `write_trace` takes it:
+    the sum of its kernels' and copies' own spans; None of a launch of which the profiler saw none.
+    """
+    return device_spans(_profiled(plan, walk)["traceEvents"], [label(x) for x in plan.launches])
+
+
+def device_spans(
+    events: Sequence[Mapping[str, Any]], labels: Sequence[str]
+) -> tuple[float | None, ...]:
+    """Microseconds on the GPU of what was enqueued within each range.
+
+    Args:
+        events: of a Chrome trace by torch's profiler.
+        labels: names of the ranges, in the order in which they were entered.
+
+    Returns:
+        The times in the same order; all None if the ranges are not those.
+    """
+    named = [each for each in events if each.get("cat") == "user_annotation"]
+    ranges = sorted((each for each in named if each["name"] in set(labels)), key=_begin)
+    if [each["name"] for each in ranges] != list(labels):
+        return (None,) * len(labels)
+    begins = [float(each["ts"]) for each in ranges]
+    ends = [float(each["ts"]) + float(each["dur"]) for each in ranges]
+    home: dict[int, int] = {}
+    for each in events:
+        if each.get("cat") in ("cuda_runtime", "cuda_driver"):
+            at = bisect_right(begins, float(each["ts"])) - 1
+            if at >= 0 and float(each["ts"]) <= ends[at]:
+                home[each["args"]["correlation"]] = at
+    spent: list[float | None] = [None] * len(labels)
+    for each in events:
+        if each.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset"):
+            at = home.get(each["args"]["correlation"], -1)
+            if at >= 0:
+                spent[at] = (spent[at] or 0.0) + float(each["dur"])
+    return tuple(spent)
+
+
+def _begin(event: Mapping[str, Any]) -> float:
+    return float(event["ts"])
+
+
+def _profiled(plan: Plan, walk: Callable[[Visit], object]) -> dict[str, Any]:
+    """One walk in torch's profiler, each launch in a range of its label."""
     on_gpu = plan.options.target != HOST
     nvtx = torch.cuda.nvtx.range if on_gpu else nullcontext
 
@@ -52,10 +105,7 @@ def write_trace(path: str | os.PathLike[str], plan: Plan, walk: Callable[[Visit]
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     with profile(activities=activities) as profiler:
         walk(visit)
-    content = _exported(profiler)
-    content["gtco"] = _describe(plan, GPU_TIMES if on_gpu else HOST_TIMES)
-    with open(path, "w") as file:
-        json.dump(content, file)
+    return _exported(profiler)
 
 
 def _exported(profiler: profile) -> dict[str, Any]:

@@ -238,6 +238,35 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
     assert "error: file: File exists" in refused.stderr
 
 
+@NO_GPU
+def test_report_writes_a_page_of_one_build_or_two(run: Run, tmp_path: Path) -> None:
+    outcome = run("report", "models_here:mlp", "--target", "sm_90a", "--json")
+    assert outcome.code == 0, outcome.stderr
+    assert not (tmp_path / "report.html").exists()
+    (tmp_path / "first.json").write_text(outcome.stdout)
+    run("compile", "models_here:mlp", "--target", "sm_80", "-o", "mlp.gtco")
+    both = run("report", "--compare", "first.json", "mlp.gtco", "-o", "both.html")
+    assert both.code == 0 and "wrote both.html" in both.stderr, both.stderr
+    text = (tmp_path / "both.html").read_text()
+    assert "models_here:mlp on sm_90a" in text and "mlp.gtco on sm_80" in text
+    assert run("report", "mlp.gtco").code == 0
+    assert "predictions of the cost model" in (tmp_path / "report.html").read_text()
+
+
+def test_report_says_what_it_takes(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "bad.json").write_text('{"build": 3}')
+    for arguments, code, words in (
+        ((), 2, "takes a MODEL, or --compare"),
+        (("m:f", "--compare", "a.gtco", "b.gtco"), 2, "takes a MODEL, or --compare"),
+        (("--compare", "m:f", "b.gtco"), 2, "--compare takes saved artifacts"),
+        (("--compare", "bad.json", "bad.json"), 1, "bad.json is not what gtco report --json"),
+        (("--compare", "none.json", "none.json"), 1, "none.json: No such file"),
+        (("none.gtco", "--precision", "fp16"), 2, "compiled already"),
+    ):
+        refused = run("report", *arguments)
+        assert refused.code == code and words in refused.stderr, refused.stderr
+
+
 @pytest.mark.compiler
 def test_the_cache_is_shown_verified_and_cleared(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -384,7 +413,7 @@ def test_a_gpu_that_is_missing_is_named(run: Run) -> None:
 
 
 def test_every_option_is_a_flag(run: Run) -> None:
-    for command in ("compile", "bench", "compare", "inspect"):
+    for command in ("compile", "bench", "compare", "inspect", "report"):
         shown = run(command, "--help").stdout
         for field in fields(Options):
             assert f"--{field.name.replace('_', '-')}" in shown

@@ -135,7 +135,11 @@ def build(folder: Path, kind: str, out: Path) -> None:
 
 
 def test_sdist_and_wheel_hold_every_source_file(distributions: tuple[Path, Path]) -> None:
-    sources = {inside for suffix in (".py", ".cuh", ".jsonl") for inside, _ in source_files(suffix)}
+    sources = {
+        inside
+        for suffix in (".py", ".cuh", ".jsonl", ".html")
+        for inside, _ in source_files(suffix)
+    }
     sources.add("gtco/py.typed")
     sdist, wheel = distributions
     with tarfile.open(sdist) as archive:

@@ -1,0 +1,246 @@
+"""All that `gtco report` tells of a compiled module: planned, and on a GPU timed and checked."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+
+import torch
+
+from gtco.benchmarking.answers import Inputs, example_inputs, fresh_inputs
+from gtco.benchmarking.compare import GroupCheck, check_groups
+from gtco.benchmarking.rounds import CudaClock, Tell, time_rounds
+from gtco.cost_model.plans import floor_us, group_floor_us
+from gtco.cost_model.work import group_work
+from gtco.frontend.torch_export import Captured
+from gtco.options import Options
+from gtco.reporting.build import (
+    BACK_TO_BACK,
+    Apart,
+    Build,
+    GroupError,
+    KernelFacts,
+    LaunchFacts,
+    Layers,
+)
+from gtco.reporting.report import make_report
+from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.executable import compile_programs
+from gtco.runtime.library import library_precision
+from gtco.runtime.module import CompiledModule
+from gtco.runtime.plan import Launch, Plan
+from gtco.runtime.trace import launch_times
+from gtco.target import HOST, TargetError
+
+PREDICTED = (
+    "No GPU ran this build: the times are predictions of the cost model, from start to start of "
+    "launches in a chain. No answer was checked either, as it is on a GPU and for the target host."
+)
+ON_HOST = (
+    "The kernels ran on the CPU, through a C++ compiler, to be checked. The times are predictions "
+    "of the cost model, from start to start of launches in a chain."
+)
+MEASURED = (
+    "The launches' times were measured one launch after the other, outside the CUDA graph, from "
+    "the start of a kernel to its end, the median of some runs. In the CUDA graph the start of a "
+    "kernel overlaps the end of the one ahead: a whole call takes less than their sum."
+)
+UNSEEN = (
+    "Whole calls were timed on the GPU. The profiler did not see each launch, so that the times of "
+    "launches are predictions of the cost model."
+)
+_WALKS = 5
+
+
+def build_facts(
+    model: str,
+    plan: Plan,
+    captured: Captured,
+    gtco_version: str,
+    kernels: Mapping[str, CompiledKernel] | None = None,
+    tell: Tell = lambda message: None,
+) -> Build:
+    """What is known of `plan`.
+
+    Where it can run, each group is checked against the interpreter; on a GPU whole calls and
+    launches are timed as well.
+
+    Args:
+        model: its name.
+        plan: what runs.
+        captured: what it was made from.
+        gtco_version: of the gtco that made it.
+        kernels: the compiled ones by entry point; None compiles them.
+        tell: called with a line of progress.
+
+    Raises:
+        CompileError: a kernel does not compile.
+        HostCompilerError: for target "host", if there is no C++ compiler.
+        GpuMemoryError: the GPU has too little memory.
+    """
+    on_host = plan.options.target == HOST
+    if kernels is None:
+        tell("compiling its kernels")
+        kernels = {} if on_host else compile_programs(plan)
+    compiled = CompiledModule(plan, captured, dict(kernels))
+    try:
+        device = compiled.prepare().device
+    except TargetError:
+        return planned_facts(model, plan, captured, gtco_version, kernels, PREDICTED)
+    like = example_inputs(captured, device)
+    with torch.no_grad(), library_precision(plan.options.precision):
+        checks = check_groups(compiled, fresh_inputs(like, "normal", 100), tell)
+        facts = planned_facts(model, plan, captured, gtco_version, kernels, ON_HOST, checks)
+        return facts if on_host else _timed(facts, plan, compiled, like, tell)
+
+
+def planned_facts(
+    model: str,
+    plan: Plan,
+    captured: Captured,
+    gtco_version: str,
+    kernels: Mapping[str, CompiledKernel],
+    clock: str,
+    checks: tuple[GroupCheck, ...] = (),
+) -> Build:
+    """What a plan and its compiled kernels say without a clock.
+
+    Args:
+        model: its name.
+        plan: what runs.
+        captured: what it was made from.
+        gtco_version: of the gtco that made it.
+        kernels: the compiled ones by entry point; may lack some.
+        clock: what the times are, in a sentence.
+        checks: of each group, or none.
+    """
+    graph = plan.graph
+    made = {
+        value: position
+        for position, launch in enumerate(plan.launches)
+        for value in launch.group.graph.outputs
+    }
+    made |= {name: -1 - number for number, name in enumerate(graph.inputs)}
+    errors = {check.group: _error(check) for check in checks}
+    return Build(
+        model=model,
+        gtco_version=gtco_version,
+        target=plan.options.target or plan.target.arch,
+        device="",
+        options=_given(plan.options),
+        summary=tuple(make_report(plan, captured.graph).facts()),
+        times={},
+        clock=clock,
+        floor_us=floor_us(plan),
+        inputs=tuple(f"%{name}: {spec}" for name, spec in graph.inputs.items()),
+        outputs=tuple(
+            (f"%{name}: {graph.specs[name]}", made[base])
+            for name, (base, _) in plan.outputs.items()
+            if base in made
+        ),
+        launches=tuple(_launch(launch, plan, made, errors) for launch in plan.launches),
+        kernels=_kernels(plan, kernels),
+        layers=tuple(Layers(**asdict(each)) for each in plan.fused.repeats),
+        apart=_apart(plan),
+    )
+
+
+def _given(options: Options) -> dict[str, str]:
+    usual = asdict(Options())
+    return {name: str(each) for name, each in asdict(options).items() if each != usual[name]}
+
+
+def _launch(
+    launch: Launch, plan: Plan, made: dict[str, int], errors: dict[str, GroupError]
+) -> LaunchFacts:
+    group, program = launch.group, launch.program
+    work = group_work(group)
+    main = [node.source for node in group.compute if node.definition.multiplies and node.source]
+    reads = [made[name] for name in group.graph.inputs if name in made]
+    return LaunchFacts(
+        name=group.name,
+        layer=next(iter((*main, *launch.modules)), ""),
+        modules=launch.modules,
+        family=launch.family,
+        ops=tuple(str(node.attrs.get("target", node.op)) for node in group.compute),
+        kernel="aten" if program is None else program.name,
+        sketch="" if program is None else program.sketch,
+        schedule={} if program is None else dict(program.schedule),
+        source=launch.source,
+        reason=launch.reason,
+        predicted_us=launch.predicted_us,
+        measured_us=None,
+        floor_us=group_floor_us(group, plan.target),
+        nbytes=work.weight_bytes + work.read_bytes + work.written_bytes,
+        reads=tuple(dict.fromkeys(reads)),
+        error=errors.get(group.name),
+    )
+
+
+def _error(check: GroupCheck) -> GroupError:
+    verdict = check.verdict
+    numbers = (verdict.rmse, verdict.limit, check.max_abs)
+    rmse, limit, max_abs = (
+        each if each is None or math.isfinite(each) else None for each in numbers
+    )
+    return GroupError(verdict.ok, rmse, limit, max_abs, verdict.reason or "")
+
+
+def _kernels(plan: Plan, compiled: Mapping[str, CompiledKernel]) -> tuple[KernelFacts, ...]:
+    programs = {each.program.name: each.program for each in plan.launches if each.program}
+    found = []
+    for name, program in programs.items():
+        kernel = compiled.get(name)
+        found.append(
+            KernelFacts(
+                name,
+                None if kernel is None else kernel.registers,
+                None if kernel is None else kernel.smem_bytes + program.smem_bytes,
+                None if kernel is None else kernel.spill_bytes,
+                None if kernel is None else len(kernel.cubin),
+                program.code,
+            )
+        )
+    return tuple(found)
+
+
+def _apart(plan: Plan) -> tuple[Apart, ...]:
+    home = {
+        node.name: position
+        for position, launch in enumerate(plan.launches)
+        for node in launch.group.compute
+    }
+    return tuple(
+        Apart(home[producer], home[consumer], f"%{producer} -> %{consumer}", reason)
+        for producer, consumer, reason in plan.fused.refusals
+        if producer in home and consumer in home
+    )
+
+
+# -- on a GPU --------------------------------------------------------------------------------------
+
+
+def _timed(facts: Build, plan: Plan, compiled: CompiledModule, like: Inputs, tell: Tell) -> Build:
+    inputs = [fresh_inputs(like, "normal", seed) for seed in range(4)]
+    timing = time_rounds({"gtco": compiled}, inputs, CudaClock(), 3, 100, tell)["gtco"]
+    tell("timing each launch")  # last: the profiler slows later launches down
+    args, kwargs = inputs[0]
+    walks = [
+        launch_times(plan, lambda visit: compiled.walk(visit, *args, **kwargs))
+        for _ in range(_WALKS)
+    ]
+    measured = [_median(each) for each in zip(*walks, strict=True)]
+    launches = tuple(
+        replace(launch, measured_us=us) for launch, us in zip(facts.launches, measured, strict=True)
+    )
+    times = {BACK_TO_BACK: timing.back_to_back_us}
+    times |= {f"synchronised {name}": us for name, us in timing.single_us.items()}
+    timed = replace(facts, device=torch.cuda.get_device_name(), times=times, launches=launches)
+    return replace(timed, clock=MEASURED if timed.is_measured else UNSEEN)
+
+
+def _median(samples: tuple[float | None, ...]) -> float | None:
+    known = [each for each in samples if each is not None]
+    return statistics.median(known) if len(known) == len(samples) else None
