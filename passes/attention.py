@@ -167,6 +167,8 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     if len(dtypes) != 1:
         return "q, k and v differ in dtype"
     (dtype,) = dtypes
+    if not dtype.is_floating_point:
+        return f"q, k and v are {edit.specs[match.q]}, whole numbers"
     for value in match.inner:
         if value not in match.guard and not views.loses_nothing(dtype, edit.dtype(value)):
             return f"%{value} is {edit.specs[value]}, which rounds what attention does not"

@@ -259,6 +259,15 @@ def test_products_of_whole_numbers() -> None:
     means_the_same(model, torch.arange(4))
 
 
+def test_attention_of_whole_numbers() -> None:
+    def model(c: Function, x: Tensor) -> Tensor:
+        return torch.softmax((x @ x.mT).float(), -1).to(x.dtype) @ x
+
+    x = torch.arange(6).reshape(2, 3)
+    for dtype in (torch.int8, torch.int64):
+        assert "attention" not in _ops(means_the_same(model, x.to(dtype)))
+
+
 def test_batch_norm_by_statistics_that_are_computed() -> None:
     def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
         mean, var = x.mean((0, 2, 3)), x.var((0, 2, 3))
