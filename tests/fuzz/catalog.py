@@ -335,6 +335,58 @@ IMAGES += [
     )
 ]
 
+_NORM = "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {w:X[-1:]})"
+_LINEAR = "F.linear({0}, {{w:(X[-1], X[-1])}}, {{w:X[-1:]}})"
+_HEADS = ".unflatten(-1, (2, -1)).transpose(1, 2)"
+_JOINED = ".transpose(1, 2).flatten(2)"
+
+
+def _heads(q: str, k: str, v: str) -> str:
+    operands = (_LINEAR.format(each) + _HEADS for each in (q, k, v))
+    return "q_, k_, v_ = " + ", ".join(operands) + "; "
+
+
+BLOCKS = [
+    "q_, k_, v_ = F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, 2, -1))"
+    ".permute(2, 0, 3, 1, 4).unbind(0); a_ = F.scaled_dot_product_attention(q_, k_, v_); "
+    "{o} = {x} + " + _LINEAR.format("a_" + _JOINED),
+    f"{{p}} = {_NORM}; "
+    + _heads("{p}", "{p}", "{p}")
+    + "a_ = (q_ @ k_.mT * {k} + {w:(2, X[-2], X[-2])}).softmax(-1) @ v_; {o} = {x} + "
+    + _LINEAR.format("a_" + _JOINED),
+    _heads("{x}", "{s}", "{s}") + "{o} = F.scaled_dot_product_attention(q_, k_, v_)" + _JOINED,
+    _heads("{x}", "{s}", "{x}") + "q_, k_ = F.normalize(q_, dim=-1), F.normalize(k_, dim=-1); "
+    "{o} = ((q_ @ k_.mT / {k}).softmax(-1) @ v_)" + _JOINED,
+    _heads("{x}", "{x}", "{x}") + "{o} = (q_ @ (k_.mT @ v_))" + _JOINED + "[:, :1]",
+    _heads("{x}", "{x}", "{x}") + "m_ = torch.ones_like(q_ @ k_.mT).tril().bool(); "
+    "{o} = (q_ @ k_.mT).masked_fill(~m_, -1e9).softmax(-1, dtype=f32).to({x}.dtype) @ v_",
+    f"{{o}} = {{x}} + F.linear(F.gelu(F.linear({_NORM}, {{w:(N, X[-1])}}, {{w:(N,)}})), "
+    "{w:(X[-1], N)}, {w:X[-1:]}) * {w:X[-1:]}",
+    f"{{p}} = {_NORM}; {{o}} = F.linear({{p}}, {{w:(N, X[-1])}}, {{w:(N,)}}) "
+    "* F.linear({p}, {w:(N, X[-1])})",
+    f"{{p}} = {_NORM}; {{o}} = F.linear({{p}}, {{w:(N, X[-1])}}, {{w:(N,)}}) + {{p}}.mean()",
+    f"{{o}} = F.linear({_NORM}[:, 0], {{w:(N, X[-1])}}, {{w:(N,)}})",
+    f"{{o}} = F.linear({_NORM}.mean(1), {{w:(N, X[-1])}}, {{w:(N,)}})",
+    f"{{o}} = {_NORM}.flatten(0, 1) @ {{w:(X[-1], N)}}",
+    "{o} = F.linear({x} + {s}, {w:(N, X[-1])}, {w:(N,)})[:, :1].relu()",
+    "{o} = torch.cat([{w:(1, 1, X[-1])}.expand({x}.shape[0], -1, -1), {x}], 1) "
+    "+ {w:(1, X[-2] + 1, X[-1])}",
+    "a_, b_ = F.linear({x}, {w:(2 * N, X[-1])}).chunk(2, -1); {o} = F.silu(a_) * b_",
+    "c_, s_ = {w:(X[-2], X[-1] // 2)}.cos(), {w:(X[-2], X[-1] // 2)}.sin(); "
+    "a_, b_ = {x}.chunk(2, -1); {o} = torch.cat([a_ * c_ - b_ * s_, a_ * s_ + b_ * c_], -1)",
+    "{o} = {x}.roll((-1, 1), (1, 2)).unflatten(1, (-1, 2)).unflatten(3, (-1, 2))"
+    ".transpose(2, 3).flatten(0, 2)",
+    "{o} = F.linear(torch.cat([{x}, {s}.expand_as({x})], -1), {w:(N, 2 * X[-1])}, {w:(N,)})",
+    "{o} = F.linear({x}, {w:(N, X[-1])}, {w:(N,)}).unflatten(-1, (-1, 1)).sum(-1)",
+    "{o} = F.conv2d(F.silu(F.group_norm({x}, 1, {w:X[1:2]}, {w:X[1:2]})), {w:(N, X[1], 3, 3)}, "
+    "{w:(N,)}, padding=1) + {w:(1, N, 1, 1)}",
+    "{o} = {x} * F.hardsigmoid(F.conv2d(F.relu(F.conv2d(F.adaptive_avg_pool2d({x}, 1), "
+    "{w:(N, X[1], 1, 1)}, {w:(N,)})), {w:(X[1], N, 1, 1)}, {w:X[1:2]}))",
+    "{o} = F.conv2d({x}, {w:(N, X[1], 2, 2)}, {w:(N,)}, stride=2).flatten(2).mT; "
+    "{p} = F.layer_norm({o}, {o}.shape[-1:]) @ {w:(N, N)}",
+    "{o} = F.linear({x}.flatten(2).mT, {w:(N, X[1])}, {w:(N,)}).mT.unflatten(-1, {x}.shape[2:])",
+]
+
 IN_PLACE = [
     "{i}.add_({s})", "{i}.mul_({k})", "{i}.copy_({s})", "{i}.fill_({k})", "{i}.zero_()",
     "{i}.relu_()",
@@ -363,6 +415,7 @@ FAMILIES: dict[str, tuple[list[str], float]] = {
     "norm": (NORMS, 1.5),
     "attention": (ATTENTIONS, 2),
     "image": (IMAGES, 3),
+    "block": (BLOCKS, 2),
     "in place": (IN_PLACE, 1),
 }
 """Templates by family, and how often each family is drawn."""
