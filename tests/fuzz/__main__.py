@@ -74,6 +74,7 @@ class _Run:
         self.counts: Counter[str] = Counter()
         self.reasons: Counter[str] = Counter()
         self.failures: list[dict[str, Any]] = []
+        self.odd: dict[str, str] = {}
 
     def report(self, results: Iterator[Result]) -> int:
         """Take results until they end, time is up or Ctrl-C; the exit code."""
@@ -96,6 +97,8 @@ class _Run:
         if outcome.kind != "right":
             self.reasons[f"{outcome.kind} {outcome.stage}: {outcome.detail[:90]}"] += 1
         if not outcome.failed:
+            if outcome.kind != "right":
+                self.odd[name] = str(outcome)
             return
         source = program.source(self.options.target) if program else ""
         self.failures.append({"name": name, "outcome": str(outcome), "program": source})
@@ -115,6 +118,7 @@ class _Run:
                         "counts": self.counts,
                         "reasons": dict(self.reasons.most_common()),
                         "failures": self.failures,
+                        "neither": self.odd,
                     },
                     indent=2,
                 )
