@@ -154,7 +154,8 @@ def _compiled(case: Case, device: str, **options: Any) -> Answers:
 
 
 def _bits(x: Tensor) -> Tensor:
-    return x.contiguous().reshape(-1).view(torch.uint8)
+    plain = torch.empty_like(x, memory_format=torch.contiguous_format).copy_(x)
+    return plain.reshape(-1).view(torch.uint8)
 
 
 @contextlib.contextmanager
