@@ -34,7 +34,8 @@ class TensorRTPlace:
 
     Args:
         python: an interpreter that imports `tensorrt`, or a script that becomes one.
-        engines: a folder that keeps engines and what their building measured; None keeps nothing.
+        engines: a folder that keeps engines, what their building measured, and why others could
+            not be built; None keeps nothing.
     """
 
     python: Path
@@ -89,22 +90,49 @@ class TensorRTRunner:
             self._process.stdin.flush()
         return self._answer()
 
-    def build(self, onnx: Path, engines: Path | None) -> dict[str, Any]:
+    def build(
+        self, onnx: Path, engines: Path | None, patience: float | None = None
+    ) -> dict[str, Any]:
         """Make the engine of a file ready; `tensorrt_runner` says what is known of it then.
 
+        Args:
+            onnx: the file.
+            engines: a folder that keeps the engine, or why there is none; None keeps nothing.
+            patience: seconds after which it is given up.
+
         Raises:
-            TensorRTError: TensorRT cannot parse or build it.
+            TensorRTError: TensorRT cannot parse or build it, or could not the last time.
         """
-        kept: dict[str, str] = {}
-        if engines is not None:
-            engines.mkdir(parents=True, exist_ok=True)
-            card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-            with onnx.open("rb") as file:
-                of_file = hashlib.file_digest(file, "sha256").hexdigest()[:16]
-            name = f"{self.version}-{card}".replace(" ", "_")
-            kept["engine"] = str(engines / f"{name}-{of_file}.engine")
-            kept["timing_cache"] = str(engines / f"{name}.cache")
-        return self.ask("build", onnx=str(onnx), **kept)
+        if engines is None:
+            return self._build(patience, onnx=str(onnx))
+        engines.mkdir(parents=True, exist_ok=True)
+        card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+        with onnx.open("rb") as file:
+            of_file = hashlib.file_digest(file, "sha256").hexdigest()[:16]
+        name = f"{self.version}-{card}".replace(" ", "_")
+        engine, refusal = (engines / f"{name}-{of_file}.{kind}" for kind in ("engine", "refused"))
+        if refusal.exists():
+            raise TensorRTError(refusal.read_text())
+        cache = str(engines / f"{name}.cache")
+        try:
+            return self._build(patience, onnx=str(onnx), engine=str(engine), timing_cache=cache)
+        except TensorRTError as error:
+            refusal.write_text(str(error))
+            raise
+
+    def _build(self, patience: float | None, **given: str) -> dict[str, Any]:
+        if patience is None:
+            return self.ask("build", **given)
+        clock = threading.Timer(patience, self._process.kill)
+        clock.start()
+        try:
+            return self.ask("build", **given)
+        except TensorRTError as error:
+            if clock.is_alive():
+                raise
+            raise TensorRTError(f"no engine after {patience:.0f} s") from error
+        finally:
+            clock.cancel()
 
     def close(self) -> None:
         """End the process."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import e2e, ops, resnet, subgraphs
+from experiments import e2e, engines, ops, resnet, subgraphs
 from experiments.models import operators
 from experiments.suites import run
 from experiments.suites.child import Asked
@@ -90,6 +91,23 @@ PUBLISHED_NAMES = (
 )
 
 
+def test_engines_are_built_ahead_and_found_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another process exports the same bytes, so the table finds what was built ahead."""
+    pytest.importorskip("onnxruntime")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "stand_ins"))
+    words = [str(tmp_path), "--tensorrt-python", sys.executable, "--rows", "detr_attention"]
+    engines.main([*words, "--quick"])
+    assert len(list(tmp_path.glob("*.engine"))) == 1
+    assert capsys.readouterr().out.startswith("detr_attention: built in")
+    found = engines.build("detr_attention", tmp_path, Path(sys.executable), 60.0, True)
+    assert found.startswith("was there")
+    monkeypatch.setenv("STAND_IN_REFUSES", "Erf")
+    assert "no importer" in engines.build("vit_h14", tmp_path, Path(sys.executable), 60.0, True)
+    assert len(list(tmp_path.glob("*.refused"))) == 1
+
+
 # -- with times ------------------------------------------------------------------------------------
 
 
@@ -161,7 +179,7 @@ def test_operators_are_tabled_and_drawn(tmp_path: Path, monkeypatch: pytest.Monk
 def test_no_matplotlib_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "matplotlib", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setattr(run, "ask_child", measured(benchmark("gtco", "eager")))
     run.main(resnet.SUITE, [str(tmp_path / "out.jsonl")])
     assert "pip install 'gtco[experiments]'" in capsys.readouterr().err

@@ -89,8 +89,18 @@ def test_engines_and_what_was_timed_are_kept(tmp_path: Path, stand_in: pytest.Mo
     assert cache.read_bytes() == b"timed "
     (engine,) = engines.glob("*.engine")
     engine.write_bytes(b"of another version")
-    with TensorRTRunner(PYTHON) as runner, pytest.raises(TensorRTError, match="cannot be read"):
-        runner.build(file, engines)
+    for _ in range(2):  # the second time by what is kept
+        with TensorRTRunner(PYTHON) as runner, pytest.raises(TensorRTError, match="cannot be read"):
+            runner.build(file, engines)
+    (refusal,) = engines.glob("*.refused")
+    assert "cannot be read" in refusal.read_text()
+
+
+def test_building_is_given_up(tmp_path: Path, stand_in: pytest.MonkeyPatch) -> None:
+    stand_in.setenv("STAND_IN_SECONDS", "30")
+    with TensorRTRunner(PYTHON) as runner, pytest.raises(TensorRTError, match="no engine after 0"):
+        runner.build(exported(tmp_path), tmp_path, patience=0.3)
+    assert [each.read_text() for each in tmp_path.glob("*.refused")] == ["no engine after 0 s"]
 
 
 def test_what_cannot_be_captured_runs_without_a_graph(

@@ -208,6 +208,7 @@ class Builder:
         return _Config()
 
     def build_serialized_network(self, network: Any, config: _Config) -> bytes | None:
+        time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
         if os.environ.get("STAND_IN_BUILDS_NOTHING"):
             self.log.log(ILogger.ERROR, "Could not find any implementation for node Foreign")
             return None
