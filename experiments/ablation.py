@@ -37,6 +37,7 @@ import torch
 from experiments.partitions import greedy, unfused
 from experiments.publish import markdown, microseconds, provenance, publish, save_bars
 from gtco.benchmarking.answers import compute_precision, references
+from gtco.benchmarking.rounds import Tell
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import capture_for, fuse_with, plan_with, resolve_device
@@ -195,14 +196,21 @@ def main() -> None:
     )
 
 
+def say(message: str) -> None:
+    """Progress, for people."""
+    print(message, file=sys.stderr, flush=True)
+
+
 def ablate(
     model: Located,
     options: Options,
     programs: int,
     seconds: float = float("inf"),
     database: Database | None = None,
+    rounds: int = ROUNDS,
+    tell: Tell = say,
 ) -> dict[str, Any]:
-    """The four arms of `model`, tuned and replayed, ready for JSON.
+    """The arms of `model`, tuned and not, and replayed, ready for JSON.
 
     Args:
         model: on the GPU, if there is one.
@@ -210,6 +218,8 @@ def ablate(
         programs: measured of each task.
         seconds: after which every task keeps as many programs as all others have by then.
         database: keeps what is measured.
+        rounds: turns of each arm when whole graphs are replayed.
+        tell: called with a line of progress.
 
     Raises:
         RuntimeError: an arm's answer is wrong.
@@ -222,7 +232,7 @@ def ablate(
         own = [] if database is None else list(database.records())
         known = Knowledge(runner.device, own=own)
         tuning = Tuning(known, target, runner, database, shipped_ranker(target))
-        arms = tuned_arms(graph, target, known, tuning, programs, begin + seconds)
+        arms = tuned_arms(graph, target, known, tuning, programs, begin + seconds, tell)
         measuring = dict(runner.seconds)
     tuned = time.monotonic()
     searched = {key: each.search.trials for key, each in tuning.tried.items()}
@@ -232,7 +242,7 @@ def ablate(
     plans |= {name: plan_with(known, fused, target, options) for name, fused in arms.items()}
     modules = {name: CompiledModule(plan, captured) for name, plan in plans.items()}
     verdicts = judged(modules, model, options)
-    rounds = in_turns([clock(module) for module in modules.values()], ROUNDS)
+    turns = in_turns([clock(module) for module in modules.values()], rounds)
     return {
         "model": model.name,
         "device": known.device,
@@ -256,7 +266,7 @@ def ablate(
                 "rounds_us": times,
                 "verdict": verdicts[name],
             }
-            for (name, module), times in zip(modules.items(), rounds, strict=True)
+            for (name, module), times in zip(modules.items(), turns, strict=True)
         },
         "differences": {
             f"{first} | {second}": differences(arms[first], arms[second], known, target)
@@ -266,7 +276,13 @@ def ablate(
 
 
 def tuned_arms(
-    graph: Graph, target: Target, known: Knowledge, tuning: Tuning, programs: int, until: float
+    graph: Graph,
+    target: Target,
+    known: Knowledge,
+    tuning: Tuning,
+    programs: int,
+    until: float,
+    tell: Tell = say,
 ) -> dict[str, FusedGraph]:
     """The arms of `graph`, with `programs` programs measured of each of their tasks.
 
@@ -277,6 +293,7 @@ def tuned_arms(
         tuning: measures.
         programs: of each task.
         until: of the monotonic clock, when all tasks have to do with as many as they have.
+        tell: called with a line of progress.
     """
     (draft,) = fuse_with(Knowledge(known.device), graph, target)
     arms = {NONE: unfused(graph), GREEDY: greedy(graph), DRAFT: draft}
@@ -286,7 +303,7 @@ def tuned_arms(
         reached = min(reached + BATCH, programs)
         tuning.add(fuse_with(known, graph, target, PLANS, explore=True))
         tuning.measure(reached)
-        print(f"{len(tuning.tried)} tasks, {reached} programs each", file=sys.stderr, flush=True)
+        tell(f"{len(tuning.tried)} tasks, {reached} programs each")
     for _ in range(REPLANS):
         (plan,) = fuse_with(known, graph, target)
         if MEASURED in arms and str(plan) == str(arms[MEASURED]):

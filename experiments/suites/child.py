@@ -13,15 +13,18 @@ import importlib
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from experiments.publish import surroundings
 from experiments.suites.card import watched
+from experiments.suites.row import AnyRow
 from gtco.benchmarking.bench import bench
-from gtco.benchmarking.rounds import Unusable, one_line
+from gtco.benchmarking.rounds import Tell, Unusable, one_line
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.cli.base import plain
+from gtco.locate import Located
 from gtco.options import Options
 from gtco.target import HOST
 
@@ -54,28 +57,16 @@ class Asked:
 
 def run(asked: Asked) -> dict[str, Any]:
     """The row's result, ready for JSON; of several sizes, those are its "points"."""
-    row = importlib.import_module(asked.suite).SUITE.row(asked.row)
-    options = Options.of(target=HOST if asked.quick else None)
-    place = None
-    if asked.python is not None:
-        place = TensorRTPlace(Path(asked.python), Path(asked.engines) if asked.engines else None)
+    suite = importlib.import_module(asked.suite).SUITE
+    row = suite.row(asked.row)
+    measure = suite.measure or partial(benched, row=row)
     started = time.time()
     points: dict[str, dict[str, Any]] = {}
     with watched() as card:
         for size, make in row.cases(asked.quick).items():
             say(tell=f"making {row.name} {size}".strip())
             try:
-                points[size] = bench(
-                    make(),
-                    options,
-                    row.peers(asked.quick),
-                    without=asked.left_out,
-                    rounds=asked.rounds,
-                    calls=asked.calls,
-                    database=asked.database,
-                    tensorrt=place,
-                    tell=lambda message: say(tell=message),
-                ).to_dict()
+                points[size] = measure(make(), asked=asked, tell=lambda told: say(tell=told))
             except Unusable:
                 raise
             except Exception as error:
@@ -85,7 +76,6 @@ def run(asked: Asked) -> dict[str, Any]:
             gc.collect()  # the next one's memory is its own
     return {
         **points.get("", {"points": points, "failures": {}}),
-        "options": dataclasses.asdict(options),
         "rehearsal": asked.quick,
         "rounds": asked.rounds,
         "calls": asked.calls,
@@ -93,6 +83,26 @@ def run(asked: Asked) -> dict[str, Any]:
         "environment": surroundings(),
         "seconds": time.time() - started,
     }
+
+
+def benched(model: Located, row: AnyRow, asked: Asked, tell: Tell) -> dict[str, Any]:
+    """`bench` of one model, ready for JSON."""
+    options = Options.of(target=HOST if asked.quick else None)
+    place = None
+    if asked.python is not None:
+        place = TensorRTPlace(Path(asked.python), Path(asked.engines) if asked.engines else None)
+    found = bench(
+        model,
+        options,
+        row.peers(asked.quick),
+        without=asked.left_out,
+        rounds=asked.rounds,
+        calls=asked.calls,
+        database=asked.database,
+        tensorrt=place,
+        tell=tell,
+    )
+    return {"options": dataclasses.asdict(options), **found.to_dict()}
 
 
 def say(**content: Any) -> None:

@@ -36,6 +36,7 @@ from gtco.benchmarking.contestants import GTCO, TENSORRT
 from gtco.benchmarking.rounds import percentiles
 from gtco.benchmarking.tensorrt_peer import read_trtexec
 from gtco.cli.base import err
+from gtco.locate import Located
 
 NAMED = re.compile(r"(?:preparing|checking|round \d+ of \d+:) (.+)")
 """Lines of progress that end with a contestant's name: whom to blame for what comes next."""
@@ -55,6 +56,7 @@ class Suite:
         report: makes Markdown of the results.
         plot: draws them to a file, with matplotlib.
         rounds, calls: as for `bench`, by default.
+        measure: makes a row's result in place of `bench`.
     """
 
     module: str
@@ -63,6 +65,7 @@ class Suite:
     plot: Callable[[Sequence[Result], Path], None] | None = None
     rounds: int = 5
     calls: int = 100
+    measure: Callable[[Located, Asked, Tell], Result] | None = None
 
     def row(self, name: str) -> AnyRow:
         """The row called `name`."""

@@ -12,11 +12,14 @@ from typing import Any
 import pytest
 import torch
 
-from experiments import e2e, engines, ops, resnet, subgraphs
+from experiments import ablations, e2e, engines, ops, resnet, subgraphs
 from experiments.models import operators
 from experiments.suites import run
 from experiments.suites.child import Asked
 from gtco.benchmarking.contestants import PEERS
+from gtco.locate import locate
+
+TABLES = (e2e, subgraphs, ops, resnet, ablations)
 
 
 @pytest.mark.compiler
@@ -38,7 +41,9 @@ def test_a_rehearsal(
     assert not (tmp_path / "out.png").exists(), "there are no times to draw"
 
 
-@pytest.mark.parametrize("module", [e2e, subgraphs, ops, resnet], ids=lambda each: each.__name__)
+@pytest.mark.parametrize(
+    "module", [e2e, subgraphs, ops, resnet, ablations], ids=lambda each: each.__name__
+)
 def test_every_table_has_rows_that_can_be_made(module: ModuleType) -> None:
     suite = module.SUITE
     assert suite.module == module.__name__ and len({row.name for row in suite.rows}) == len(
@@ -173,6 +178,31 @@ def test_operators_are_tabled_and_drawn(tmp_path: Path, monkeypatch: pytest.Monk
     text = (tmp_path / "out.md").read_text()
     assert "| 128 | 100.0 | 200.0, 2.00x | 3 |" in text
     assert "- size 256: OutOfMemoryError: no (every model)" in text
+    assert (tmp_path / "out.png").stat().st_size > 10_000
+
+
+@pytest.mark.compiler
+def test_an_ablations_rehearsal_is_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    asked = Asked("experiments.ablations", "vit_b16", True, 1, 2)
+    found = ablations.measure(locate("tests.pools:tiny"), asked, told.append)
+    assert set(ablations.ARMS) == found["arms"].keys() and not found["failures"]
+    assert "3 tasks, 1 programs each" in told
+    monkeypatch.setattr(run, "ask_child", measured(found | {"rehearsal": True}))
+    run.main(ablations.SUITE, [str(tmp_path / "out.jsonl"), "--quick", "--rows", "vit_b16"])
+    assert "| ViT-B/16 | ran (2) |" in (tmp_path / "out.md").read_text()
+
+
+def test_ablations_are_compared_and_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    arms = {
+        name: {"median_us": 100.0 * place, "launches": place}
+        for place, name in enumerate(reversed(ablations.ARMS), 2)
+    }
+    monkeypatch.setattr(run, "ask_child", measured({"arms": arms, "rehearsal": False}))
+    run.main(ablations.SUITE, [str(tmp_path / "out.jsonl")])
+    text = (tmp_path / "out.md").read_text()
+    assert text.count("| 800 (8) |") == text.count("| 4.00 | 3.50 |") == 9
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
