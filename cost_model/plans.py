@@ -47,8 +47,8 @@ def plan_knobs(
     """Those with which the rewritten `graph` was fastest when replayed.
 
     A graph that never was takes those of the plan that ran the same workloads, or the workloads
-    whose schedules it was lent; where there is none either, a draft decides. What was replayed on
-    this device counts ahead of what was on its kin.
+    whose schedules were transferred to it; where there is none either, a draft decides. What was
+    replayed on this device counts ahead of what was on its kin.
 
     Args:
         known: the records.

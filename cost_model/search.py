@@ -25,7 +25,7 @@ from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.ranker import Measured, Ranker
 from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
-from gtco.cost_model.similar import lent, likeness
+from gtco.cost_model.similar import likeness, transferred
 from gtco.cost_model.work import Work, work_of
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task
@@ -48,7 +48,7 @@ DEFAULTS = 8
 SIMILAR = 8
 """Schedules of older code that it begins with, and of similar tasks that it tries next."""
 ALIKE = 0.05
-"""Least likeness of a task that lends its schedules."""
+"""Least likeness of a task whose schedules are tried."""
 ADAPT = 16
 """Measured programs from which the ranker is adapted to the task."""
 
@@ -92,7 +92,7 @@ class Search(Generic[P]):
         strategy: which parts take part.
         seed: equal seeds and observations propose the same.
         first: programs to begin with, best first, ahead of the defaults.
-        lent: programs to try beside what the models choose, once those were proposed.
+        transferred: programs to try beside what the models choose, once those were proposed.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class Search(Generic[P]):
         strategy: Strategy = Strategy.DRAFT_MODEL,
         seed: int = 0,
         first: Sequence[P] = (),
-        lent: Sequence[P] = (),
+        transferred: Sequence[P] = (),
     ) -> None:
         self._space = space
         self._describe = describe
@@ -115,8 +115,10 @@ class Search(Generic[P]):
         self._random = random.Random(seed)
         blind = strategy is Strategy.RANDOM
         self._first = [] if blind else [*first, *space.defaults(DEFAULTS)]
-        self._lent = [] if blind else list(lent)
-        self._programs: dict[Key, P] = {each.key: each for each in [*self._first, *self._lent]}
+        self._transferred = [] if blind else list(transferred)
+        self._programs: dict[Key, P] = {
+            each.key: each for each in [*self._first, *self._transferred]
+        }
         self._known: set[Key] = set()
         self._measured: dict[Key, TuningRecord] = {}
         self._library: TuningRecord | None = None
@@ -134,7 +136,7 @@ class Search(Generic[P]):
                     chosen.setdefault(each.key, each)
 
         take(self._first, count)
-        take(self._lent, max(len(chosen), count // 2))
+        take(self._transferred, max(len(chosen), count // 2))
         if self._strategy is not Strategy.RANDOM:
             strange = sum(self._random.random() < EPSILON for _ in range(count))
             take(self._evolved(count), count - strange)
@@ -258,7 +260,7 @@ def search_task(
         task: the workload.
         target: its architecture.
         known: of this task and of others: fresh records of this task count as measured, all others
-            lend their schedules, those of this task first, then the one that would run untuned.
+            give their schedules to try, this task's first, then the one that would run untuned.
         ranker: as for `Search`; `gtco.cost_model.ranker.shipped_ranker` has one.
         strategy, seed: as for `Search`.
     """
@@ -267,8 +269,8 @@ def search_task(
     fresh = known.records(task.key)
     old = (record for record in known.others if record.workload == task.key)
     first = [*fresh, *sorted(old, key=_time)[:SIMILAR]]
-    if (loan := lent(known, task.key, sketches)) is not None:
-        first.append(loan)
+    if (near := transferred(known, task.key, sketches)) is not None:
+        first.append(near)
 
     def adopted(records: Iterable[TuningRecord]) -> list[Candidate]:
         made = (sampler.adopt(r.sketch, r.schedule) for r in records if r.run_us is not None)
@@ -282,7 +284,7 @@ def search_task(
         strategy=strategy,
         seed=seed,
         first=adopted(first),
-        lent=adopted(_alike(task, [*known.all(), *known.others])),
+        transferred=adopted(_alike(task, [*known.all(), *known.others])),
     )
     search.observe(fresh)
     return search

@@ -44,13 +44,13 @@ def _summary(workload: str) -> tuple[Counter[str], int]:
     return Counter(node[0] for node in content["nodes"]), max(1, sum(sizes))
 
 
-def lent(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningRecord | None:
+def transferred(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningRecord | None:
     """The best program of another workload, which is legal here and whose blocks do the same work.
 
     Another epsilon, another activation, 196 rows in place of 197 or operands that lie elsewhere
     change neither how many blocks there are nor what the main loop of one does. So what was
     measured there holds here, which no draft can say as well. Of several workloads the one most
-    alike lends, and of those equally alike the fastest; where none was measured on this device,
+    alike counts, and of those equally alike the fastest; where none was measured on this device,
     those of the nearest kin; None where there is none.
 
     Args:
@@ -60,11 +60,11 @@ def lent(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningR
     """
     by_name = {sketch.name: sketch for sketch in sketches}
     flops = group_work(sketches[0].group).matmul_flops if sketches else 0
-    found = (_lent(each, workload, by_name, flops) for each in known.sources)
+    found = (_of_device(each, workload, by_name, flops) for each in known.sources)
     return next(filter(None, found), None)
 
 
-def _lent(
+def _of_device(
     known: Knowledge, workload: str, by_name: Mapping[str, Sketch], flops: int
 ) -> TuningRecord | None:
     """The same of one device's records."""

@@ -15,8 +15,8 @@ arms differ by their fusion and not by luck. What the last arm costs more is sea
 of plans that are not chosen in the end; the result counts them. The tuner's last step, trying
 schedules in the whole graph, is left out for every arm.
 
-Then every arm's answer is judged, and the whole graphs are replayed in turns in this process. With
---db the measurements are kept, and the same command goes on after the last.
+Then every arm's answer is judged, and the whole graphs are replayed in interleaved runs in this
+process. With --db the measurements are kept, and the same command goes on after the last.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ NONE, GREEDY, DRAFT, MEASURED = "no fusion", "greedy", "DP, draft prices", "DP, 
 UNTUNED = ", untuned"
 """Behind the name of an arm whose kernels are their sketches' defaults."""
 ROUNDS = 15
-"""Turns of each arm when whole graphs are replayed."""
+"""Interleaved runs of each arm when whole graphs are replayed."""
 REPLANS = 4
 """How often, at most, the last arm's plan may bring kernels that were not measured yet."""
 

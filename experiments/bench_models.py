@@ -70,7 +70,7 @@ def _summary(found: dict[str, Any]) -> str:
     words = [f"{'right' if all(v['ok'] for v in verdicts.values()) else 'WRONG'}"]
     for name, timing in found["timings"].items():
         single = timing["single_us"]["p50"]
-        words.append(f"{name} {timing['back_to_back_us']:.1f} us ({single:.1f} waited for)")
+        words.append(f"{name} {timing['back_to_back_us']:.1f} us ({single:.1f} synchronised)")
     words.append(f"{found['launches']} launches, {found['seconds']:.0f} s")
     words += [f"{peer} failed: {why}" for peer, why in found["failures"].items()]
     return "; ".join(words)

@@ -1,4 +1,4 @@
-"""Ways to run one GEMM or one attention on a GPU, for `experiments.op_table` to time in turns.
+"""Ways to run one GEMM or one attention on a GPU, for `experiments.op_table` to time interleaved.
 
 Each is a chain of twelve launches in a CUDA graph, and its answer is judged before it can be timed.
 """
@@ -30,9 +30,9 @@ from gtco.runtime.run import Chain, load_program
 COPIES = 12
 """Launches of a chain, each with weights of its own, as a model's layers have."""
 ROUNDS, REPLAYS = 9, 10
-"""Turns of each chain, and replays of it in a turn."""
+"""Interleaved runs of each chain, and replays of it in a run."""
 TRIES = 3
-"""Turns of each configuration, of which the fastest is kept."""
+"""Runs of each configuration, of which the fastest is kept."""
 SEED = 1234
 """Of inputs that no search has seen."""
 BACKENDS = {
@@ -136,7 +136,7 @@ def said(error: Exception) -> str:
 
 
 def alternated(clocks: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
-    """The times of each clock, read in turn."""
+    """The times of each clock, interleaved."""
     times: dict[str, list[float]] = {name: [] for name in clocks}
     for _ in range(ROUNDS):
         for name, clock in clocks.items():

@@ -5,9 +5,10 @@
 The GEMMs and the attention of a layer of each model, fp16, fused as the passes fuse them. N
 programs of each sketch, half of them its first defaults, the others drawn at random, are checked
 and timed. Then the best of each, the best that the database and the shipped records know and the
-peers are judged on fresh inputs and timed in turns, in chains of twelve launches with weights of
-their own. The peers do less than the fused kernels: cuBLAS (torch's addmm) and a Triton GEMM add a
-bias alone; SDPA, with its fastest backend, and a Triton attention read q, k and v contiguous.
+peers are judged on fresh inputs and timed in interleaved runs, in chains of twelve launches with
+weights of their own. The peers do less than the fused kernels: cuBLAS (torch's addmm) and a Triton
+GEMM add a bias alone; SDPA, with its fastest backend, and a Triton attention read q, k and v
+contiguous.
 OUT.json, and OUT.md with the tables, are written after each operator.
 """
 

@@ -30,7 +30,7 @@ HEADER = (
     "precision",
     "gtco, us a call",
     "x floor",
-    "waited for",
+    "synchronised",
     "eager in a CUDA graph",
     "Inductor's better mode",
     "launches",

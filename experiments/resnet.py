@@ -2,8 +2,8 @@
 
     python -m experiments.resnet OUT.jsonl [--quick] [--tensorrt-python PATH]
 
-Ten rounds of 1000 calls, each contestant in turn; as many single calls are waited for. How a table
-is run: `experiments.suites.run`.
+Ten rounds of 1000 calls, interleaved with the others'; as many single calls are synchronised. How a
+table is run: `experiments.suites.run`.
 """
 
 from __future__ import annotations

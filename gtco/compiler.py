@@ -26,7 +26,7 @@ from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us, roofline_us
 from gtco.cost_model.plans import plan_knobs, plan_work, replayed
 from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, shipped_records
-from gtco.cost_model.similar import lent
+from gtco.cost_model.similar import transferred
 from gtco.cost_model.work import work_of
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
@@ -389,12 +389,12 @@ def _choose(
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
             return _Choice(type(sketch), record.schedule, source, "", run_us, workload)
-    if (loan := lent(known, task.key, derivation.sketches)) is not None:
-        workload = workload_digest(loan.workload)
-        sketch = sketches[loan.sketch]
-        run_us = known.time_us(loan)
-        source = "alike" if run_us is not None else f"alike, {known.source(loan)}"
-        return _Choice(type(sketch), loan.schedule, source, "", run_us, workload)
+    if (near := transferred(known, task.key, derivation.sketches)) is not None:
+        workload = workload_digest(near.workload)
+        sketch = sketches[near.sketch]
+        run_us = known.time_us(near)
+        source = "transferred" + (f", {known.source(near)}" if run_us is None else "")
+        return _Choice(type(sketch), near.schedule, source, "", run_us, workload)
     best, reason = first_choice(derivation)
     if best is None:
         return _Choice(None, {}, "fallback", reason, known.library_us(task.key))

@@ -141,7 +141,7 @@ def bench(
     tensorrt: TensorRTPlace | None = None,
     tell: Tell = lambda message: None,
 ) -> BenchResult:
-    """Compile `model`, check its answers and time it in turn with its peers.
+    """Compile `model`, check its answers and time it and its peers in interleaved rounds.
 
     A peer that fails, then or later, is among the result's failures and spoils nothing else. With
     the target "host" all of it is rehearsed on the CPU, with whichever peers run there.
@@ -151,8 +151,8 @@ def bench(
         options: for `gtco.compile`.
         peers: keys of `PEERS`.
         without: contestants of theirs that are left out.
-        rounds: how often every contestant has its turn.
-        calls: single calls, and calls back to back, of one turn.
+        rounds: how often each contestant runs, interleaved with the others.
+        calls: single calls, and calls back to back, of one round.
         trace: a file for a Chrome trace of one call of gtco's.
         database: as for `gtco.compile`.
         tensorrt: where TensorRT is, for the peer of that name.

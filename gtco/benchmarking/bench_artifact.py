@@ -38,8 +38,8 @@ def bench_artifact(
 
     Args:
         path: what `CompiledModule.save` wrote.
-        rounds: how often it has its turn.
-        calls: single calls, and calls back to back, of one turn.
+        rounds: how often it is timed.
+        calls: single calls, and calls back to back, of one round.
         trace: a file for a Chrome trace of one call.
         tell: called with a line of progress.
 

@@ -24,7 +24,7 @@ class Timing:
     """Times of one contestant, in microseconds.
 
     Args:
-        single_us: p50, p90 and p99 of single calls, each waited for.
+        single_us: p50, p90 and p99 of single calls, each synchronised.
         host_us: median time until a single call returns, the GPU being idle when it starts: the
             Python and CUDA calls of one call. `experiments/studies/host_cost.py` takes it apart.
         back_to_back_us: per call of a long run without waiting, once clocks have settled; the
@@ -40,8 +40,8 @@ class Timing:
 
 SETTLING_US = 200_000
 """How long calls run ahead of those whose time back to back counts. A GPU that was idle in between,
-as it is when each call is waited for, is slower for a while: an H100's multiprocessors run at 1.77
-GHz for up to 200 ms and at 1.87 then, and NVML says 1.98 of both
+as it is when each call is synchronised, is slower for a while: an H100's multiprocessors run at
+1.77 GHz for up to 200 ms and at 1.87 then, and NVML says 1.98 of both
 (experiments/notes/16-large_models.md)."""
 
 
@@ -115,7 +115,7 @@ def time_rounds(
 
     Args:
         contestants: name to call.
-        inputs: argument sets that the calls take turns with.
+        inputs: argument sets that the calls use one after the other.
         clock: of all contestants that are none themselves.
         rounds: at least 1.
         calls: at least 2.

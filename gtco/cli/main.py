@@ -74,8 +74,10 @@ OptionalModel = Annotated[
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", metavar="FILE", help="save an artifact there")
 ]
-Rounds = Annotated[int, typer.Option(min=1, help="turns of every contestant")]
-Calls = Annotated[int, typer.Option(min=2, help="calls of one turn")]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="interleaved rounds; gtco and each peer run in every one")
+]
+Calls = Annotated[int, typer.Option(min=2, help="calls of gtco and of each peer in a round")]
 Against = Annotated[
     str | None,
     typer.Option(

@@ -58,7 +58,7 @@ def environment(console: Console, facts: dict[str, Any], known: Sequence[dict[st
     if not facts["gpus"]:
         table.add_row("GPU", "none")
     for each in known:
-        kin = f"{each['kin']} of kin"
+        kin = f"{each['kin']} of other cards of its architecture"
         if each["kin_devices"]:
             kin += f" ({', '.join(each['kin_devices'])}: schedules without times)"
         times = f"{each['library_times']} times of ATen"

@@ -41,8 +41,8 @@ class LaunchInfo:
         ops: the operators it computes, in order.
         modules: the user's modules that they come from.
         schedule: knob values of the generated kernel.
-        source: where the choice comes from: "tuned here", "record" (shipped), "alike" (the
-            record of a workload whose blocks do the same), "default" or "fallback".
+        source: where the choice comes from: "tuned here", "record" (shipped), "transferred"
+            (the schedule of a similar workload, whose blocks do the same), "default" or "fallback".
         reason: why there is no generated kernel.
         predicted_us: its time from start to start, if something predicted it.
     """

@@ -29,8 +29,8 @@ class Launch:
         group: what it computes.
         family: the group's family, such as "gemm".
         program: the generated kernel; None calls the group's operators in ATen.
-        source: where the choice comes from: "tuned here", "record" (shipped), "alike" (the
-            record of a workload whose blocks do the same), "default" or "fallback".
+        source: where the choice comes from: "tuned here", "record" (shipped), "transferred"
+            (the schedule of a similar workload, whose blocks do the same), "default" or "fallback".
         reason: why there is no generated kernel.
         predicted_us: its time from start to start: the record that was chosen, else a roofline.
         workload: `workload_digest` of the workload that the record is of; empty without one.

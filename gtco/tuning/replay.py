@@ -59,9 +59,9 @@ def fastest(
 ) -> tuple[CompiledModule, tuple[float, ...]]:
     """The fastest of `plans` made ready, and the microseconds of each; () if there is one alone.
 
-    Each challenger is timed in turns with the best so far, so no more than two are in memory, and
-    for fewer turns if it is hopeless; a time is scaled to the first plan's, whatever the clocks did
-    between.
+    Each challenger runs interleaved with the best so far, so no more than two are in memory, and
+    for fewer rounds if it is hopeless; a time is scaled to the first plan's, whatever the clocks
+    did between.
 
     Args:
         plans: of one model, the likely best first.
@@ -247,7 +247,7 @@ def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:
 
 
 def before_and_after(before: CompiledModule, after: CompiledModule) -> tuple[float, float]:
-    """Microseconds of a run of each, in turns: a model as it was and what has become of it."""
+    """Microseconds of a run of each, interleaved: a model as it was and what has become of it."""
     return _duel(clock(before), clock(after))
 
 
@@ -258,9 +258,9 @@ def whole_us(module: CompiledModule) -> float:
 
 
 def _duel(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[float, float]:
-    """Microseconds of both, in turns, of which there are fewer if the challenger is hopeless.
+    """Microseconds of both in interleaved runs, fewer of them if the challenger is hopeless.
 
-    Each of the challenger's turns counts as a part of the best's ahead of it and behind it: at the
+    Each of the challenger's runs counts as a part of the best's ahead of it and behind it: at the
     limit of its power a GPU changes its clock by a quarter within a tenth of a second. Medians of
     both were up to 7% off there, this is within 0.3% (experiments/notes/16-large_models.md).
     """

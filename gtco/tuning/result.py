@@ -60,8 +60,8 @@ class TuneResult:
         rows: one a task.
         before_us: predicted latency with what was known before.
         after_us: the same of `compiled`.
-        replayed_us: latency of the whole graph as it was before and as `compiled`, replayed in
-            turns: the same twice if it is as it was, since nothing was faster. None on the host,
+        replayed_us: latency of the whole graph as it was before and as `compiled`, in interleaved
+            runs: the same twice if it is as it was, since nothing was faster. None on the host,
             after Ctrl-C, or if a kernel of before was never judged.
         plans_us: latency of each plan that was replayed whole, cheapest predicted first.
         trials: programs measured.

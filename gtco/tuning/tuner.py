@@ -511,4 +511,6 @@ def _predicted(plan: Plan | CompiledModule) -> float:
 
 def _unmeasured(plan: Plan) -> bool:
     """Whether some launch has a schedule that nobody measured of its workload."""
-    return any(launch.source.startswith(("alike", "from", "default")) for launch in plan.launches)
+    return any(
+        launch.source.startswith(("transferred", "from", "default")) for launch in plan.launches
+    )

@@ -324,7 +324,10 @@ def test_env_says_how_much_is_known(
     facts = {"packages": {}, "gpus": [], "cache": {"folder": "", "used": True, "writable": True}}
     facts.update(dict.fromkeys(("python", "platform", "nvrtc", "cuda", "driver"), "x"))
     show.environment(Console(file=told, width=200), facts, [row])
-    assert f"2 own, {shipped} of kin ({H100.name}: schedules" in told.getvalue()
+    assert (
+        f"2 own, {shipped} of other cards of its architecture ({H100.name}: schedules"
+        in told.getvalue()
+    )
     pretended(H100)
     (row,) = records_here()
     assert (row["own"], row["kin"], row["kin_devices"]) == (shipped, 2, [H200.name])

@@ -337,7 +337,7 @@ def test_a_search_begins_with_what_runs_untuned() -> None:
     records = measured(other, [each for each in odd if each.sketch.name == "gemm_wgmma"][-1:])
     search = search_task(first, H100, Knowledge(DEVICE, records))
     (launch,) = launches_of(first, H100, Knowledge(DEVICE, records))
-    assert launch.source == "alike" and launch.program is not None
+    assert launch.source == "transferred" and launch.program is not None
     assert search.propose(8)[0].program == launch.program
 
 

@@ -14,7 +14,7 @@ from gtco.codegen.sketch import Sketch
 from gtco.compiler import launches_of
 from gtco.cost_model.knowledge import CHOSEN, Knowledge
 from gtco.cost_model.record import LIBRARY, TuningRecord
-from gtco.cost_model.similar import lent
+from gtco.cost_model.similar import transferred
 from gtco.cost_model.work import work_of
 from gtco.ir.graph import Group
 from gtco.passes.legality import family
@@ -73,7 +73,7 @@ def test_a_workload_whose_blocks_do_the_same_lends_its_schedule(group: Group) ->
     lender = record(LENDER)
     found = launch(group, lender)
     assert found.program is not None
-    assert (found.source, found.predicted_us) == ("alike", 3.0)
+    assert (found.source, found.predicted_us) == ("transferred", 3.0)
     assert found.workload == workload_digest(lender.workload)
     assert (found.program.sketch, found.program.schedule) == (lender.sketch, lender.schedule)
     assert launch(group).source == "default"
@@ -92,7 +92,7 @@ def test_a_workload_whose_blocks_do_the_same_lends_its_schedule(group: Group) ->
 )
 def test_no_other_workload_does(group: Group) -> None:
     known = Knowledge(DEVICE, [record(LENDER)])
-    assert lent(known, workload_key(group, H100), sketches(group)) is None
+    assert transferred(known, workload_key(group, H100), sketches(group)) is None
 
 
 def test_what_was_measured_of_the_workload_itself_comes_first() -> None:
@@ -121,7 +121,7 @@ def test_the_most_alike_lends_and_of_equals_the_fastest() -> None:
     assert schedule(near, chosen) == chosen.schedule
 
 
-def test_of_other_records_none_is_lent() -> None:
+def test_of_other_records_none_is_transferred() -> None:
     group = norm_linear(196, 768, 2304, F16)
     good = record(LENDER)
     library = replace(good, sketch=LIBRARY, schedule={}, run_us=1.0)
@@ -139,7 +139,9 @@ def test_of_other_records_none_is_lent() -> None:
 
 def test_a_mask_and_a_causal_attention_are_other_work() -> None:
     lender = record(cross((1, 12), 197, 197, 64), number=1)
-    assert launch(packed(197, 12, 64), lender).source == "alike"  # other strides, another scale
+    assert (
+        launch(packed(197, 12, 64), lender).source == "transferred"
+    )  # other strides, another scale
     for other in (
         cross((1, 12), 197, 197, 64, mask=F16),
         cross((1, 12), 197, 197, 64, causal=True),
