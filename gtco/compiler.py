@@ -28,16 +28,18 @@ from gtco.cost_model.plans import plan_knobs, plan_work, replayed
 from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, shipped_records
 from gtco.cost_model.similar import transferred
 from gtco.cost_model.work import work_of
-from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import Captured
 from gtco.frontend.torch_export import capture as capture_torch
 from gtco.ir.graph import FusedGraph, Graph, Group
-from gtco.options import Options
+from gtco.ir.spec import GraphError
+from gtco.models import accepted
+from gtco.options import Options, database_file
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import lower_precision, lower_products
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
 from gtco.reporting import dump
+from gtco.reporting.fallbacks import fallback_kinds
 from gtco.runtime.device import device_at
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
@@ -57,9 +59,10 @@ class FallbackError(RuntimeError):
 
 def compile(
     model: Any,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     database: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> CompiledModule:
@@ -68,16 +71,20 @@ def compile(
     Args:
         model: an `nn.Module` in eval mode, an `ExportedProgram`, an fx `GraphModule` or the path
             of an .onnx file.
-        args: example positional arguments; their shapes and dtypes are what is compiled for. For
-            an .onnx file whose inputs all have fixed sizes they may be left out.
+        args: example positional arguments, or the only one, a tensor; their shapes and dtypes are
+            what is compiled for. For an .onnx file whose inputs all have fixed sizes they may be
+            left out.
         kwargs: example keyword arguments.
+        shapes: of an .onnx file with axes of no fixed size, the sizes to compile for, by input,
+            such as `{"x": (1, 3, 224, 224)}`.
         database: the file in which `gtco.tune` kept its records; the user's own by default. What
             it knows counts beside the records that ship with the package.
         **options: the fields of `gtco.Options`.
 
     Returns:
-        A module with the signature and the output structure of `model`. Its weights are those of
-        now: compile again after changing the model's.
+        A module with the signature and the output structure of `model`; dataclasses among the
+        arguments and results are registered with torch's pytree. Its weights are those of now:
+        compile again after changing the model's.
 
     Raises:
         CaptureError: the model cannot be exported; its kind `OnnxError`: an .onnx file cannot be
@@ -87,8 +94,9 @@ def compile(
         FallbackError: `fallback="error"` and an operator has no kernel.
     """
     logs.configure()
-    folder = dump.environment_folder()
-    plan, captured = make_plan(model, args, kwargs, Options.of(**options), database, folder)
+    chosen, folder = Options.of(**options), dump.environment_folder()
+    module, args, kwargs = accepted(model, args, kwargs, shapes)
+    plan, captured = make_plan(module, args, kwargs, chosen, database, folder)
     compiled = CompiledModule(plan, captured)
     if folder is not None:
         dump.write_kernels(folder, plan, compiled.compile_kernels())
@@ -102,7 +110,7 @@ def compile_captured(captured: Captured, options: Options) -> CompiledModule:
 
 def make_plan(
     model: Any,
-    args: Sequence[Any],
+    args: Sequence[Any] | Tensor,
     kwargs: Mapping[str, Any] | None,
     options: Options,
     database: str | os.PathLike[str] | None = None,
@@ -160,31 +168,12 @@ def plan_captured(
     for producer, consumer, reason in fused.refusals:
         fusion_log.debug("%%%s -> %%%s apart: %s", producer, consumer, reason)
     plan = plan_with(known, fused, target, options)
-    _refuse_fallbacks(plan.launches, options.fallback)
-    if options.precision is None:
-        _hint_at_tf32(plan.launches)
+    _tell_fallbacks(plan)
     return plan
 
 
-def _hint_at_tf32(launches: Sequence[Launch]) -> None:
-    count = sum(
-        launch.program is None
-        and any(
-            node.definition.multiplies and node.outputs[0].dtype == torch.float32
-            for node in launch.group.nodes
-        )
-        for launch in launches
-    )
-    if count:
-        log.warning(
-            'the products of %d groups are fp32 and run with ATen: precision="tf32" or "fp16" '
-            'generates them, precision="fp32" says that they are meant so',
-            count,
-        )
-
-
 def capture_for(
-    model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None, options: Options
+    model: Any, args: Sequence[Any] | Tensor, kwargs: Mapping[str, Any] | None, options: Options
 ) -> Captured:
     """The model's graph in the precision that the options ask for, and its signature.
 
@@ -200,25 +189,28 @@ def capture_for(
     return replace(captured, graph=lowered)
 
 
-def capture(model: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Graph:
-    """The graph of `model` before any rewrite.
+def capture(
+    model: Any,
+    args: Sequence[Any] | Tensor = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Graph:
+    """The graph of `model` before any rewrite; the arguments are those of `compile`.
 
     Raises:
         CaptureError: the model cannot be exported.
     """
-    return _capture(model, args, kwargs).graph
+    return _capture(*accepted(model, args, kwargs, shapes)).graph
 
 
-def _capture(model: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> Captured:
-    if isinstance(model, (str, os.PathLike)):
-        model = load_onnx(model)
-        args = args or model.example()
-        model.to(next((each.device for each in args if isinstance(each, Tensor)), "cpu"))
-    captured = capture_torch(model, tuple(args), dict(kwargs or {}))
+def _capture(model: Any, args: Any, kwargs: Any) -> Captured:
+    module, args, kwargs = accepted(model, args, kwargs)
+    captured = capture_torch(module, args, kwargs)
     graph = captured.graph
     frontend_log.info(
         "captured %s: %d inputs, %d constants of %.1f MB, %d nodes",
-        type(model).__name__,
+        type(module).__name__,
         len(graph.inputs),
         len(graph.constants),
         sum(graph.specs[name].nbytes for name in graph.constants) / 1e6,
@@ -235,7 +227,15 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
     Args:
         graph: from `capture`.
         target: the architecture whose limits and rates decide.
+
+    Raises:
+        GraphError: `graph` is no graph.
+        TargetError: the target is unknown or too old.
     """
+    if not isinstance(graph, Graph):
+        raise GraphError(
+            f"graph is a {type(graph).__name__}, not a gtco.Graph; pass gtco.capture(model, args)"
+        )
     chosen = find_target(target) if isinstance(target, str) else target
     return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
 
@@ -422,19 +422,16 @@ def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
     return best, "" if best else "; ".join(reasons)
 
 
-def _refuse_fallbacks(launches: Sequence[Launch], fallback: str) -> None:
-    missing = [launch for launch in launches if launch.source == "fallback"]
-    if not missing:
-        return
-    lines = [f"{launch.group}: {launch.reason}" for launch in missing]
-    if fallback == "error":
+def _tell_fallbacks(plan: Plan) -> None:
+    kinds = fallback_kinds(plan.launches, plan.options)
+    if kinds and plan.options.fallback == "error":
         raise FallbackError(
-            f"{len(missing)} groups have no generated kernel:\n  "
-            + "\n  ".join(lines)
+            f"{sum(len(kind.launches) for kind in kinds)} groups have no generated kernel:\n  "
+            + "\n  ".join(map(str, kinds))
             + '\npass fallback="warn" to run them with ATen'
         )
-    for line in dict.fromkeys(lines):
-        log.warning("runs with ATen: %s", line)
+    for kind in kinds:
+        log.warning("runs with ATen: %s", kind)
 
 
 def resolve_device(name: str | None) -> Device:
@@ -465,7 +462,7 @@ def known_on(device: Device, database: str | os.PathLike[str] | None = None) -> 
 
     A database that cannot be read is named in a warning: the user can still compile.
     """
-    path = database_path() if database is None else Path(database)
+    path = database_file(database) or database_path()
     own: list[TuningRecord] = []
     if path.exists():
         try:

@@ -19,9 +19,13 @@ import torch
 from torch import Tensor, fx, nn
 
 from gtco.compiler import compile as compile_model
-from gtco.options import Options
+from gtco.options import OptionError, Options
 
 log = logging.getLogger("gtco.frontend")
+
+
+MODES = (None, "default", "reduce-overhead")
+"""What `torch.compile(..., mode=...)` may say: the others ask Inductor to search."""
 
 
 class GradError(RuntimeError):
@@ -33,6 +37,7 @@ def backend(
     example_inputs: Sequence[Any],
     *,
     options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
 ) -> Specialized:
     """A compiled function for one of Dynamo's graphs.
 
@@ -40,11 +45,17 @@ def backend(
         graph_module: the graph.
         example_inputs: not needed.
         options: the fields of `gtco.Options`, from `torch.compile(..., options={...})`.
+        mode: from `torch.compile(..., mode=...)`; gtco does what "reduce-overhead" asks for anyway.
 
     Raises:
-        OptionError: an unknown option or value. What `gtco.compile` raises comes with the first
-            call.
+        OptionError: an unknown option, value or mode. What `gtco.compile` raises comes with the
+            first call.
     """
+    if mode not in MODES:
+        raise OptionError(
+            f"mode={mode!r} is none of gtco's; leave it out (CUDA graphs are used anyway, "
+            f'options={{"cuda_graph": False}} turns them off; gtco.tune searches for fast kernels)'
+        )
     return Specialized(graph_module, Options.of(**dict(options or {})))
 
 

@@ -6,7 +6,7 @@ import difflib
 import importlib
 import pkgutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +16,8 @@ import torch
 
 from gtco.frontend.onnx import load_onnx
 from gtco.runtime.artifact import SUFFIX
+
+Shapes = Mapping[str, Sequence[int]] | None
 
 
 class UsageError(ValueError):
@@ -63,10 +65,15 @@ def artifact_path(name: str) -> Path | None:
     return None
 
 
-def locate(name: str) -> Located:
+def locate(name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> Located:
     """Import the module, call its function and take (module, args) or (module, args, kwargs).
 
-    The current folder is importable. An .onnx file is called with inputs of its declared sizes.
+    The current folder is importable. An .onnx file is called with inputs of its declared sizes;
+    the function may return the path of one in place of the module, and no arguments then.
+
+    Args:
+        name: `module:function` or the path of an .onnx file.
+        shapes: of an .onnx file's inputs with axes of no fixed size.
 
     Raises:
         UsageError: no such file, module or function, or it returns something else.
@@ -74,10 +81,7 @@ def locate(name: str) -> Located:
         OnnxError: the file cannot be read, is not supported, or has an input of no fixed size.
     """
     if Path(name).suffix == ".onnx":
-        if not Path(name).is_file():
-            raise UsageError(f"there is no file {name!r}")
-        model = load_onnx(name)
-        return Located(name, model, model.example(), {}, Path(name))
+        return _onnx(name, Path(name), shapes, None)
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         raise UsageError(
@@ -98,7 +102,14 @@ def locate(name: str) -> Located:
         result = function()
     except Exception as error:
         raise ModelError(f"{name} raised {type(error).__name__}: {error}") from error
-    return _unpack(name, result)
+    return _unpack(name, result, shapes)
+
+
+def _onnx(name: str, path: Path, shapes: Shapes, args: Sequence[Any] | None) -> Located:
+    if not path.is_file():
+        raise UsageError(f"there is no file {str(path)!r}")
+    model = load_onnx(path, shapes=shapes)
+    return Located(name, model, tuple(args) if args else model.example(), {}, path)
 
 
 def _import(name: str) -> ModuleType:
@@ -124,7 +135,14 @@ def _suggest(wrong: str, known: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def _unpack(name: str, result: Any) -> Located:
+def _unpack(name: str, result: Any, shapes: Shapes) -> Located:
+    match result:
+        case str() | Path():
+            return _onnx(name, Path(result), shapes, None)
+        case (str() | Path() as path, (tuple() | list()) as args):
+            return _onnx(name, Path(path), shapes, args)
+    if shapes:
+        raise UsageError(f"--shape is for .onnx files; {name} makes its arguments itself")
     match result:
         case Located():
             return replace(result, name=name)
@@ -139,5 +157,5 @@ def _unpack(name: str, result: Any) -> Located:
     )
     raise UsageError(
         f"{name} returns {shown}; it has to return (module, args) or (module, args, kwargs), "
-        "where args is a tuple"
+        "where args is a tuple, or the path of an .onnx file in place of the module"
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import Any
 
 CHOICES = {
@@ -56,6 +58,19 @@ class Options:
             elif not isinstance(value, bool):
                 raise OptionError(f"{name} is True or False, not {value!r}")
         return Options(**given)
+
+
+def database_file(given: Any) -> Path | None:
+    """The file that a user named as the database of tuning records; None if none was.
+
+    Raises:
+        OptionError: `given` is no path.
+    """
+    if given is not None and not isinstance(given, (str, os.PathLike)):
+        raise OptionError(
+            f"database is the path of a file, not {given!r:.80}; pass a str or a Path"
+        )
+    return None if given is None else Path(given)
 
 
 def _check_choice(name: str, value: Any) -> None:

@@ -76,8 +76,14 @@ def progress() -> Iterator[Callable[[str], None]]:
         yield lambda message: status.update(message)
 
 
+printed_json = False
+"""Whether this command has printed its object: there is one, whatever happens afterwards."""
+
+
 def print_json(**payload: Any) -> None:
     """One JSON object on stdout: `payload`, the command and where it ran."""
+    global printed_json
+    printed_json = True
     payload["command"] = shlex.join(["gtco", *sys.argv[1:]])
     payload["environment"] = environment()
     sys.stdout.write(json.dumps(plain(payload), indent=2) + "\n")

@@ -1,4 +1,7 @@
-"""The command line: results on stdout, progress and errors on stderr, exit codes 0, 1 and 2."""
+"""The command line: results on stdout, progress and errors on stderr, exit codes of one table.
+
+With --json an error is a JSON object on stdout as well, with its kind, message and exit code.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ import dataclasses
 import gc
 import logging
 import os
+import re
 import sys
 import traceback
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import torch
 import typer
@@ -23,12 +26,12 @@ from gtco.benchmarking import compare as comparison
 from gtco.benchmarking.answers import parse_peers
 from gtco.benchmarking.bench import BenchResult, WrongAnswer, bench
 from gtco.benchmarking.bench_artifact import bench_artifact
-from gtco.benchmarking.contestants import PEERS
+from gtco.benchmarking.contestants import PEERS, NoGpu
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
+from gtco.cli import base, show
 from gtco.cli import db as cli_db
 from gtco.cli import demo as demo_model
 from gtco.cli import report as cli_report
-from gtco.cli import show
 from gtco.cli import tune as cli_tune
 from gtco.cli.base import Json, err, out, print_json, progress, takes_options
 from gtco.cli.cache import cache_app
@@ -41,6 +44,15 @@ from gtco.reporting.page import page
 from gtco.runtime.artifact import read
 from gtco.runtime.executable import compile_programs
 from gtco.target import HOST, TargetError
+from gtco.version import VERSION
+
+EXIT_CODES = {
+    0: "done",
+    1: "the work failed: a wrong answer, a model or file that cannot be taken, a compile error",
+    2: "the command line asks for what there is not: an unknown command, model, option or GPU",
+    130: "interrupted; what was measured and cached until then is kept",
+}
+"""What the process ends with."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -48,6 +60,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Compile vision models into fused, tuned CUDA kernels.",
+    epilog="Exit codes: " + "; ".join(f"{code}: {what}" for code, what in EXIT_CODES.items()),
 )
 
 app.add_typer(cache_app, name="cache")
@@ -69,6 +82,14 @@ OptionalModel = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
+    ),
+]
+ShapeFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="INPUT=1x3x224x224",
+        help="of an .onnx file's input with axes of no fixed size; axes of one name have one size",
     ),
 ]
 Output = Annotated[
@@ -114,6 +135,21 @@ Dump = Annotated[
 ]
 
 
+def print_version(wanted: bool) -> None:
+    if wanted:
+        out.print(f"gtco {VERSION}", highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def with_version(
+    version: Annotated[
+        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print it, end")
+    ] = False,
+) -> None:
+    pass
+
+
 @app.command("compile")
 @takes_options
 def compile_command(
@@ -121,12 +157,13 @@ def compile_command(
     model: Model,
     output: Output = None,
     database: cli_tune.Db = None,
+    shapes: ShapeFlags = None,
     as_json: Json = False,
     options: Options,
 ) -> None:
     """Compile MODEL and say what will run: launches, kernels, what was not fused and why."""
     with progress() as tell:
-        found = _locate(model, tell)
+        found = _locate(model, shapes, tell)
         tell(f"compiling {model}")
         compiled = gtco.compile(
             found.module,
@@ -160,12 +197,13 @@ def tune_command(
     trials: cli_tune.TrialsFlag = None,
     database: cli_tune.Db = None,
     seed: cli_tune.Seed = 0,
+    shapes: ShapeFlags = None,
     as_json: Json = False,
     options: Options,
 ) -> None:
     """Search for fast kernels of MODEL on the GPU here; Ctrl-C keeps the best, again resumes."""
     with progress() as tell:
-        found = _locate(model, tell)
+        found = _locate(model, shapes, tell)
     result = cli_tune.run(
         found, options, seconds=seconds, trials=trials, database=database, seed=seed, err=err
     )
@@ -185,6 +223,7 @@ def bench_command(
     calls: Calls = 100,
     trace: Trace = None,
     tensorrt_python: TensorRTPython = None,
+    shapes: ShapeFlags = None,
     as_json: Json = False,
     options: Options,
 ) -> None:
@@ -193,7 +232,7 @@ def bench_command(
     if path is None:
         peers = parse_peers("eager,inductor" if against is None else against, PEERS)
         with progress() as tell:
-            found = _locate(model, tell)
+            found = _locate(model, shapes, tell)
             result = bench(
                 found,
                 options,
@@ -207,7 +246,7 @@ def bench_command(
         _print_bench(found.name, options, result, as_json)
         return
     _refuse_peers(path, against)
-    _refuse_options(path, options)
+    _refuse_options(path, options, shapes)
     with progress() as tell:
         result = bench_artifact(path, rounds=rounds, calls=calls, trace=trace, tell=tell)
     _print_bench(model, options, result, as_json)
@@ -220,6 +259,7 @@ def compare_command(
     model: ModelOrFile,
     against: Oracles = None,
     layers: Layers = False,
+    shapes: ShapeFlags = None,
     as_json: Json = False,
     options: Options,
 ) -> None:
@@ -231,11 +271,11 @@ def compare_command(
     if path is None:
         peers = parse_peers("eager" if against is None else against, comparison.PEERS)
         with progress() as tell:
-            found = _locate(model, tell)
+            found = _locate(model, shapes, tell)
             result = comparison.compare(found, options, peers, layers=layers, tell=tell)
     else:
         _refuse_peers(path, against)
-        _refuse_options(path, options)
+        _refuse_options(path, options, shapes)
         with progress() as tell:
             result = comparison.compare_artifact(path, layers=layers, tell=tell)
     if as_json:
@@ -249,13 +289,19 @@ def compare_command(
 @app.command("inspect")
 @takes_options
 def inspect_command(
-    *, model: ModelOrFile, folder: Dump = None, as_json: Json = False, options: Options
+    *,
+    model: ModelOrFile,
+    folder: Dump = None,
+    shapes: ShapeFlags = None,
+    as_json: Json = False,
+    options: Options,
 ) -> None:
     """Say what MODEL becomes, or what FILE holds, without a GPU: operators, groups, refusals."""
     path = artifact_path(model)
     if path is None:
         with progress() as tell:
-            found = _locate(model, tell)
+            found = _locate(model, shapes, tell)
+            options = _somewhere(options, tell)
             tell(f"planning {model}")
             folder = folder or dump.environment_folder()
             plan, captured = make_plan(
@@ -266,7 +312,7 @@ def inspect_command(
                 tell("compiling its kernels")
                 inspected = dataclasses.replace(inspected, compiled=compile_programs(plan))
     else:
-        _refuse_options(path, options)
+        _refuse_options(path, options, shapes)
         artifact = read(path)
         inspected = show.Inspected(
             artifact.plan, artifact.captured, artifact.kernels, artifact.gtco_version
@@ -290,6 +336,7 @@ def report_command(
     model: OptionalModel = None,
     output: cli_report.Page = None,
     compare: cli_report.Compare = None,
+    shapes: ShapeFlags = None,
     database: cli_tune.Db = None,
     as_json: Json = False,
     options: Options,
@@ -302,14 +349,16 @@ def report_command(
         raise UsageError("gtco report takes a MODEL, or --compare with two builds")
     with progress() as tell:
         if compare is not None:
-            _refuse_options(Path(compare[0]), options)
+            _refuse_options(Path(compare[0]), options, shapes)
             paths = [cli_report.file_of(name) for name in compare]
             builds = [cli_report.build_of_file(path, tell) for path in paths]
         elif model is not None and (path := artifact_path(model)) is not None:
-            _refuse_options(path, options)
+            _refuse_options(path, options, shapes)
             builds = [cli_report.build_of_file(path, tell)]
         else:
-            builds = [cli_report.build_of_model(str(model), options, database, tell)]
+            found = _locate(str(model), shapes, tell)
+            options = _somewhere(options, tell)
+            builds = [cli_report.build_of_model(found, options, database, tell)]
     if output is not None or not as_json:
         file = output or Path("report.html")
         file.write_text(page(builds), encoding="utf-8")
@@ -350,9 +399,34 @@ def env_command(*, as_json: Json = False) -> None:
         show.environment(out, environment(), records_here())
 
 
-def _locate(model: str, tell: Callable[[str], None]) -> Located:
+def _locate(model: str, shapes: Sequence[str] | None, tell: Callable[[str], None]) -> Located:
     tell(f"making {model}")
-    return locate(model)
+    return locate(model, parse_shapes(shapes))
+
+
+def parse_shapes(flags: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
+    """The sizes by input of `--shape x=1x3x224x224`, as often as it was given.
+
+    Raises:
+        UsageError: one is of another form, or two are of one input.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for flag in flags or ():
+        name, equals, sizes = flag.rpartition("=")
+        if not equals or not name or not re.fullmatch(r"\d+(x\d+)*", sizes):
+            raise UsageError(f"--shape is INPUT=SIZES, such as x=1x3x224x224, not {flag!r}")
+        if name in shapes:
+            raise UsageError(f"--shape names the input {name!r} twice")
+        shapes[name] = tuple(map(int, sizes.split("x")))
+    return shapes or None
+
+
+def _somewhere(options: Options, tell: Callable[[str], None]) -> Options:
+    """`options` with a target: that of the demo where none is named and no GPU is here."""
+    if options.target is not None or torch.cuda.is_available():
+        return options
+    tell(f"no CUDA GPU is here: planning for {demo_model.TARGET} (--target names another)")
+    return dataclasses.replace(options, target=demo_model.TARGET)
 
 
 def _refuse_peers(path: Path, against: str | None) -> None:
@@ -363,8 +437,8 @@ def _refuse_peers(path: Path, against: str | None) -> None:
         )
 
 
-def _refuse_options(path: Path, options: Options) -> None:
-    if options != Options():
+def _refuse_options(path: Path, options: Options, shapes: Sequence[str] | None) -> None:
+    if options != Options() or shapes:
         raise UsageError(f"{path} is compiled already: its options cannot be changed")
 
 
@@ -377,7 +451,7 @@ def _print_bench(model: str, options: Options, result: BenchResult, as_json: boo
 
 def exit_code(error: Exception) -> int:
     """2 for what the user asked wrongly, 1 for work that failed."""
-    return 2 if isinstance(error, (UsageError, OptionError, TargetError)) else 1
+    return 2 if isinstance(error, (UsageError, OptionError, TargetError, NoGpu)) else 1
 
 
 def message(error: Exception) -> str:
@@ -395,14 +469,25 @@ def main() -> None:
     """Run the command line and exit."""
     atexit.register(gc.freeze)  # or the interpreter searches all of torch for cycles as it ends
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
-    warnings.filterwarnings(
-        "ignore", category=FutureWarning, module="copyreg"
-    )  # torch.export's own
+    as_json = "--json" in sys.argv[1:]
+    base.printed_json = False
     try:
         logs.configure()
-        app(prog_name="gtco")
+        code = app(prog_name="gtco", standalone_mode=not as_json)
+        if code == 130:
+            _end("Interrupted", "interrupted", code, as_json)
+        sys.exit(code)
     except Exception as error:
+        if (text := getattr(error, "format_message", None)) is not None:  # typer's, for JSON
+            _end("UsageError", f"error: {text()}", 2, as_json)
         if os.environ.get("GTCO_DEBUG"):
             traceback.print_exc()
-        err.print(message(error), style="red", markup=False, highlight=False, soft_wrap=True)
-        sys.exit(exit_code(error))
+        _end(type(error).__name__, message(error), exit_code(error), as_json)
+
+
+def _end(kind: str, text: str, code: int, as_json: bool) -> NoReturn:
+    err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
+    if as_json and not base.printed_json:  # a result may be printed, and wrong
+        error = {"kind": kind, "message": text.removeprefix("error: "), "exit_code": code}
+        print_json(error=error)
+    sys.exit(code)

@@ -13,7 +13,7 @@ from gtco.benchmarking.build_facts import build_facts
 from gtco.benchmarking.rounds import Tell
 from gtco.cli.env import environment
 from gtco.compiler import make_plan
-from gtco.locate import UsageError, artifact_path, locate
+from gtco.locate import Located, UsageError, artifact_path
 from gtco.options import Options
 from gtco.reporting.build import Build, BuildError
 from gtco.runtime.artifact import read
@@ -34,12 +34,10 @@ Compare = Annotated[
 
 
 def build_of_model(
-    model: str, options: Options, database: str | os.PathLike[str] | None, tell: Tell
+    found: Located, options: Options, database: str | os.PathLike[str] | None, tell: Tell
 ) -> Build:
-    """Compile the model that `model` names and tell of it; raises what `gtco.compile` does."""
-    tell(f"making {model}")
-    found = locate(model)
-    tell(f"compiling {model}")
+    """Compile a located model and tell of it; raises what `gtco.compile` does."""
+    tell(f"compiling {found.name}")
     plan, captured = make_plan(found.module, found.args, found.kwargs, options, database)
     return build_facts(found.name, plan, captured, _version(), tell=tell)
 

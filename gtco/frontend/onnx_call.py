@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from gtco.frontend.onnx_sizes import TooLargeError, bounded
-from gtco.frontend.torch_export import CaptureError
+from gtco.frontend.refusals import CaptureError
 
 CUT_OFF = "export the model without it, or cut it off with onnx.utils.extract_model"
 """What to do about a node that is not supported, where nothing nearer helps."""

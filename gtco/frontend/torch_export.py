@@ -9,8 +9,12 @@ what `lowering.TABLE` knows, and lowered node by node. What the table does not h
 
 from __future__ import annotations
 
+import logging
 import operator
-from collections.abc import Mapping, Sequence
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,16 +33,24 @@ from torch.utils import _pytree as pytree
 
 from gtco.frontend.context import Context, Value
 from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
+from gtco.frontend.refusals import (
+    ONE_TYPE,
+    CaptureError,
+    check_arguments,
+    check_program,
+    check_result,
+    refuse_mutation,
+    refuse_training,
+    source,
+    where,
+)
+from gtco.frontend.signature import leaf_names, misfit
 from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.interpreter import ArgumentError
 from gtco.ir.ops import Slot
-from gtco.ir.spec import DTYPE_NAMES, TensorSpec
+from gtco.ir.spec import TensorSpec
 
 aten = torch.ops.aten
-
-
-class CaptureError(ValueError):
-    """A model that gtco cannot capture: the message names the place, the cause and what to do."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,22 +89,27 @@ class Captured:
             given = {name: given[name] for name in names}
         leaves, spec = pytree.tree_flatten((tuple(args), given))
         if spec != self.in_spec:
-            raise ArgumentError(
-                f"the arguments are nested as {_tree(spec)}, but the model was captured with "
-                f"{_tree(self.in_spec)}; call it the same way, or capture it again"
-            )
+            problem = misfit(self.in_spec, self._tensor_names(), args, given)
+            raise ArgumentError(f"{problem}; call it the same way, or capture it again")
         for index, literal in self.input_literals.items():
             same = leaves[index] is literal or leaves[index] == literal
             if isinstance(leaves[index], Tensor) or not same:
+                name = leaf_names(self.in_spec, self._tensor_names())[index]
                 raise ArgumentError(
-                    f"argument leaf {index} was {literal!r} when the model was captured and is "
-                    f"baked in; capture it again for another value"
+                    f"argument {name} was {literal!r} when the model was captured and is baked "
+                    f"in; capture it again for another value"
                 )
         tensors = tuple(leaves[index] for index in self.input_positions)
         for name, tensor in zip(self.graph.inputs, tensors, strict=True):
             if not isinstance(tensor, Tensor):
-                raise ArgumentError(f"argument {name} is a {type(tensor).__name__}, not a tensor")
+                raise ArgumentError(
+                    f"argument {name} is a {type(tensor).__name__}, not a tensor; pass a tensor "
+                    f"of {self.graph.inputs[name]}"
+                )
         return tensors
+
+    def _tensor_names(self) -> dict[int, str]:
+        return dict(zip(self.input_positions, self.graph.inputs, strict=True))
 
     def arguments(self, tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The args and kwargs of a call from one tensor per graph input: `flatten` undone."""
@@ -105,10 +122,6 @@ class Captured:
         """The model's own result structure from one tensor per graph output."""
         leaves = [outputs[x.index] if isinstance(x, Slot) else x for x in self.output_template]
         return pytree.tree_unflatten(leaves, self.out_spec)
-
-
-def _tree(spec: pytree.TreeSpec) -> str:
-    return " ".join(str(spec).split())
 
 
 def capture(
@@ -133,13 +146,13 @@ def capture(
         raise CaptureError(
             f"{label}: args is a {type(args).__name__}; pass a tuple of arguments, such as (x,)"
         )
-    with torch.no_grad():
+    with torch.no_grad(), _quiet():
         if isinstance(model, ExportedProgram):
             program = model
         else:
-            _refuse_training(model, label)
+            refuse_training(model, label)
             program = _export(model, tuple(args), dict(kwargs or {}), label)
-        _check_program(program, label)
+        check_program(program, label)
         try:
             program = program.run_decompositions(_decompositions())
         except Exception as error:
@@ -153,10 +166,12 @@ def capture(
 def _export(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
 ) -> ExportedProgram:
+    check_arguments(model, args, kwargs, label)
+    hook = model.register_forward_hook(lambda module, inputs, result: check_result(result, label))
     try:
         return torch.export.export(model, args, kwargs, strict=False)
     except CaptureError:
-        raise  # an ONNX model says itself what it does not support
+        raise  # of an ONNX model that says what it does not support, or of a result
     except Exception as error:
         reason = _reason(error)
         data_dependent = "data-dependent" in str(error).lower() or "DataDependent" in reason
@@ -166,12 +181,31 @@ def _export(
             else "torch.export refuses it"
         )
         step = (
-            "compute it from shapes, or use torch.where instead of the branch"
-            if data_dependent
-            else "check the example arguments, then make torch.export.export(model, args, "
-            "kwargs, strict=False) succeed"
+            "check the example arguments, then make torch.export.export(model, args, kwargs, "
+            "strict=False) succeed"
         )
+        if data_dependent:
+            step = "compute it from shapes, or use torch.where instead of the branch"
+        elif re.search("dtype|scalar type|Input type|Type promoting", reason):
+            step = ONE_TYPE
         raise CaptureError(f"{label} cannot be captured: {cause}: {reason}; {step}") from error
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what torch says of its own insides: a deprecated class that its copies of programs
+    still use, and the traceback of a shape error, which the message of `CaptureError` tells."""
+    fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
+    was_off, fake_tensors.disabled = fake_tensors.disabled, True
+    try:
+        with warnings.catch_warnings():
+            deprecated = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
+            warnings.filterwarnings("ignore", deprecated, FutureWarning)
+            yield
+    finally:
+        fake_tensors.disabled = was_off
 
 
 def _reason(error: BaseException) -> str:
@@ -179,84 +213,11 @@ def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _refuse_training(model: nn.Module, label: str) -> None:
-    for name, module in model.named_modules():
-        random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0
-        batch = isinstance(module, nn.modules.batchnorm._NormBase) and module.track_running_stats
-        if module.training and (random or batch):
-            raise CaptureError(
-                f"{label}: {name or 'the model'} ({type(module).__name__}) is in training mode, "
-                f"where its result differs from inference; call model.eval() first"
-            )
-
-
 def _decompositions() -> Any:
     table = torch.export.default_decompositions()
     for overload in (*TABLE, *KEPT_AS_ATEN):
         table.pop(overload, None)  # type: ignore[no-untyped-call]
     return table
-
-
-def _check_program(program: ExportedProgram, label: str) -> None:
-    """Refuse what no lowering could express, in the words of the user's program."""
-    for spec in program.graph_signature.output_specs:
-        if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-            _refuse_mutation(spec.kind, str(spec.target), label)
-    for node in program.graph.nodes:
-        values = node.meta.get("val")
-        for value in values if isinstance(values, (list, tuple)) else (values,):
-            if isinstance(value, Tensor):
-                _check_tensor(node, value, label)
-        if _is_training_op(node):
-            raise CaptureError(
-                f"{label}: {_where(node)} runs {node.target} in training mode; call model.eval() "
-                f"before exporting"
-            )
-
-
-def _refuse_mutation(kind: OutputKind, target: str, label: str) -> None:
-    what = "buffer" if kind is OutputKind.BUFFER_MUTATION else "input"
-    raise CaptureError(
-        f"{label}: the model writes to its {what} {target!r} in place; return the new value "
-        f"instead (work on a copy: x = x.clone())"
-    )
-
-
-def _check_tensor(node: fx.Node, value: Tensor, label: str) -> None:
-    what = f"argument {node.name}" if node.op == "placeholder" else _where(node)
-    if any(not isinstance(size, int) for size in value.shape):
-        if node.op == "placeholder":
-            raise CaptureError(
-                f"{label}: {what} has dynamic shape {tuple(value.shape)}, which is not supported "
-                f"yet; export it with fixed shapes, once per shape you need"
-            )
-        raise CaptureError(
-            f"{label}: {what} ({node.target}) has a shape that depends on data, "
-            f"{tuple(value.shape)}; compute it from shapes, or leave it outside the model"
-        )
-    if value.dtype not in DTYPE_NAMES:
-        raise CaptureError(
-            f"{label}: {what} is {value.dtype}, which gtco does not support; "
-            + ("use real arithmetic" if value.is_complex() else "cast it inside the model")
-            + " or leave that part outside the model"
-        )
-
-
-def _is_training_op(node: fx.Node) -> bool:
-    if node.target is aten.dropout.default:
-        return bool(node.args[2]) and float(node.args[1]) > 0  # type: ignore[arg-type]
-    return node.target is aten.batch_norm.default and bool(node.args[5])
-
-
-def _source(node: fx.Node) -> str:
-    """The path of the user's module, without torch's call counts: `blocks.0.attn`."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return str(stack[-1][0]).split("@")[0].removeprefix("L['self'].") if stack else ""
-
-
-def _where(node: fx.Node) -> str:
-    path = _source(node)
-    return f"node {node.name}" + (f" of module {path}" if path else "")
 
 
 READ_MEMORY = frozenset(
@@ -283,7 +244,7 @@ class _Lowerer:
                 self.values[node.name] = self._call(node)
             elif node.op not in ("placeholder", "output"):
                 raise CaptureError(
-                    f"{self.label}: {_where(node)} is a {node.op}; gtco captures programs of ATen "
+                    f"{self.label}: {where(node)} is a {node.op}; gtco captures programs of ATen "
                     f"calls only; pass the module itself instead"
                 )
         outputs, template = self._outputs()
@@ -345,7 +306,7 @@ class _Lowerer:
         template: list[Any] = []
         for spec in self.program.graph_signature.output_specs:
             if spec.kind in (OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION):
-                _refuse_mutation(spec.kind, str(spec.target), self.label)
+                refuse_mutation(spec.kind, str(spec.target), self.label)
             if isinstance(spec.arg, ConstantArgument):
                 template.append(spec.arg.value)
                 continue
@@ -368,12 +329,12 @@ class _Lowerer:
             return args[0][args[1]]
         if not isinstance(target, OpOverload):
             raise CaptureError(
-                f"{self.label}: {_where(node)} calls {target}, which is no ATen operator (control "
+                f"{self.label}: {where(node)} calls {target}, which is no ATen operator (control "
                 f"flow or autocast inside the model?); move it outside the model"
             )
         if not target._schema.returns:
             return None  # an assertion, which the exporter proved or the shapes imply
-        self.context.source = _source(node)
+        self.context.source = source(node)
         self.context.device = _device(node)
         self.context.used_outputs = _used_outputs(node)
         if target in READ_MEMORY:
@@ -390,7 +351,7 @@ class _Lowerer:
             raise
         except Exception as error:
             raise CaptureError(
-                f"{self.label}: {_where(node)} ({target}) cannot be lowered ({_reason(error)}); "
+                f"{self.label}: {where(node)} ({target}) cannot be lowered ({_reason(error)}); "
                 f"leave it outside the model, or report it with this message"
             ) from error
 
@@ -399,7 +360,7 @@ class _Lowerer:
         read = node.args[0].meta["val"]  # type: ignore[union-attr]
         if not read.is_contiguous() or read.untyped_storage().nbytes() != read.nbytes:
             raise CaptureError(
-                f"{self.label}: {_where(node)} ({node.target}) reads the memory of a view or of a "
+                f"{self.label}: {where(node)} ({node.target}) reads the memory of a view or of a "
                 f"tensor that is not contiguous; call .contiguous() on that tensor, or index it"
             )
 

@@ -38,12 +38,21 @@ def interpret(
         ArgumentError: the number of arguments or a shape differs.
     """
     whole = graph.graph if isinstance(graph, FusedGraph) else graph
-    if len(args) != len(whole.inputs):
-        raise ArgumentError(f"the graph has {len(whole.inputs)} inputs, but {len(args)} were given")
+    inputs = ", ".join(f"%{name}: {spec}" for name, spec in whole.inputs.items())
+    if isinstance(args, Tensor) or len(args) != len(whole.inputs):
+        given = "a tensor" if isinstance(args, Tensor) else f"{len(args)} arguments"
+        raise ArgumentError(
+            f"args is {given}, but the graph has {len(whole.inputs)} inputs ({inputs}); pass a "
+            f"tuple with a tensor for each"
+        )
     values: dict[str, Tensor] = {}
     for (name, spec), tensor in zip(whole.inputs.items(), args, strict=True):
-        if tuple(tensor.shape) != spec.sizes:
-            raise ArgumentError(f"input %{name} is {spec}, but a {tuple(tensor.shape)} was given")
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != spec.sizes:
+            kind = type(tensor).__name__
+            shown = str(tuple(tensor.shape)) if isinstance(tensor, Tensor) else kind
+            raise ArgumentError(
+                f"input %{name} is {spec}, but a {shown} was given; pass a tensor of that shape"
+            )
         values[name] = _widen(tensor, dtype)
     parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else [whole]
     for part in parts:

@@ -12,8 +12,9 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table
 
-from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.graph import Graph, Node
 from gtco.passes.dataflow import Flow
+from gtco.reporting.fallbacks import FallbackKind, fallback_kinds, group_ops
 from gtco.runtime.plan import Plan
 
 _WIDTH = 110
@@ -49,6 +50,7 @@ class Report:
         families: launches by family.
         sources: launches by where their schedule comes from.
         fallbacks: launches that have no generated kernel.
+        fallback_kinds: the same by reason, with what the user can do.
         library: launches of ATen because it was measured faster.
         uncaptured: launches that no CUDA graph could hold.
         refusals: edges that were not fused.
@@ -67,6 +69,7 @@ class Report:
     families: dict[str, int]
     sources: dict[str, int]
     fallbacks: tuple[Fallback, ...]
+    fallback_kinds: tuple[FallbackKind, ...]
     library: tuple[Fallback, ...]
     uncaptured: tuple[str, ...]
     refusals: tuple[Refusal, ...]
@@ -91,9 +94,13 @@ class Report:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield self._summary()
         if self.fallbacks:
-            yield _table("runs with ATen for want of a kernel", self.fallbacks)
+            kinds = self.fallback_kinds
+            rows = [(len(kind.launches), kind.ops, kind.explanation) for kind in kinds]
+            yield _table("runs with ATen for want of a kernel", rows)
         if self.library:
-            yield _table("runs with ATen because it is faster", self.library)
+            counts = Counter((each.ops, each.reason) for each in self.library)
+            rows = [(count, *key) for key, count in counts.most_common()]
+            yield _table("runs with ATen because it is faster", rows)
         for line in self.uncaptured:
             yield f"not in the CUDA graph: {line}"
         if self.refusals:
@@ -164,7 +171,7 @@ def make_report(plan: Plan, captured: Graph, uncaptured: tuple[str, ...] = ()) -
     without = [launch for launch in launches if launch.program is None]
     named = {
         missing: tuple(
-            Fallback(each.group.name, _ops(each.group), each.reason)
+            Fallback(each.group.name, group_ops(each.group), each.reason)
             for each in without
             if (each.source == "fallback") == missing
         )
@@ -182,6 +189,7 @@ def make_report(plan: Plan, captured: Graph, uncaptured: tuple[str, ...] = ()) -
         families=dict(Counter(launch.family for launch in launches)),
         sources=dict(Counter(launch.source for launch in launches)),
         fallbacks=named[True],
+        fallback_kinds=fallback_kinds(launches, plan.options),
         library=named[False],
         uncaptured=uncaptured,
         refusals=tuple(Refusal(*each) for each in plan.fused.refusals),
@@ -215,22 +223,14 @@ def bytes_moved(graph: Graph, parts: Iterable[Iterable[Node]]) -> int:
     return total
 
 
-def _ops(group: Group) -> str:
-    names = []
-    for node in group.compute:
-        target = node.attrs.get("target")
-        names.append(node.op if target is None else str(target))
-    return " -> ".join(names)
-
-
 def _counts(table: dict[str, int]) -> str:
     return ", ".join(f"{count} {name}" for name, count in sorted(table.items()))
 
 
-def _table(title: str, rows: tuple[Fallback, ...]) -> Table:
+def _table(title: str, rows: Iterable[tuple[int, str, str]]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in ("launch", "operators", "reason"):
+    for column in ("launches", "operators", "reason"):
         table.add_column(column)
-    for row in rows:
-        table.add_row(row.name, row.ops, row.reason)
+    for launches, ops, reason in rows:
+        table.add_row(str(launches), ops, reason)
     return table

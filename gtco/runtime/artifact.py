@@ -21,7 +21,6 @@ import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import IO, Any
 
@@ -45,6 +44,7 @@ from gtco.runtime.module import CompiledModule, check_signature
 from gtco.runtime.plan import Plan, PlanError
 from gtco.runtime.soundness import check_soundness
 from gtco.target import TargetError
+from gtco.version import VERSION
 
 log = logging.getLogger("gtco.runtime")
 
@@ -142,7 +142,7 @@ def _plan_text(
         del info["cubin"]
         infos.append(info)
     content = {
-        "gtco_version": _gtco_version(),
+        "gtco_version": VERSION,
         "plan": encode_plan(plan, weights),
         "signature": encode_signature(captured),
         "kernels": infos,
@@ -229,13 +229,6 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _gtco_version() -> str:
-    try:
-        return version("gtco")
-    except PackageNotFoundError:  # a checkout that is not installed
-        return "unknown"
-
-
 # -- reading ---------------------------------------------------------------------------------------
 
 
@@ -245,6 +238,10 @@ def read(path: str | os.PathLike[str]) -> Artifact:
     Raises:
         ArtifactError: as for `load`.
     """
+    if not isinstance(path, (str, os.PathLike)):
+        raise ArtifactError(
+            f"path is {path!r:.80}, not that of a file; name one that compiled.save() wrote"
+        )
     parts = _read_parts(path)
     weights = {name: tensor for name, tensor in parts.items() if name.startswith(_WEIGHTS)}
     try:

@@ -284,7 +284,9 @@ def _decode_tree(data: Json, what: str) -> pytree.TreeSpec:
         if isinstance(name, str) and name not in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE:
             raise EncodingError(
                 f"the model's {what} are a {name}, which is not registered with torch's pytree "
-                f"here; import {name.rpartition('.')[0] or name} before loading"
+                f"here; import {name.rpartition('.')[0] or name} before loading, and register a "
+                f"plain dataclass: torch.export.register_dataclass(its class, "
+                f"serialized_type_name={name!r})"
             )
     return pytree.treespec_loads(json.dumps(data))
 

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from gtco.frontend.torch_export import Captured
-from gtco.ir.graph import FusedGraph
+from gtco.ir.graph import FusedGraph, Graph
 from gtco.ir.interpreter import ArgumentError
 from gtco.ir.ops import Slot
-from gtco.ir.spec import TensorSpec
+from gtco.ir.spec import DTYPE_NAMES, TensorSpec
 from gtco.options import Options
 from gtco.reporting.report import Report, make_report
 from gtco.runtime.cubin import CompiledKernel
@@ -28,6 +28,12 @@ from gtco.target import HOST, Target, TargetError
 
 class RecompileError(RuntimeError):
     """A change that a compiled module cannot take: the model has to be compiled again."""
+
+
+_CHANGED = (
+    "a compiled module cannot be moved or cast (.to, .cuda, .half, ...): move or cast the model "
+    "itself and compile it again"
+)
 
 
 @dataclass(frozen=True)
@@ -241,6 +247,20 @@ class CompiledModule(nn.Module):
         """
         return kernel_infos(self._plan, self.compile_kernels())
 
+    def extra_repr(self) -> str:
+        """What it is, for `repr`."""
+        report = self.report()
+        precision = self.options.precision or f"{_types(self._captured.graph)}, as the model is"
+        lines = [
+            f"model: {_signature(self._captured.graph)}",
+            f"target: {self.options.target or report.target}, precision: {precision}",
+            f"launches: {report.launches}, {report.generated} of them in generated kernels",
+        ]
+        if report.predicted_us is not None and report.predicted_generated is not None:
+            share = f"{report.predicted_generated:.0%} of it in generated kernels"
+            lines.append(f"predicted: {report.predicted_us:.0f} us a call, {share}")
+        return "\n".join(lines)
+
     def report(self) -> Report:
         """What was fused, what was not and why, what falls back, and what is predicted."""
         uncaptured = self._executable.uncaptured if self._executable else ()
@@ -248,11 +268,61 @@ class CompiledModule(nn.Module):
 
     # -- what a compiled module refuses -----------------------------------------------------------
 
-    def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Nothing, where it is already; it moves nowhere else.
+
+        Raises:
+            RecompileError: another device, or a dtype or memory format.
+        """
+        try:
+            device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        except (RuntimeError, TypeError) as error:
+            raise RecompileError(f".to() was given what is no device ({_CHANGED})") from error
+        if dtype is not None or memory_format is not None:
+            self._apply(None)
+        return self if device is None else self._stay_on(device)
+
+    def cuda(self, device: torch.device | int | None = None) -> Self:
+        """Nothing, where it is on that GPU already.
+
+        Raises:
+            RecompileError: it is not.
+        """
+        number = isinstance(device, int)
+        return self._stay_on(torch.device(f"cuda:{device}" if number else device or "cuda"))
+
+    def cpu(self) -> Self:
+        """Nothing, where it is on the CPU already (target "host").
+
+        Raises:
+            RecompileError: it is not.
+        """
+        return self._stay_on(torch.device("cpu"))
+
+    def _stay_on(self, device: torch.device) -> Self:
+        here = self._executable.device if self._executable else _fitting_device(self._plan.target)
+        if here is None or device.type != here.type:
+            self._apply(None)
+        if device.index is not None and here is not None and device.index != (here.index or 0):
+            self._apply(None)
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
+        """A module of its own, ready to call; plan, weights and code are shared, for nothing ever
+        changes them."""
+        return CompiledModule(self._plan, self._captured, self._kernels)
+
+    def __copy__(self) -> CompiledModule:
+        return self.__deepcopy__({})
+
+    def __reduce__(self) -> NoReturn:
         raise RecompileError(
-            "a compiled module cannot be moved or cast (.to, .cuda, .half, ...): move or cast the "
-            "model itself and compile it again"
+            "a compiled module cannot be pickled: save it with .save(path), and read it with "
+            "gtco.load(path)"
         )
+
+    def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
+        raise RecompileError(_CHANGED)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -267,6 +337,20 @@ class CompiledModule(nn.Module):
             "the weights are baked into a compiled module: load them into the model itself and "
             "compile it again"
         )
+
+
+def _signature(graph: Graph) -> str:
+    inputs = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items())
+    outputs = ", ".join(str(graph.specs[name]) for name in graph.outputs)
+    weights = sum(graph.specs[name].nbytes for name in graph.constants) / 1e6
+    return f"({inputs}) -> {outputs}, {weights:.1f} MB of weights"
+
+
+def _types(graph: Graph) -> str:
+    """The types that the model's products multiply."""
+    products = [node for node in graph.nodes if node.definition.multiplies]
+    dtypes = (DTYPE_NAMES[graph.specs[node.inputs[0]].dtype] for node in products)
+    return ", ".join(dict.fromkeys(dtypes)) or "no products"
 
 
 class InputCheck:

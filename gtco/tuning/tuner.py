@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import (
@@ -45,7 +45,8 @@ from gtco.cost_model.similar import likeness
 from gtco.cost_model.trials import Trials
 from gtco.frontend.torch_export import Captured
 from gtco.ir.graph import FusedGraph
-from gtco.options import OptionError, Options
+from gtco.models import accepted
+from gtco.options import OptionError, Options, database_file
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks
 from gtco.runtime.executable import GpuMemoryError
@@ -86,9 +87,10 @@ _POLL_S = 0.25
 
 def tune(
     model: Any,
-    args: Sequence[Any] = (),
+    args: Sequence[Any] | Tensor = (),
     kwargs: Mapping[str, Any] | None = None,
     *,
+    shapes: Mapping[str, Sequence[int]] | None = None,
     seconds: float | None = None,
     trials: int | None = None,
     database: str | os.PathLike[str] | None = None,
@@ -103,7 +105,7 @@ def tune(
     same call again goes on where this one ended.
 
     Args:
-        model, args, kwargs: as for `gtco.compile`.
+        model, args, kwargs, shapes: as for `gtco.compile`.
         seconds: when to end the search, counted from when the model is captured; two fifths of
             it, or 40, more go to final timing and whole graphs. None for no limit but `trials`.
         trials: how many programs to measure at most; None for no limit but `seconds`.
@@ -117,15 +119,19 @@ def tune(
 
     Raises:
         CaptureError, OptionError: as for `gtco.compile`.
-        OptionError: neither `seconds` nor `trials` is given.
+        OptionError: neither `seconds` nor `trials` is given, or one is below 0.
         TargetError: no GPU is here, or not the target's.
         DatabaseError: the database cannot be opened or written to.
     """
     if seconds is None and trials is None:
         raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
+    for name, limit in (("seconds", seconds), ("trials", trials)):
+        if limit is not None and not limit >= 0:
+            raise OptionError(f"{name} is a limit, not {limit!r}; pass a number from 0 on")
     chosen = Options.of(**options)
     device = _device_here(chosen)
-    with Database(None if database is None else Path(database)) as opened:
+    module, args, kwargs = accepted(model, args, kwargs, shapes)
+    with Database(database_file(database)) as opened:
         if opened.read_only:
             raise DatabaseError(
                 f"{opened.path} is read-only, and tuning would be forgotten: make it writable, or "
@@ -133,7 +139,7 @@ def tune(
             )
         known = known_on(device, opened.path)
         with Trials(host=chosen.target == HOST, executor=executor) as runner:  # starts processes
-            captured = capture_for(model, args, kwargs, chosen)
+            captured = capture_for(module, args, kwargs, chosen)
             limits = Limits(
                 time.monotonic(),
                 math.inf if seconds is None else seconds,

@@ -11,9 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
+import gtco
 from gtco.cli import cache as cli_cache
 from gtco.cli import main as cli
 from gtco.options import Options
@@ -181,7 +183,7 @@ def test_a_saved_artifact_has_no_peers_and_no_options(run: Run) -> None:
 def test_bench_of_an_artifact_needs_a_gpu(run: Run) -> None:
     run("compile", "models_here:mlp", "--target", "sm_90a", "-o", "mlp.gtco")
     outcome = run("bench", "mlp.gtco")
-    assert outcome.code == 1
+    assert outcome.code == 2
     assert "no CUDA GPU" in outcome.stderr
 
 
@@ -344,6 +346,9 @@ BAD_USAGE = {
     "unknown target": (["compile", "models_here:mlp", "--target", "sm_90"], "'sm_90a'"),
     "old target": (["compile", "models_here:mlp", "--target", "sm_75"], "older than sm_80"),
     "unknown flag": (["compile", "models_here:mlp", "--precison", "fp16"], "--precision"),
+    "shapes of a function's model": (["compile", "models_here:mlp", "--shape", "x=2x3"], "--shape"),
+    "a shape that is none": (["compile", "models_here:mlp", "--shape", "x=2,3"], "x=1x3x224x224"),
+    "a shape twice": (["compile", "a.onnx", "--shape", "x=2", "--shape", "x=3"], "'x' twice"),
     "unknown command": (["benchmark", "models_here:mlp"], "benchmark"),
     "unknown peer": (["bench", "models_here:mlp", "--against", "tvm"], "eager, inductor"),
     "unknown oracle": (["compare", "models_here:mlp", "--against", "tensorrt"], "eager, onnx"),
@@ -354,6 +359,70 @@ BAD_USAGE = {
     "unknown cache command": (["cache", "purge"], "purge"),
     "no rounds": (["bench", "models_here:mlp", "--rounds", "0"], "--rounds"),
 }
+
+
+def test_the_version_is_printed(run: Run) -> None:
+    outcome = run("--version")
+    assert outcome.code == 0
+    assert outcome.stdout == f"gtco {gtco.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "code"),
+    [
+        (["compile", "models_here:mpl", "--json"], "UsageError", 2),
+        (["compile", "models_here:mlp", "--jsn", "--json"], "UsageError", 2),
+        (["nothing", "--json"], "UsageError", 2),
+        (["compile", "models_here:broken", "--json"], "ModelError", 1),
+        (["compile", "models_here:mlp", "--target", "sm_1", "--json"], "TargetError", 2),
+    ],
+)
+def test_an_error_is_json_where_json_is_wanted(
+    run: Run, arguments: list[str], kind: str, code: int
+) -> None:
+    outcome = run(*arguments)
+    error = json.loads(outcome.stdout)["error"]
+    assert (error["kind"], error["exit_code"], outcome.code) == (kind, code, code)
+    assert error["message"] in outcome.stderr
+
+
+def test_the_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    shown = " ".join(run("--help").stdout.split())
+    for code, meaning in cli.EXIT_CODES.items():
+        assert f"{code}: {meaning}" in shown
+        assert f"| {code} | {meaning} |" in page
+
+
+def test_an_interrupt_ends_with_its_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: str, shapes: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "locate", interrupt)
+    assert run("compile", "models_here:mlp").code == 130
+    outcome = run("compile", "models_here:mlp", "--json")
+    assert outcome.code == 130 and json.loads(outcome.stdout)["error"]["kind"] == "Interrupted"
+
+
+def test_a_function_may_name_an_onnx_file(run: Run, tmp_path: Path) -> None:
+    """With the sizes of its free axes from the command line or from arguments."""
+    x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])
+    y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 8])
+    graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "free.onnx")
+    code = "import torch\ndef path(): return 'free.onnx'\n"
+    code += "def given(): return 'free.onnx', (torch.ones(3, 8),)\n"
+    (tmp_path / "files_here.py").write_text(code)
+    free = run("inspect", "files_here:path", "--target", "sm_90a")
+    assert free.code == 1 and "--shape x=1x8" in free.stderr
+    for arguments, shape in (
+        (["files_here:path", "--shape", "x=5x8"], "f32[5,8]"),
+        (["free.onnx", "--shape", "x=2x8"], "f32[2,8]"),
+        (["files_here:given"], "f32[3,8]"),
+    ):
+        outcome = run("inspect", *arguments, "--target", "sm_90a")
+        assert outcome.code == 0, outcome.stderr
+        assert shape in outcome.stdout
 
 
 @pytest.mark.parametrize("case", BAD_USAGE)
@@ -392,7 +461,7 @@ def test_debug_shows_the_traceback(run: Run, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_an_error_nobody_expected_names_its_type(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str) -> None:
+    def fail(name: str, shapes: object) -> None:
         raise IndexError("list index out of range")
 
     monkeypatch.setattr(cli, "locate", fail)
@@ -408,8 +477,16 @@ def test_a_gpu_that_is_missing_is_named(run: Run) -> None:
     assert without_target.code == 2
     assert 'target="sm_90a"' in without_target.stderr
     bench = run("bench", "models_here:mlp")
-    assert bench.code == 1
+    assert bench.code == 2
     assert "no CUDA GPU" in bench.stderr
+
+
+@NO_GPU
+def test_inspect_plans_for_some_gpu_where_there_is_none(run: Run) -> None:
+    outcome = run("inspect", "models_here:mlp")
+    assert outcome.code == 0
+    assert "planning for sm_90a (--target names another)" in outcome.stderr
+    assert "sm_90a" in outcome.stdout
 
 
 def test_every_option_is_a_flag(run: Run) -> None:

@@ -15,7 +15,8 @@ from torch.utils import _pytree as pytree
 
 from gtco.compiler import fuse, select
 from gtco.cost_model.knowledge import Knowledge
-from gtco.frontend.torch_export import Captured, CaptureError, capture
+from gtco.frontend.refusals import CaptureError
+from gtco.frontend.torch_export import Captured, capture
 from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
@@ -263,7 +264,7 @@ def test_signature_with_keywords_and_literals() -> None:
     assert captured.input_positions == (0, 2)
     with pytest.raises(ArgumentError, match="baked in"):
         captured.flatten((X, 4), {"y": {"y": Y}, "flag": True})
-    with pytest.raises(ArgumentError, match="nested as"):
+    with pytest.raises(ArgumentError, match="is missing"):
         captured.flatten((X,), {})
     with pytest.raises(ArgumentError, match="not a tensor"):
         captured.flatten((X, 3), {"y": {"y": 1}, "flag": True})

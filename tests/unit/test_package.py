@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDERS = ("gtco", "passes", "codegen", "cost_model")
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("gtco.constants",),
+    ("gtco.constants", "gtco.version"),
     ("gtco.target", "gtco.options", "gtco.logs"),
     ("gtco.ir",),
     ("gtco.frontend",),
@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.codegen",),
     ("gtco.runtime", "gtco.reporting"),
     ("gtco.cost_model",),
-    ("gtco.compiler",),
+    ("gtco.models", "gtco.compiler"),
     ("gtco.tuning",),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),

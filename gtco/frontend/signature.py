@@ -1,0 +1,87 @@
+"""Arguments of a call beside those that a model was captured with, in the user's words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch.utils import _pytree as pytree
+
+
+def leaf_names(in_spec: pytree.TreeSpec, tensors: Mapping[int, str]) -> tuple[str, ...]:
+    """What to call each flattened leaf of (args, kwargs).
+
+    Args:
+        in_spec: their structure.
+        tensors: the graph's name for each leaf that is a tensor.
+    """
+    places = zip(_places(in_spec, tensors), _arguments(in_spec), strict=True)
+    paths = [path for place, spec in places for path in _paths(spec, place)]
+    return tuple(tensors.get(leaf, path) for leaf, path in enumerate(paths))
+
+
+def misfit(
+    in_spec: pytree.TreeSpec,
+    tensors: Mapping[int, str],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> str:
+    """Why `args` and `kwargs` have another structure than `in_spec`; names the argument."""
+    count, keywords = in_spec.child(0).num_children, list(in_spec.child(1).context)
+    places = _places(in_spec, tensors)
+    positional = places[:count]
+    takes = (
+        f"the model was captured with ({', '.join([*positional, *(f'{k}=' for k in keywords)])})"
+    )
+    for name in positional[len(args) :]:
+        if name in kwargs:
+            return f"argument {name} has to stand by position, not by name: {takes}"
+        return f"argument {name} is missing: {takes}"
+    for name in kwargs:
+        if name not in keywords:
+            by_position = f"argument {name} has to stand by position, not by name"
+            unknown = f"there is no argument {name}"
+            return f"{by_position if name in positional else unknown}: {takes}"
+    for name in keywords:
+        if name not in kwargs:
+            by_name = f"argument {name} has to stand by name" if len(args) > count else ""
+            return f"{by_name or f'argument {name} is missing'}: {takes}"
+    if len(args) > count:
+        return f"{len(args)} arguments by position are {len(args) - count} too many: {takes}"
+    given = [*args, *(kwargs[name] for name in keywords)]
+    for place, spec, value in zip(places, _arguments(in_spec), given, strict=True):
+        found = pytree.tree_structure(value)
+        if found != spec:
+            return f"argument {place} is {_shape(found)}, and was {_shape(spec)} when captured"
+    return f"the arguments are nested in another way: {takes}"
+
+
+def _arguments(in_spec: pytree.TreeSpec) -> list[pytree.TreeSpec]:
+    return [child for part in in_spec.children() for child in part.children()]
+
+
+def _places(in_spec: pytree.TreeSpec, tensors: Mapping[int, str]) -> list[str]:
+    """The name of each whole argument: the graph's for a tensor, else its number or keyword."""
+    names, leaf = [], 0
+    for position, spec in enumerate(in_spec.child(0).children()):
+        name = tensors.get(leaf) if spec.is_leaf() else None
+        names.append(name or f"number {position + 1}")
+        leaf += spec.num_leaves
+    return [*names, *in_spec.child(1).context]
+
+
+def _paths(spec: pytree.TreeSpec, path: str) -> Iterator[str]:
+    if spec.is_leaf():
+        yield path
+        return
+    keys = spec.context if spec.type is dict else range(spec.num_children)
+    for key, child in zip(keys, spec.children(), strict=True):
+        yield from _paths(child, f"{path}[{key!r}]")
+
+
+def _shape(spec: pytree.TreeSpec) -> str:
+    if spec.is_leaf():
+        return "one value"
+    if spec.type is dict:
+        return f"a dict of {', '.join(map(repr, spec.context)) or 'nothing'}"
+    return f"a {spec.type.__name__} of {spec.num_children}"

@@ -1,0 +1,266 @@
+"""What a user sees who hands in something else than `gtco.compile` wants, and around it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import importlib
+import logging
+import pickle
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gtco
+from gtco.dynamo import backend
+
+X = torch.linspace(-1, 1, 4 * 16).view(4, 16)
+
+
+class Scored(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.score = nn.Linear(16, 8)
+
+    def forward(self, x: Tensor, *, shift: Tensor | None = None) -> Tensor:
+        result: Tensor = self.score(x)
+        return result if shift is None else result + shift
+
+
+@dataclasses.dataclass
+class Output:
+    logits: Tensor
+    hidden: tuple[Tensor, Tensor]
+
+
+class WithOutput(Scored):
+    def forward(self, x: Tensor) -> Output:  # type: ignore[override]
+        return Output(self.score(x), (x + 1, x * 2))
+
+
+class KeyCache:
+    def __init__(self, keys: Tensor) -> None:
+        self.keys = keys
+
+
+class WithCache(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return {"logits": x + 1, "cache": KeyCache(x)}
+
+
+def half() -> nn.Module:
+    return Scored().half().eval()
+
+
+REFUSED: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = {
+    "a function": (
+        lambda: gtco.compile(lambda x: x + 1, (X,), target="sm_90a"),
+        gtco.CaptureError,
+        "forward of an nn.Module",
+    ),
+    "a class": (
+        lambda: gtco.compile(Scored, (X,), target="sm_90a"),
+        gtco.CaptureError,
+        r"pass an instance: Scored\(...\).eval\(\)",
+    ),
+    "weights": (
+        lambda: gtco.compile(Scored().state_dict(), (X,), target="sm_90a"),
+        gtco.CaptureError,
+        "load the weights into a module",
+    ),
+    "no model": (
+        lambda: gtco.compile(None, (X,), target="sm_90a"),
+        gtco.CaptureError,
+        "a NoneType, not a model",
+    ),
+    "a path that is none": (
+        lambda: gtco.compile("nowhere.onnx", target="sm_90a"),
+        gtco.CaptureError,
+        "there is no file nowhere.onnx",
+    ),
+    "another file": (
+        lambda: gtco.compile(Path("model.pt"), (X,), target="sm_90a"),
+        gtco.CaptureError,
+        "no .onnx file; load the model",
+    ),
+    "an artifact": (
+        lambda: gtco.compile("vit.gtco", target="sm_90a"),
+        gtco.CaptureError,
+        r"gtco.load\('vit.gtco'\)",
+    ),
+    "fp16 weights with an fp32 example": (
+        lambda: gtco.compile(half(), (X,), target="sm_90a"),
+        gtco.CaptureError,
+        r"x.half\(\) for float16",
+    ),
+    "an array": (
+        lambda: gtco.compile(Scored().eval(), (np.ones((4, 16)),), target="sm_90a"),
+        gtco.CaptureError,
+        "example argument x is a ndarray",
+    ),
+    "an example too few": (
+        lambda: gtco.compile(Scored().eval(), (), target="sm_90a"),
+        gtco.CaptureError,
+        "missing a required argument: 'x'",
+    ),
+    "an example that nobody takes": (
+        lambda: gtco.compile(Scored().eval(), (X,), {"shfit": X}, target="sm_90a"),
+        gtco.CaptureError,
+        "unexpected keyword argument 'shfit'",
+    ),
+    "arguments that are no tuple": (
+        lambda: gtco.compile(Scored().eval(), 3, target="sm_90a"),
+        gtco.CaptureError,
+        r"args is a int; pass a tuple of arguments: \(x,\)",
+    ),
+    "keywords that are no dict": (
+        lambda: gtco.compile(Scored().eval(), (X,), [1], target="sm_90a"),
+        gtco.CaptureError,
+        "kwargs is a list",
+    ),
+    "shapes of a module": (
+        lambda: gtco.compile(Scored().eval(), (X,), shapes={"x": (4, 16)}, target="sm_90a"),
+        gtco.CaptureError,
+        "shapes are those of an .onnx file",
+    ),
+    "a cache in the result": (
+        lambda: gtco.compile(WithCache(), (X,), target="sm_90a"),
+        gtco.CaptureError,
+        r"returns a KeyCache at result\['cache'\].*use_cache=False",
+    ),
+    "an unknown option": (
+        lambda: gtco.compile(half(), (X.half(),), traget="sm_90a"),
+        gtco.OptionError,
+        "did you mean 'target'",
+    ),
+    "a database that is no path": (
+        lambda: gtco.compile(half(), (X.half(),), database=3, target="sm_90a"),
+        gtco.OptionError,
+        "database is the path of a file",
+    ),
+    "no graph to fuse": (lambda: gtco.fuse(half()), gtco.GraphError, r"gtco.capture\(model"),
+    "no file to load": (lambda: gtco.load(3), gtco.ArtifactError, "path is 3"),
+    "a mode of Inductor's": (
+        lambda: backend(None, (), mode="max-autotune"),  # type: ignore[arg-type]
+        gtco.OptionError,
+        "gtco.tune searches",
+    ),
+    "no limit to tuning": (
+        lambda: gtco.tune(half(), (X.half(),)),
+        gtco.OptionError,
+        "seconds=480",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_names_the_cause_and_the_next_step(case: str) -> None:
+    call, kind, words = REFUSED[case]
+    with pytest.raises(kind, match=words):
+        call()
+
+
+@pytest.fixture(scope="module")
+def compiled() -> Any:
+    return gtco.compile(half(), X.half(), target="sm_90a")
+
+
+def test_one_tensor_may_stand_for_the_arguments(compiled: Any) -> None:
+    assert compiled.report().launches == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "words"),
+    [
+        ((), {}, "argument x is missing"),
+        ((X.half(), X), {}, "2 arguments by position are 1 too many"),
+        ((X.half(),), {"shift": X}, "there is no argument shift"),
+        (([X.half()],), {}, "argument x is a list of 1, and was one value"),
+        ((3,), {}, "argument x is a int, not a tensor; pass a tensor of f16"),
+    ],
+)
+def test_a_wrong_call_names_the_argument(
+    compiled: Any, args: tuple[Any, ...], kwargs: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(gtco.ArgumentError, match=words):
+        compiled._captured.flatten(args, kwargs)
+
+
+def test_a_compiled_module_says_what_it_is(compiled: Any) -> None:
+    text = repr(compiled)
+    assert "x: f16[4,16]) -> f16[4,8]" in text
+    assert "target: sm_90a, precision: f16, as the model is" in text
+    assert "launches: 1, 1 of them in generated kernels" in text
+
+
+def test_a_copy_is_a_module_of_its_own(compiled: Any) -> None:
+    for twin in (copy.copy(compiled), copy.deepcopy(compiled)):
+        assert twin is not compiled and twin.report() == compiled.report()
+    with pytest.raises(gtco.RecompileError, match=r"save it with \.save"):
+        pickle.dumps(compiled)
+
+
+def test_it_stays_where_it_is() -> None:
+    on_host = gtco.compile(half(), (X.half(),), target="host")
+    assert on_host.to("cpu") is on_host.cpu() is on_host
+    for move in (
+        lambda: on_host.to("meta"),
+        lambda: on_host.to(torch.float32),
+        lambda: on_host.half(),
+        lambda: on_host.cuda(),
+        lambda: on_host.to("nowhere"),
+    ):
+        with pytest.raises(gtco.RecompileError):
+            move()
+
+
+def test_a_dataclass_comes_back_as_itself(tmp_path: Path) -> None:
+    model = WithOutput().half().eval()
+    compiled = gtco.compile(model, (X.half(),), target="sm_90a")
+    captured = compiled._captured
+    answer = captured.unflatten(gtco.interpret(captured.graph, (X.half(),)))
+    expected = model(X.half())
+    assert isinstance(answer, Output)
+    assert torch.allclose(answer.logits, expected.logits, atol=1e-2)
+    assert torch.equal(answer.hidden[1], expected.hidden[1])
+    compiled.save(tmp_path / "m.gtco")
+    assert gtco.load(tmp_path / "m.gtco")._captured.out_spec == captured.out_spec
+
+
+def test_torch_warns_of_nothing_that_a_user_cannot_change() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gtco.compile(half(), (X.half(),), target="sm_90a")
+
+
+def test_fallbacks_of_one_reason_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5))).eval()
+    with caplog.at_level(logging.WARNING, "gtco"):
+        compiled = gtco.compile(model, (X,), target="sm_90a")
+    (line,) = caplog.messages
+    assert "5 x linear" in line and 'precision="tf32" or "fp16" generates them' in line
+    (kind,) = compiled.report().fallback_kinds
+    assert len(kind.launches) == 5
+    with pytest.raises(gtco.FallbackError, match="5 groups have no generated kernel"):
+        gtco.compile(model, (X,), target="sm_90a", fallback="error")
+
+
+def test_every_public_name_is_there() -> None:
+    assert gtco.__version__
+    for name in gtco.__all__:
+        assert getattr(gtco, name) is not None
+    found = {
+        name: getattr(importlib.import_module(module), name)
+        for name, module in gtco._HOMES.items()
+        if name.endswith("Error")
+    }
+    assert all(issubclass(each, Exception) for each in found.values())
+    page = (Path(__file__).parents[2] / "docs" / "command-line.md").read_text()
+    missing = [name for name in found if f"`{name}`" not in page]
+    assert not missing, f"docs/command-line.md says nothing of {missing}"
