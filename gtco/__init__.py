@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from gtco.ir.interpreter import ArgumentError, interpret
     from gtco.ir.spec import GraphError
     from gtco.options import OptionError, Options
-    from gtco.runtime.artifact import ArtifactError, load
+    from gtco.runtime.artifact import ArtifactError
     from gtco.runtime.driver import DriverError
     from gtco.runtime.executable import GpuMemoryError
     from gtco.runtime.host import HostCompilerError
-    from gtco.runtime.module import RecompileError
+    from gtco.runtime.module import RecompileError, load
     from gtco.runtime.nvrtc import CompileError
     from gtco.target import TargetError
     from gtco.tuning.result import TuneResult
@@ -50,7 +50,7 @@ _HOMES = {
     "compile": "gtco.compiler",
     "fuse": "gtco.compiler",
     "interpret": "gtco.ir.interpreter",
-    "load": "gtco.runtime.artifact",
+    "load": "gtco.runtime.module",
     "tune": "gtco.tuning.tuner",
 }
 

@@ -31,7 +31,7 @@ from gtco.benchmarking.contestants import GraphedEager, tensors_of
 from gtco.benchmarking.rounds import CudaClock, settle
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
-from gtco.runtime.module import InputCheck
+from gtco.runtime.inputs import InputCheck
 
 Part = Callable[[], object]
 RUNS = 100

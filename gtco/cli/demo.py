@@ -14,7 +14,8 @@ import gtco
 from gtco.check import Verdict, judge
 from gtco.locate import Located
 from gtco.runtime.host import find_compiler
-from gtco.runtime.module import CompiledModule, KernelInfo
+from gtco.runtime.infos import KernelInfo
+from gtco.runtime.module import CompiledModule
 
 NAME = "ViT-B/16"
 TARGET = "sm_90a"

@@ -20,13 +20,8 @@ from gtco.cost_model.plans import FLOOR
 from gtco.frontend.torch_export import Captured
 from gtco.reporting.report import make_report, telling_refusals
 from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.module import (
-    CompiledModule,
-    KernelInfo,
-    LaunchInfo,
-    kernel_infos,
-    launch_infos,
-)
+from gtco.runtime.infos import KernelInfo, LaunchInfo, kernel_infos, launch_infos
+from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan
 from gtco.target import TARGETS
 

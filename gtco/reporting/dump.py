@@ -30,7 +30,7 @@ from gtco.runtime.encoding import (
     encode_graph,
     encode_signature,
 )
-from gtco.runtime.module import kernel_infos
+from gtco.runtime.infos import kernel_infos
 from gtco.runtime.plan import Plan
 
 log = logging.getLogger("gtco.codegen")

@@ -28,7 +28,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gtco import logs
 from gtco.frontend.torch_export import Captured
 from gtco.ir.spec import DTYPE_NAMES, GraphError
 from gtco.options import OptionError
@@ -40,7 +39,7 @@ from gtco.runtime.encoding import (
     encode_plan,
     encode_signature,
 )
-from gtco.runtime.module import CompiledModule, check_signature
+from gtco.runtime.inputs import check_signature
 from gtco.runtime.plan import Plan, PlanError
 from gtco.runtime.soundness import check_soundness
 from gtco.target import TargetError
@@ -77,23 +76,6 @@ class Artifact:
     plan: Plan
     captured: Captured
     kernels: Mapping[str, CompiledKernel]
-
-
-def load(path: str | os.PathLike[str]) -> CompiledModule:
-    """The compiled module that `CompiledModule.save` wrote; it needs no compiler.
-
-    Without the GPU that it was made for it loads as well, and raises when it is called.
-
-    Raises:
-        ArtifactError: no such file, a damaged or edited one (naming the part), one whose launches
-            are not what its kernels were compiled for, one of another format version, or one for
-            an architecture that this gtco does not know.
-        GpuMemoryError: the GPU that it is for is here and has too little memory.
-        OptionError: an unknown area in `GTCO_LOGS`.
-    """
-    logs.configure()
-    artifact = read(path)
-    return CompiledModule(artifact.plan, artifact.captured, dict(artifact.kernels))
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, NoReturn, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils import _pytree as pytree
 
+from gtco import logs
 from gtco.frontend.torch_export import Captured
 from gtco.ir.graph import FusedGraph, Graph
-from gtco.ir.interpreter import ArgumentError
 from gtco.ir.ops import Slot
-from gtco.ir.spec import DTYPE_NAMES, TensorSpec
+from gtco.ir.spec import DTYPE_NAMES
 from gtco.options import Options
 from gtco.reporting.report import Report, make_report
+from gtco.runtime import artifact
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.host import HostExecutable
-from gtco.runtime.plan import Launch, Plan, PlanError, Visit
+from gtco.runtime.infos import KernelInfo, LaunchInfo, kernel_infos, launch_infos
+from gtco.runtime.inputs import InputCheck, check_signature
+from gtco.runtime.plan import Plan, Visit
 from gtco.target import HOST, Target, TargetError
 
 
@@ -34,57 +35,6 @@ _CHANGED = (
     "a compiled module cannot be moved or cast (.to, .cuda, .half, ...): move or cast the model "
     "itself and compile it again"
 )
-
-
-@dataclass(frozen=True)
-class LaunchInfo:
-    """One launch of a compiled module.
-
-    Args:
-        name: the group's name.
-        kernel: entry point of the generated kernel, or "aten".
-        family: of the group, such as "gemm".
-        ops: the operators it computes, in order.
-        modules: the user's modules that they come from.
-        schedule: knob values of the generated kernel.
-        source: where the choice comes from: "tuned here", "record" (shipped), "transferred"
-            (the schedule of a similar workload, whose blocks do the same), "default" or "fallback".
-        reason: why there is no generated kernel.
-        predicted_us: its time from start to start, if something predicted it.
-    """
-
-    name: str
-    kernel: str
-    family: str
-    ops: tuple[str, ...]
-    modules: tuple[str, ...]
-    schedule: Mapping[str, int]
-    source: str
-    reason: str
-    predicted_us: float | None
-
-
-@dataclass(frozen=True)
-class KernelInfo:
-    """One distinct kernel of a compiled module.
-
-    Args:
-        name: its entry point.
-        sketch: the structure it was made from.
-        launches: how often a call launches it.
-        registers: of a thread.
-        smem_bytes: shared memory of a block, static and dynamic.
-        spill_bytes: stored to local memory for want of registers, of a thread.
-        cubin_bytes: size of the code.
-    """
-
-    name: str
-    sketch: str
-    launches: int
-    registers: int
-    smem_bytes: int
-    spill_bytes: int
-    cubin_bytes: int
 
 
 class CompiledModule(nn.Module):
@@ -186,9 +136,7 @@ class CompiledModule(nn.Module):
             ArtifactError: it cannot be written, or the model holds what no artifact can.
             CompileError: a kernel does not compile.
         """
-        from gtco.runtime.artifact import save  # which itself makes a module when it loads
-
-        save(path, self._plan, self._captured, self.compile_kernels())
+        artifact.save(path, self._plan, self._captured, self.compile_kernels())
 
     def trace(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> None:
         """Run the model once and write a Chrome trace, for ui.perfetto.dev or chrome://tracing.
@@ -353,72 +301,21 @@ def _types(graph: Graph) -> str:
     return ", ".join(dict.fromkeys(dtypes)) or "no products"
 
 
-class InputCheck:
-    """What one input must be.
+def load(path: str | os.PathLike[str]) -> CompiledModule:
+    """The compiled module that `CompiledModule.save` wrote; it needs no compiler.
 
-    Args:
-        name: of the argument, for messages.
-        spec: its shape and dtype.
-    """
-
-    def __init__(self, name: str, spec: TensorSpec) -> None:
-        self.name = name
-        self.spec = spec
-        self._shape = torch.Size(spec.sizes)
-        self._dtype = spec.dtype
-
-    def __call__(self, tensor: Any, device: torch.device, grad_enabled: bool) -> None:
-        """Accept `tensor` (any strides).
-
-        Raises:
-            ArgumentError: naming the argument, what was expected and what was given.
-        """
-        if (
-            isinstance(tensor, Tensor)
-            and tensor.shape == self._shape
-            and tensor.dtype == self._dtype
-            and tensor.device == device
-            and not (grad_enabled and tensor.requires_grad)
-        ):
-            return
-        if not isinstance(tensor, Tensor):
-            raise ArgumentError(f"argument {self.name}: expected a tensor, got {tensor!r:.80}")
-        if tensor.shape != self._shape or tensor.dtype != self._dtype:
-            raise ArgumentError(
-                f"argument {self.name}: expected {self.spec}, got {_show(tensor)}; a compiled "
-                f"module takes one shape and dtype, so convert the tensor or compile again for it"
-            )
-        if tensor.device != device:
-            raise ArgumentError(
-                f"argument {self.name}: expected a tensor on {device}, got one on {tensor.device}; "
-                f"move it with .to({str(device)!r})"
-            )
-        raise ArgumentError(
-            f"argument {self.name} requires grad, and a compiled module is for inference: call it "
-            f"under torch.no_grad(), or pass {self.name}.detach()"
-        )
-
-
-def _show(tensor: Tensor) -> str:
-    try:
-        return str(TensorSpec.of(tensor))
-    except KeyError:  # a dtype that gtco has no name for
-        return f"{tensor.dtype}{list(tensor.shape)}"
-
-
-def check_signature(plan: Plan, captured: Captured) -> None:
-    """Refuse a rewritten graph whose inputs or outputs are not the captured ones in order.
+    Without the GPU that it was made for it loads as well, and raises when it is called.
 
     Raises:
-        PlanError: naming both.
+        ArtifactError: no such file, a damaged or edited one (naming the part), one whose launches
+            are not what its kernels were compiled for, one of another format version, or one for
+            an architecture that this gtco does not know.
+        GpuMemoryError: the GPU that it is for is here and has too little memory.
+        OptionError: an unknown area in `GTCO_LOGS`.
     """
-    for kind in ("inputs", "outputs"):
-        specs = [
-            [graph.specs[name] for name in getattr(graph, kind)]
-            for graph in (plan.graph, captured.graph)
-        ]
-        if specs[0] != specs[1]:
-            raise PlanError(f"the passes changed the model's {kind}: {specs[1]} became {specs[0]}")
+    logs.configure()
+    found = artifact.read(path)
+    return CompiledModule(found.plan, found.captured, dict(found.kernels))
 
 
 def _is_positional(captured: Captured) -> bool:
@@ -435,47 +332,6 @@ def _single_output(captured: Captured) -> int | None:
         return None
     (leaf,) = captured.output_template
     return leaf.index if isinstance(leaf, Slot) else None
-
-
-def launch_infos(plan: Plan) -> tuple[LaunchInfo, ...]:
-    """One entry per launch of `plan`, in order."""
-    return tuple(_launch_info(launch) for launch in plan.launches)
-
-
-def kernel_infos(plan: Plan, compiled: Mapping[str, CompiledKernel]) -> tuple[KernelInfo, ...]:
-    """The distinct kernels of `plan`, `compiled`, in order of their first launch."""
-    programs = [launch.program for launch in plan.launches if launch.program]
-    counts: dict[str, int] = {}
-    for program in programs:
-        counts[program.name] = counts.get(program.name, 0) + 1
-    first = {program.name: program for program in reversed(programs)}
-    return tuple(
-        KernelInfo(
-            name,
-            first[name].sketch,
-            count,
-            compiled[name].registers,
-            compiled[name].smem_bytes + first[name].smem_bytes,
-            compiled[name].spill_bytes,
-            len(compiled[name].cubin),
-        )
-        for name, count in counts.items()
-    )
-
-
-def _launch_info(launch: Launch) -> LaunchInfo:
-    program = launch.program
-    return LaunchInfo(
-        launch.group.name,
-        "aten" if program is None else program.name,
-        launch.family,
-        tuple(node.op for node in launch.group.compute),
-        launch.modules,
-        {} if program is None else dict(program.schedule),
-        launch.source,
-        launch.reason,
-        launch.predicted_us,
-    )
 
 
 def runs_on(target: Target, capability: tuple[int, int]) -> bool:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from gtco.frontend.torch_export import Captured, capture
 from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.runtime.arena import plan_arena
+from gtco.runtime.inputs import InputCheck
 from gtco.runtime.library import bind_library, library_precision
-from gtco.runtime.module import CompiledModule, InputCheck, RecompileError, runs_on
+from gtco.runtime.module import CompiledModule, RecompileError, runs_on
 from gtco.runtime.plan import Plan, PlanError
 from gtco.target import TARGETS, TargetError
 from tests.plans import Block, make_plan
