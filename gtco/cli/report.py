@@ -11,12 +11,12 @@ import typer
 
 from gtco.benchmarking.build_facts import build_facts
 from gtco.benchmarking.rounds import Tell
-from gtco.cli.env import environment
 from gtco.compiler import make_plan
 from gtco.locate import Located, UsageError, artifact_path
 from gtco.options import Options
 from gtco.reporting.build import Build, BuildError
 from gtco.runtime.artifact import read
+from gtco.version import VERSION
 
 Page = Annotated[
     Path | None,
@@ -39,7 +39,7 @@ def build_of_model(
     """Compile a located model and tell of it; raises what `gtco.compile` does."""
     tell(f"compiling {found.name}")
     plan, captured = make_plan(found.module, found.args, found.kwargs, options, database)
-    return build_facts(found.name, plan, captured, _version(), tell=tell)
+    return build_facts(found.name, plan, captured, VERSION, tell=tell)
 
 
 def build_of_file(path: Path, tell: Tell) -> Build:
@@ -82,7 +82,3 @@ def _saved(path: Path) -> Build:
         raise BuildError(
             f"{path} is not what gtco report --json prints: {error}; make it again with this gtco"
         ) from error
-
-
-def _version() -> str:
-    return environment()["packages"].get("gtco") or "unknown"

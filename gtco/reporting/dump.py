@@ -1,6 +1,6 @@
 """Everything about one compilation as files: `gtco inspect MODEL --dump DIR` and `GTCO_DUMP=DIR`.
 
-00-captured.txt ... 12-fused.txt   the graph as captured, after each pass, and its groups
+00-captured.txt ... NN-fused.txt   the graph as captured, after each pass, and its groups
 gtco_gemm_ab12.cu, .cubin, .log    each kernel's source, code and what the assembler said
 kernels.txt                        registers, shared memory and spills of each kernel
 captured.safetensors, repro.py     the captured model with its weights, and what runs it again

@@ -19,6 +19,7 @@ import gtco
 from gtco.cli import cache as cli_cache
 from gtco.cli import main as cli
 from gtco.options import Options
+from gtco.passes import PIPELINE
 from gtco.runtime import compile_pool
 from gtco.runtime.cache_files import sealed
 from gtco.runtime.cubin import CubinCache
@@ -233,7 +234,7 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
     run("compile", "models_here:mlp", "--target", "sm_80", "-o", "mlp.gtco")
     assert run("inspect", "mlp.gtco", "--dump", "artifact").code == 0
     names = {path.name for path in (tmp_path / "artifact").iterdir()}
-    assert {"12-fused.txt", "kernels.txt"} < names and "repro.py" not in names
+    assert {f"{len(PIPELINE) + 1}-fused.txt", "kernels.txt"} < names and "repro.py" not in names
     (tmp_path / "file").write_text("")
     refused = run("inspect", "models_here:mlp", "--target", "sm_80", "--dump", "file")
     assert refused.code == 1
