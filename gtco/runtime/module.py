@@ -198,7 +198,7 @@ class CompiledModule(nn.Module):
     def extra_repr(self) -> str:
         """What it is, for `repr`."""
         report = self.report()
-        precision = self.options.precision or f"{_types(self._captured.graph)}, as the model is"
+        precision = self.options.precision or f"{_types(self._captured.graph)}as the model is"
         lines = [
             f"model: {_signature(self._captured.graph)}",
             f"target: {self.options.target or report.target}, precision: {precision}",
@@ -216,43 +216,25 @@ class CompiledModule(nn.Module):
 
     # -- what a compiled module refuses -----------------------------------------------------------
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Nothing, where it is already; it moves nowhere else.
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """What `.to`, `.cuda`, `.half` and their like do to every tensor, here or in a module
+        around this one: nothing, if that leaves the tensors as and where they are.
 
         Raises:
-            RecompileError: another device, or a dtype or memory format.
+            RecompileError: it does not.
         """
-        try:
-            device, dtype, _, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-        except (RuntimeError, TypeError) as error:
-            raise RecompileError(f".to() was given what is no device ({_CHANGED})") from error
-        if dtype is not None or memory_format is not None:
-            self._apply(None)
-        return self if device is None else self._stay_on(device)
-
-    def cuda(self, device: torch.device | int | None = None) -> Self:
-        """Nothing, where it is on that GPU already.
-
-        Raises:
-            RecompileError: it is not.
-        """
-        number = isinstance(device, int)
-        return self._stay_on(torch.device(f"cuda:{device}" if number else device or "cuda"))
-
-    def cpu(self) -> Self:
-        """Nothing, where it is on the CPU already (target "host").
-
-        Raises:
-            RecompileError: it is not.
-        """
-        return self._stay_on(torch.device("cpu"))
-
-    def _stay_on(self, device: torch.device) -> Self:
         here = self._executable.device if self._executable else _fitting_device(self._plan.target)
-        if here is None or device.type != here.type:
-            self._apply(None)
-        if device.index is not None and here is not None and device.index != (here.index or 0):
-            self._apply(None)
+        if here is None:
+            raise RecompileError(_CHANGED)
+        graph = self._captured.graph
+        for dtype in {graph.specs[name].dtype for name in (*graph.inputs, *graph.constants)}:
+            tensor = torch.empty(0, dtype=dtype, device=here)
+            try:
+                moved = fn(tensor)
+            except (AssertionError, RuntimeError) as error:  # of a device that is not there
+                raise RecompileError(_CHANGED) from error
+            if (moved.device, moved.dtype) != (tensor.device, dtype):
+                raise RecompileError(_CHANGED)
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> CompiledModule:
@@ -268,9 +250,6 @@ class CompiledModule(nn.Module):
             "a compiled module cannot be pickled: save it with .save(path), and read it with "
             "gtco.load(path)"
         )
-
-    def _apply(self, fn: Any, recurse: bool = True) -> NoReturn:
-        raise RecompileError(_CHANGED)
 
     def train(self, mode: bool = True) -> Self:
         if mode:
@@ -298,7 +277,7 @@ def _types(graph: Graph) -> str:
     """The types that the model's products multiply."""
     products = [node for node in graph.nodes if node.definition.multiplies]
     dtypes = (DTYPE_NAMES[graph.specs[node.inputs[0]].dtype] for node in products)
-    return ", ".join(dict.fromkeys(dtypes)) or "no products"
+    return "".join(f"{dtype}, " for dtype in dict.fromkeys(dtypes))
 
 
 def load(path: str | os.PathLike[str]) -> CompiledModule:

@@ -208,16 +208,18 @@ def test_a_copy_is_a_module_of_its_own(compiled: Any) -> None:
 
 def test_it_stays_where_it_is() -> None:
     on_host = gtco.compile(half(), (X.half(),), target="host")
-    assert on_host.to("cpu") is on_host.cpu() is on_host
+    assert on_host.to("cpu") is on_host.cpu() is on_host.half() is on_host
+    assert nn.Sequential(on_host, nn.ReLU()).to("cpu")[0] is on_host
     for move in (
         lambda: on_host.to("meta"),
         lambda: on_host.to(torch.float32),
-        lambda: on_host.half(),
         lambda: on_host.cuda(),
-        lambda: on_host.to("nowhere"),
+        lambda: nn.Sequential(on_host).float(),
     ):
         with pytest.raises(gtco.RecompileError):
             move()
+    with pytest.raises(RuntimeError, match="Expected one of cpu"):
+        on_host.to("nowhere")
 
 
 def test_a_dataclass_comes_back_as_itself(tmp_path: Path) -> None:
