@@ -43,6 +43,7 @@ from gtco.frontend.onnx_sampling import SAMPLING
 from gtco.frontend.onnx_select import SELECT
 from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, SHAPES
 from gtco.frontend.onnx_windows import WINDOWS
+from gtco.frontend.signature import NamedInputs
 
 __all__ = ["OPS", "OnnxError", "OnnxModel", "load_onnx"]
 
@@ -72,7 +73,7 @@ SMALL_ELEMENTS = 1024
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
 
-class OnnxModel(nn.Module):
+class OnnxModel(NamedInputs, nn.Module):
     """The graph of an ONNX model as a module.
 
     Its forward takes the graph's inputs in order and returns a tensor, or a tuple of them where
@@ -96,6 +97,7 @@ class OnnxModel(nn.Module):
         self._body = self._read(model.graph, _opset(model), folder)
         declared = declared_inputs(model.graph, self._body.buffers)
         self.inputs = with_shapes(declared, shapes or {})
+        self.input_names = tuple(_identifier(each.name) for each in self.inputs)
         self.eval()
 
     def _read(self, graph: onnx.GraphProto, opset: int, folder: Path | None) -> Body:
@@ -128,8 +130,7 @@ class OnnxModel(nn.Module):
         raw = value.reshape(-1).view(torch.uint8).numpy().data if value.numel() else b""
         key = (value.dtype, tuple(value.shape), hashlib.sha256(raw).digest())
         if key not in self._by_content:
-            base = re.sub(r"[^0-9A-Za-z_]", "_", name) or "tensor"
-            self._by_content[key] = f"{base}_{len(self._by_content)}"
+            self._by_content[key] = f"{_identifier(name)}_{len(self._by_content)}"
             self.register_buffer(self._by_content[key], value)
         return self._by_content[key]
 
@@ -169,6 +170,10 @@ class OnnxModel(nn.Module):
             value, known = scope[name]
             outputs.append(value.to(device).clone() if known else value)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _identifier(name: str) -> str:
+    return re.sub(r"[^0-9A-Za-z_]", "_", name) or "tensor"
 
 
 def load_onnx(

@@ -8,6 +8,16 @@ from typing import Any
 from torch.utils import _pytree as pytree
 
 
+class NamedInputs:
+    """A module whose forward takes tensors by position, as `*args`, and that has names for them.
+
+    Args:
+        input_names: one each, of letters, digits and underscores.
+    """
+
+    input_names: tuple[str, ...]
+
+
 def leaf_names(in_spec: pytree.TreeSpec, tensors: Mapping[int, str]) -> tuple[str, ...]:
     """What to call each flattened leaf of (args, kwargs).
 

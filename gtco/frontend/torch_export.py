@@ -44,7 +44,7 @@ from gtco.frontend.refusals import (
     source,
     where,
 )
-from gtco.frontend.signature import leaf_names, misfit
+from gtco.frontend.signature import NamedInputs, leaf_names, misfit
 from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.interpreter import ArgumentError
 from gtco.ir.ops import Slot
@@ -160,7 +160,8 @@ def capture(
                 f"{label}: its exported program cannot be made functional ({_reason(error)}); "
                 f"rewrite the operation that this names"
             ) from error
-        return _Lowerer(program, label).run()
+        names = model.input_names if isinstance(model, NamedInputs) else ()
+        return _Lowerer(program, label, names).run()
 
 
 def _export(
@@ -229,9 +230,10 @@ READ_MEMORY = frozenset(
 class _Lowerer:
     """Walks one decomposed program; `values` maps its nodes to ours."""
 
-    def __init__(self, program: ExportedProgram, label: str) -> None:
+    def __init__(self, program: ExportedProgram, label: str, names: Sequence[str]) -> None:
         self.program = program
         self.label = label
+        self.names = names
         self.builder = GraphBuilder()
         self.context = Context(self.builder)
         self.values: dict[str, Any] = {}
@@ -268,8 +270,8 @@ class _Lowerer:
                 self.values[name] = self._stored(spec)
                 continue
             if isinstance(spec.arg, TensorArgument):
-                fake = fakes[name]
-                self.values[name] = Value(self.builder.input(name, TensorSpec.of(fake)))
+                hint = self.names[leaf] if self.names else name
+                self.values[name] = Value(self.builder.input(hint, TensorSpec.of(fakes[name])))
                 positions.append(leaf)
             elif isinstance(spec.arg, ConstantArgument):
                 literals[leaf] = self.values[name] = spec.arg.value
