@@ -194,19 +194,30 @@ def _export(
         hook.remove()
 
 
+_TORCH_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_TORCH_WARNINGS = (
+    (r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning),
+    (r"The tensor attributes? .*_flat_weights.* assigned during export", UserWarning),
+)
+
+
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without what torch says of its own insides: a deprecated class that its copies of programs
-    still use, and the traceback of a shape error, which the message of `CaptureError` tells."""
-    fake_tensors = logging.getLogger("torch._subclasses.fake_tensor")
-    was_off, fake_tensors.disabled = fake_tensors.disabled, True
+    still use, the weights that its recurrent layers assign, and programs and tracebacks in its log
+    where `CaptureError` has the message."""
+    loggers = [logging.getLogger(name) for name in _TORCH_LOGS]
+    before = [each.disabled for each in loggers]
     try:
         with warnings.catch_warnings():
-            deprecated = r"`isinstance\(treespec, LeafSpec\)` is deprecated"
-            warnings.filterwarnings("ignore", deprecated, FutureWarning)
+            for message, category in _TORCH_WARNINGS:
+                warnings.filterwarnings("ignore", message, category)
+            for each in loggers:
+                each.disabled = True
             yield
     finally:
-        fake_tensors.disabled = was_off
+        for each, was_off in zip(loggers, before, strict=True):
+            each.disabled = was_off
 
 
 def _reason(error: BaseException) -> str:

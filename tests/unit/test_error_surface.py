@@ -239,6 +239,7 @@ def test_torch_warns_of_nothing_that_a_user_cannot_change() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gtco.compile(half(), (X.half(),), target="sm_90a")
+        gtco.capture(nn.GRU(16, 8).eval(), (X,))
 
 
 def test_fallbacks_of_one_reason_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
