@@ -236,7 +236,7 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
         raise GraphError(
             f"graph is a {type(graph).__name__}, not a gtco.Graph; pass gtco.capture(model, args)"
         )
-    chosen = find_target(target) if isinstance(target, str) else target
+    chosen = target if isinstance(target, Target) else find_target(target)
     return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
 
 

@@ -136,6 +136,8 @@ def _suggest(wrong: str, known: Iterable[str]) -> str:
 
 
 def _unpack(name: str, result: Any, shapes: Shapes) -> Located:
+    if isinstance(result, tuple):  # an argument by itself stands for a tuple of one
+        result = tuple((each,) if isinstance(each, torch.Tensor) else each for each in result)
     match result:
         case str() | Path():
             return _onnx(name, Path(result), shapes, None)

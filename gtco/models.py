@@ -43,6 +43,11 @@ def accepted(
         )
     if isinstance(model, (str, os.PathLike)):
         model = _read(Path(model), shapes)
+        if kwargs:
+            names = " ".join(f"{name}," for name in model.input_names)
+            raise CaptureError(
+                f"kwargs: an .onnx model takes its inputs by position; pass args=({names})"
+            )
         shapes = None
         args = args or model.example()
         model.to(next((each.device for each in args if isinstance(each, Tensor)), "cpu"))
@@ -76,7 +81,15 @@ def _check_model(model: Any) -> None:
         raise CaptureError("model is compiled already; pass the module that it was made from")
     if isinstance(model, torch.jit.ScriptModule):
         raise CaptureError("model is TorchScript; pass the nn.Module that it was made from")
-    if isinstance(model, (torch.nn.Module, ExportedProgram)):
+    if isinstance(model, torch.nn.Module):
+        for name, part in model.named_modules():
+            if isinstance(part, CompiledModule):
+                raise CaptureError(
+                    f"the model's {name} is compiled already; put the module that it was made "
+                    f"from in its place"
+                )
+        return
+    if isinstance(model, ExportedProgram):
         return
     if isinstance(model, type) and issubclass(model, torch.nn.Module):
         name = model.__name__

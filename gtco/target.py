@@ -152,6 +152,8 @@ def find_target(name: str) -> Target:
     Raises:
         TargetError: unknown, older than sm_80, or not served.
     """
+    if not isinstance(name, str):
+        raise TargetError(f"target is an architecture's name such as 'sm_90a', not {name!r}")
     if name == HOST:
         return TARGETS["sm_90a"]
     if name in TARGETS:

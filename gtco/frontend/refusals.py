@@ -52,11 +52,14 @@ NORMS = frozenset(
 )
 """ATen's norms, whose weights are of the type of what they scale, or of fp32."""
 
-_NUMBERS = (int, float, complex, torch.SymInt, torch.SymFloat, torch.SymBool)
-_PLAIN = (Tensor, *_NUMBERS, str, bytes, enum.Enum, type(None), torch.dtype, torch.device)
+_SYMBOLS = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_PLAIN = (Tensor, int, float, str, type(None), *_SYMBOLS)
 """Leaves that an exported program can return."""
+_TAKEN = (*_PLAIN, enum.Enum)
+"""Leaves that it can take."""
 
 
+_CONTAINERS = "tensors, numbers and strings, in tuples, lists, dicts or dataclasses"
 ONE_TYPE = (
     "give the example arguments the type of the weights (x.half() for float16), or the model "
     'theirs (model.float(), fast with precision="fp16")'
@@ -71,7 +74,8 @@ class CaptureError(ValueError):
 def check_arguments(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
 ) -> None:
-    """Refuse example arguments that do not fit the model's signature, and arrays among them."""
+    """Refuse example arguments that do not fit the model's signature, and what is no tensor or
+    constant among them."""
     _register_dataclasses((args, kwargs))
     try:
         signature = inspect.signature(model.forward)
@@ -86,10 +90,12 @@ def check_arguments(
         ) from error
     for name, value in bound.arguments.items():
         for leaf in pytree.tree_leaves(value):
-            if not isinstance(leaf, Tensor) and hasattr(leaf, "__array_interface__"):
+            if not isinstance(leaf, _TAKEN):
+                array = hasattr(leaf, "__array_interface__")
                 raise CaptureError(
-                    f"{label}: the example argument {name} is a {type(leaf).__name__}, not a "
-                    f"tensor; convert it (torch.from_numpy, torch.as_tensor)"
+                    f"{label}: the example argument {name} {'is' if leaf is value else 'holds'} a "
+                    f"{type(leaf).__name__}, which no program takes; "
+                    + ("convert it with torch.as_tensor" if array else f"pass {_CONTAINERS}")
                 )
 
 
@@ -132,7 +138,7 @@ def _foreign_result(result: Any) -> str | None:
         what = f"the model returns a {type(leaf).__name__}{place}"
         if "cache" in type(leaf).__name__.lower():
             return f"{what}, which holds state between calls; pass use_cache=False in kwargs"
-        return f"{what}; return tensors, in tuples, lists, dicts or dataclasses"
+        return f"{what}; return {_CONTAINERS}"
     return None
 
 

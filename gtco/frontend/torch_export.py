@@ -161,7 +161,26 @@ def capture(
                 f"rewrite the operation that this names"
             ) from error
         names = model.input_names if isinstance(model, NamedInputs) else ()
-        return _Lowerer(program, label, names).run()
+        captured = _Lowerer(program, label, names).run()
+    if isinstance(model, ExportedProgram) and (args or kwargs):
+        _check_examples(captured, args, kwargs or {}, label)
+    return captured
+
+
+def _check_examples(
+    captured: Captured, args: Sequence[Any], kwargs: Mapping[str, Any], label: str
+) -> None:
+    """Refuse example arguments that are not those that a program was exported for."""
+    try:
+        tensors = captured.flatten(args, kwargs)
+    except ArgumentError as error:
+        raise CaptureError(f"{label}: {error}") from error
+    for (name, spec), tensor in zip(captured.graph.inputs.items(), tensors, strict=True):
+        if TensorSpec.of(tensor) != spec:
+            raise CaptureError(
+                f"{label}: the example argument {name} is {TensorSpec.of(tensor)}, and the "
+                f"program was exported for {spec}; leave args out, or export it again for them"
+            )
 
 
 def _export(

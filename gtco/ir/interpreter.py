@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import FusedGraph, Graph, Node
+from gtco.ir.spec import GraphError
 
 
 class ArgumentError(TypeError):
@@ -36,7 +37,12 @@ def interpret(
 
     Raises:
         ArgumentError: the number of arguments or a shape differs.
+        GraphError: `graph` is no graph.
     """
+    if not isinstance(graph, (Graph, FusedGraph)):
+        raise GraphError(
+            f"graph is a {type(graph).__name__}, not a gtco.Graph; pass gtco.capture(model, args)"
+        )
     whole = graph.graph if isinstance(graph, FusedGraph) else graph
     inputs = ", ".join(f"%{name}: {spec}" for name, spec in whole.inputs.items())
     if isinstance(args, Tensor) or len(args) != len(whole.inputs):

@@ -90,4 +90,5 @@ class TensorSpec:
         return torch.empty(self.sizes, dtype=self.dtype, device="meta")
 
     def __str__(self) -> str:
-        return f"{DTYPE_NAMES[self.dtype]}[{','.join(str(dim) for dim in self.shape)}]"
+        name = DTYPE_NAMES.get(self.dtype, self.dtype)
+        return f"{name}[{','.join(str(dim) for dim in self.shape)}]"

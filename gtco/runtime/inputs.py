@@ -42,11 +42,14 @@ class InputCheck:
         ):
             return
         if not isinstance(tensor, Tensor):
-            raise ArgumentError(f"argument {self.name}: expected a tensor, got {tensor!r:.80}")
+            raise ArgumentError(
+                f"argument {self.name}: expected a tensor, got a {type(tensor).__name__}"
+            )
         if tensor.shape != self._shape or tensor.dtype != self._dtype:
             raise ArgumentError(
-                f"argument {self.name}: expected {self.spec}, got {_show(tensor)}; a compiled "
-                f"module takes one shape and dtype, so convert the tensor or compile again for it"
+                f"argument {self.name}: expected {self.spec}, got {TensorSpec.of(tensor)}; a "
+                f"compiled module takes one shape and dtype, so convert the tensor or compile "
+                f"again for it"
             )
         if tensor.device != device:
             raise ArgumentError(
@@ -57,13 +60,6 @@ class InputCheck:
             f"argument {self.name} requires grad, and a compiled module is for inference: call it "
             f"under torch.no_grad(), or pass {self.name}.detach()"
         )
-
-
-def _show(tensor: Tensor) -> str:
-    try:
-        return str(TensorSpec.of(tensor))
-    except KeyError:  # a dtype that gtco has no name for
-        return f"{tensor.dtype}{list(tensor.shape)}"
 
 
 def check_signature(plan: Plan, captured: Captured) -> None:

@@ -126,7 +126,7 @@ def tune(
     if seconds is None and trials is None:
         raise OptionError("say when to stop tuning: seconds=480, trials=2000 or both")
     for name, limit in (("seconds", seconds), ("trials", trials)):
-        if limit is not None and not limit >= 0:
+        if limit is not None and not (isinstance(limit, (int, float)) and limit >= 0):
             raise OptionError(f"{name} is a limit, not {limit!r}; pass a number from 0 on")
     chosen = Options.of(**options)
     device = _device_here(chosen)

@@ -54,8 +54,17 @@ class WithCache(nn.Module):
         return {"logits": x + 1, "cache": KeyCache(x)}
 
 
+class WithType(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return x + 1, x.dtype
+
+
 def half() -> nn.Module:
     return Scored().half().eval()
+
+
+def exported() -> torch.export.ExportedProgram:
+    return torch.export.export(Scored().eval(), (X,))
 
 
 REFUSED: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = {
@@ -102,7 +111,27 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = {
     "an array": (
         lambda: gtco.compile(Scored().eval(), (np.ones((4, 16)),), target="sm_90a"),
         gtco.CaptureError,
-        "example argument x is a ndarray",
+        "example argument x is a ndarray, .*torch.as_tensor",
+    ),
+    "an object": (
+        lambda: gtco.compile(Scored().eval(), ([KeyCache(X)],), target="sm_90a"),
+        gtco.CaptureError,
+        "example argument x holds a KeyCache, .*pass tensors",
+    ),
+    "a compiled module in a model": (
+        lambda: gtco.compile(nn.Sequential(gtco.compile(half(), X.half(), target="sm_90a")), X),
+        gtco.CaptureError,
+        "the model's 0 is compiled already",
+    ),
+    "other examples than a program was exported for": (
+        lambda: gtco.compile(exported(), (X.half(),), target="sm_90a"),
+        gtco.CaptureError,
+        r"x is f16\[4,16\], .*exported for f32\[4,16\]",
+    ),
+    "more examples than a program takes": (
+        lambda: gtco.compile(exported(), (X, X), target="sm_90a"),
+        gtco.CaptureError,
+        "2 arguments by position are 1 too many",
     ),
     "an example too few": (
         lambda: gtco.compile(Scored().eval(), (), target="sm_90a"),
@@ -145,6 +174,26 @@ REFUSED: Mapping[str, tuple[Callable[[], Any], type[Exception], str]] = {
         "database is the path of a file",
     ),
     "no graph to fuse": (lambda: gtco.fuse(half()), gtco.GraphError, r"gtco.capture\(model"),
+    "no graph to interpret": (
+        lambda: gtco.interpret(half(), (X,)),  # type: ignore[arg-type]
+        gtco.GraphError,
+        r"gtco.capture\(model",
+    ),
+    "a target that is no name": (
+        lambda: gtco.fuse(gtco.capture(half(), X.half()), target=90),  # type: ignore[arg-type]
+        gtco.TargetError,
+        "an architecture's name such as 'sm_90a', not 90",
+    ),
+    "a limit that is no number": (
+        lambda: gtco.tune(half(), X.half(), seconds="1"),  # type: ignore[arg-type]
+        gtco.OptionError,
+        "seconds is a limit, not '1'",
+    ),
+    "a type in the result": (
+        lambda: gtco.compile(WithType(), (X,), target="sm_90a"),
+        gtco.CaptureError,
+        r"returns a dtype at result\[1\]",
+    ),
     "no file to load": (lambda: gtco.load(3), gtco.ArtifactError, "path is 3"),
     "a mode of Inductor's": (
         lambda: backend(None, (), mode="max-autotune"),  # type: ignore[arg-type]
@@ -240,6 +289,16 @@ def test_torch_warns_of_nothing_that_a_user_cannot_change() -> None:
         warnings.simplefilter("error")
         gtco.compile(half(), (X.half(),), target="sm_90a")
         gtco.capture(nn.GRU(16, 8).eval(), (X,))
+
+
+def test_predictions_know_the_precision() -> None:
+    """fp32 products at FFMA's rate, tf32 at half that of 16 bits."""
+    model = nn.Sequential(nn.Linear(768, 3072), nn.ReLU(), nn.Linear(3072, 768)).eval()
+    us: dict[str, float] = {}
+    for precision in ("fp32", "tf32", "fp16"):
+        compiled = gtco.compile(model, torch.zeros(512, 768), target="sm_90a", precision=precision)
+        us[precision] = compiled.report().predicted_us or 0.0
+    assert us["fp32"] > 3 * us["tf32"] and us["tf32"] > 1.2 * us["fp16"] > 0
 
 
 def test_fallbacks_of_one_reason_are_one_line(caplog: pytest.LogCaptureFixture) -> None:

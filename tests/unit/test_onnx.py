@@ -58,6 +58,8 @@ def test_inputs_may_be_left_out_where_their_sizes_are_fixed(tmp_path: Path) -> N
     located = locate(str(fixed))
     assert [tuple(x.shape) for x in located.args] == [(3, 4)]
     assert gtco.capture(fixed).outputs
+    with pytest.raises(gtco.CaptureError, match=r"by position; pass args=\(x,\)"):
+        gtco.capture(fixed, (), {"x": torch.zeros(3, 4)})
     dynamic = save(linear("batch"), tmp_path / "dynamic.onnx")
     with pytest.raises(OnnxError, match=r"'x': torch.float32 \[batch, 4\].*example arguments"):
         locate(str(dynamic))
