@@ -46,10 +46,10 @@ def interpret(
     whole = graph.graph if isinstance(graph, FusedGraph) else graph
     inputs = ", ".join(f"%{name}: {spec}" for name, spec in whole.inputs.items())
     if isinstance(args, Tensor) or len(args) != len(whole.inputs):
-        given = "a tensor" if isinstance(args, Tensor) else f"{len(args)} arguments"
+        given = "one tensor is" if isinstance(args, Tensor) else f"{len(args)} were"
         raise ArgumentError(
-            f"args is {given}, but the graph has {len(whole.inputs)} inputs ({inputs}); pass a "
-            f"tuple with a tensor for each"
+            f"the graph has {len(whole.inputs)} inputs, but {given} given: pass a tuple with a "
+            f"tensor for each ({inputs})"
         )
     values: dict[str, Tensor] = {}
     for (name, spec), tensor in zip(whole.inputs.items(), args, strict=True):
