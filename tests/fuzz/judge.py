@@ -131,15 +131,16 @@ def _stages(
 
     yield "captured", lambda: gtco.interpret(graph, _copied(given))
     yield "fused", fused
+    own = all(node.op != "aten" for node in graph.nodes)  # torch's may sum in any order
     if target == "host":
-        yield "host", lambda: _compiled(case, "cpu", target="host")
+        yield "host", lambda: _compiled(case, "cpu", own, target="host")
     if target == "cuda":
-        yield "cuda", lambda: _compiled(case, "cuda", cuda_graph=False)
-        yield "cuda, in a graph", lambda: _compiled(case, "cuda", cuda_graph=True)
+        yield "cuda", lambda: _compiled(case, "cuda", own, cuda_graph=False)
+        yield "cuda, in a graph", lambda: _compiled(case, "cuda", own, cuda_graph=True)
 
 
-def _compiled(case: Case, device: str, **options: Any) -> Answers:
-    """The answer of two calls of the compiled module, which must agree to the bit."""
+def _compiled(case: Case, device: str, repeats: bool, **options: Any) -> Answers:
+    """The answer of two calls of the compiled module, which agree to the bit if it `repeats`."""
     args = pytree.tree_map_only(Tensor, lambda x: x.to(device), case.args)
     module = case.module.to(device)
     try:
@@ -148,7 +149,7 @@ def _compiled(case: Case, device: str, **options: Any) -> Answers:
     finally:
         case.module.to("cpu")
     for x, y in zip(first, again, strict=True):
-        if not torch.equal(_bits(x), _bits(y)):
+        if repeats and not torch.equal(_bits(x), _bits(y)):
             raise AssertionError("two calls with the same inputs gave different bits")
     return [x.cpu() for x in first]
 

@@ -90,10 +90,12 @@ class Program:
 
     def forward_source(self) -> str:
         """`def forward(self, ...)` of the lines."""
-        head = [f"{name} = self.{name}" for name in self.weights]
-        body = [*head, *self.lines, f"return ({', '.join(self.outputs)},)"]
+        head = "\n".join(f"{name} = self.{name}" for name in self.weights)
+        body = "\n".join([*self.lines, f"return ({', '.join(self.outputs)},)"])
+        where = f"with torch.device({next(iter(self.inputs))}.device):"  # tensors made here too
         arguments = ", ".join(["self", *self.inputs])
-        return f"def forward({arguments}):\n" + textwrap.indent("\n".join(body), "    ")
+        inner = f"{head}\n{where}\n{textwrap.indent(body, '    ')}"
+        return f"def forward({arguments}):\n{textwrap.indent(inner.lstrip(), '    ')}"
 
     def module(self, *, exact: bool = False) -> Model:
         """The model; in fp64 throughout where `exact`, its own casts to floats included."""
