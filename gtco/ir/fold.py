@@ -50,16 +50,20 @@ def find_repeats(items: Sequence[Item]) -> tuple[Repeat, ...]:
     the loop too.
     """
     count = len(items)
-    fixed = {
-        period: [_shifted(items[i], items[i + period], period) for i in range(count - period)]
-        for period in range(1, count // 2 + 1)
-    }
+    fixed: dict[int, list[int | None]] = {}
     hidden = [0] * (count + 1)
     chosen: list[Repeat | None] = [None] * count
     for start in reversed(range(count)):
+        tried: list[Repeat] = []
         for period in range(1, (count - start) // 2 + 1):
+            # Blocks of whole blocks of a repeat hide less than it does.
+            if any(period % r.period == 0 and start + 2 * period <= r.end for r in tried):
+                continue
             if first_reads(items, start, period) is None:
                 continue
+            if period not in fixed:
+                pairs = zip(items, items[period:], strict=False)
+                fixed[period] = [_shifted(item, later, period) for item, later in pairs]
             times = 2
             while start + (times + 1) * period <= count and all(
                 last is not None and last < start
@@ -67,6 +71,7 @@ def find_repeats(items: Sequence[Item]) -> tuple[Repeat, ...]:
             ):
                 times += 1
             repeat = Repeat(start, period, times)
+            tried.append(repeat)
             saved = (times - 1) * period - 1 + hidden[repeat.end]
             if saved > max(hidden[start], hidden[repeat.end]):
                 hidden[start], chosen[start] = saved, repeat

@@ -16,7 +16,7 @@ _PORT = (1.0, 1.0)
 """Where edges enter and leave a frame."""
 _PAD, _HEAD = 12.0, 22.0
 """Around what a frame holds, and above it."""
-_LETTERS = 25
+_LETTERS = 23
 """Of a line in a box."""
 
 
