@@ -157,6 +157,8 @@ def main(suite: Suite, words: Sequence[str] | None = None) -> None:
     rows = {row.name: row for row in suite.rows}
     given = arguments(suite, words)
     there = finished(given.out)
+    if given.report:
+        given.rows = []
     with progress(len(given.rows)) as bar, given.out.open("a") as lines:
         for each in given.rows:
             if each not in there or "error" in there[each]:
@@ -199,6 +201,7 @@ def arguments(suite: Suite, words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--every-mode", action="store_true", help="of Inductor, layouts included")
     parser.add_argument("--patience", type=float, default=420.0, help="seconds for a contestant")
     parser.add_argument("--quick", action="store_true", help="rehearse on the CPU")
+    parser.add_argument("--report", action="store_true", help="run nothing: table what is there")
     given = parser.parse_args(words)
     given.rows = [each.strip() for each in given.rows.split(",")] if given.rows else names
     if unknown := [each for each in given.rows if each not in names]:

@@ -143,6 +143,7 @@ def test_failed_rows_are_shown_and_tried_again(
     for _ in range(2):
         main(SUITE, [str(out), "--rows", "unet"])
     assert not errors and len(out.read_text().splitlines()) == 2
+    main(SUITE, [str(out), "--report"])  # runs nothing
     assert "- the whole row: it died again (U-Net, 256 x 256)" in capsys.readouterr().out
 
 
