@@ -79,6 +79,8 @@ def _check(edit: Editor, match: _NormOfLinears) -> str | None:
         return f"in {norm.outputs[0]} the folded weights would not be rounded the same way"
     if any(name not in edit.constants for name in norm.inputs[1:]):
         return "its scale and shift are not constant"
+    if 0 in edit.shape(norm.inputs[0]):
+        return "it has no element"
     if match.returned:
         return f"the model returns %{norm.name}"
     for reader in match.readers:

@@ -101,7 +101,11 @@ def _rsub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value
 
 
 @_lowers(aten.clamp.default, aten.hardtanh.default)
-def _clamp(ctx: Context, x: Value, low: Scalar | None = None, high: Scalar | None = None) -> Value:
+def _clamp(
+    ctx: Context, x: Value, low: Scalar | None = None, high: Scalar | None = None
+) -> Value | None:
+    if ctx.dtype(x) == torch.bool:
+        return None  # the bounds' type decides, and torch has no clamp_min of booleans
     if low is not None:
         x = ctx.add("maximum", x, other=low)
     return x if high is None else ctx.add("minimum", x, other=high)

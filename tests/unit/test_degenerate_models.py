@@ -196,6 +196,15 @@ def test_weights_that_are_vectors(shape: tuple[int, ...]) -> None:
     means_the_same(model, random(*shape), v=v, w=w, m=m)
 
 
+@pytest.mark.parametrize("shape", [(3, 0), (0, 4)])
+def test_a_norm_of_nothing_in_front_of_a_linear(shape: tuple[int, ...]) -> None:
+    def model(c: Function, x: Tensor) -> Tensor:
+        return F.linear(F.layer_norm(x, x.shape[-1:], c.g), c.w, c.b)
+
+    g, w, b = (random(*size).half() for size in (shape[1:], (2, shape[1]), (2,)))
+    means_the_same(model, random(*shape).half(), g=g, w=w, b=b)
+
+
 def test_a_norm_with_parameters_of_a_higher_rank() -> None:
     def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
         d = x - x.mean(-1, keepdim=True)

@@ -194,6 +194,10 @@ def test_a_lowering_that_promotes_otherwise_than_the_operator_declines() -> None
     assert ops(captured) == {"aten": 1, "mul": 1}
 
 
+def test_booleans_are_clamped() -> None:
+    check(lambda x: (x.clamp(True, 1), x.clamp(False, 0.5)), X > 0)
+
+
 def test_memory_of_a_contiguous_tensor_is_read() -> None:
     def strided(x: Tensor) -> tuple[Tensor, ...]:
         odd = x[1:].mT.exp().contiguous()
