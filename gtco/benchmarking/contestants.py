@@ -251,9 +251,17 @@ def onnx_runtime(setting: Setting, provider: str) -> Call:
         file = setting.folder / "model.onnx"
         if not file.exists():
             export_onnx(setting.eager, setting.model.args, file)
+    runtime: Call
     if provider == "CPU":
-        return OnnxRuntime(replace(setting.model, onnx=file))
-    return BoundOnnxRuntime(file, provider, setting.device)
+        runtime = OnnxRuntime(replace(setting.model, onnx=file))
+    else:
+        runtime = BoundOnnxRuntime(file, provider, setting.device)
+    structure = pytree.tree_structure(setting.eager(*setting.model.args))  # a file has none
+
+    def call(*args: Tensor) -> Any:
+        return pytree.tree_unflatten(pytree.tree_leaves(runtime(*args)), structure)
+
+    return call
 
 
 def tensorrt(setting: Setting) -> Call:
