@@ -43,7 +43,7 @@ def run(seeds: range, target: str | None = None) -> None:
             pytest.fail(f"seed {seed}: {outcome}\n{smaller.source(target)}", pytrace=False)
 
 
-@pytest.mark.parametrize("first", range(0, 80, CHUNK))
+@pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_random_models(first: int) -> None:
     run(range(first, first + CHUNK))
 
@@ -169,7 +169,10 @@ def test_a_wrong_lowering_is_caught_and_shrunk() -> None:
 @pytest.mark.usefixtures("sums_for_differences")
 def test_a_failure_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     failing = next(
-        seed for seed in range(100) if judge(case_of(generate(seed))).stage == "captured"
+        seed
+        for seed in range(100)
+        if " - " in generate(seed).forward_source()
+        and judge(case_of(generate(seed))).stage == "captured"
     )
     arguments = ["--seed", str(failing), "--count", "1"]
     assert main(arguments) == 1
