@@ -11,6 +11,7 @@ from torch import Tensor
 from gtco.ir.graph import Group
 from gtco.ir.interpreter import interpret
 from gtco.ir.ops import OPS
+from gtco.passes.dataflow import trace
 
 
 def random_values(
@@ -22,16 +23,24 @@ def random_values(
         group: its inputs are drawn, its constants are taken as they are.
         device: where the values are to be.
         seed: equal seeds give equal values.
-        integers: what integer inputs are drawn from; small by default, since some are indices.
+        integers: what integer inputs are drawn from; small by default, since some are indices;
+            those of `gather` are drawn from all that are there.
     """
     generator = torch.Generator().manual_seed(seed)
     graph = group.graph
     merged = {node.inputs[0] for node in graph.nodes if node.op == "merge_stats"}
+    indices = {
+        trace(graph, node.inputs[1]).base: graph.specs[node.inputs[0]].sizes[node.attrs["dim"]]
+        for node in graph.nodes
+        if node.op == "gather"
+    }
     grouped = {node.inputs[1] for node in graph.nodes if node.op == "normalize_groups"}
     values: dict[str, Tensor] = {}
     for name, spec in graph.inputs.items():
         if spec.dtype == torch.bool:
             tensor = torch.rand(spec.sizes, generator=generator) < 0.5
+        elif name in indices:
+            tensor = torch.randint(-indices[name], indices[name], spec.sizes, generator=generator)
         elif not spec.dtype.is_floating_point:
             tensor = torch.randint(integers.start, integers.stop, spec.sizes, generator=generator)
         elif name in merged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -151,6 +152,31 @@ def scalar() -> Group:
     return _group(b, b.add("exp", x))
 
 
+def embedding(
+    names: int, width: int, *places: int, dtype: torch.dtype = F16, index: torch.dtype = I64
+) -> Group:
+    """relu(table[index])."""
+    b = GraphBuilder()
+    table = b.input("table", TensorSpec((names, width), dtype))
+    at = b.add("reshape", b.input("index", TensorSpec(places, index)), shape=(math.prod(places), 1))
+    at = b.add("expand", at, shape=(math.prod(places), width))
+    return _group(b, b.add("relu", b.add("gather", table, at, dim=0)))
+
+
+def gather(
+    shape: tuple[int, ...],
+    places: tuple[int, ...],
+    dim: int,
+    dtype: torch.dtype = F32,
+    order: tuple[int, ...] | None = None,
+) -> Group:
+    """Elements of a permuted tensor, each with an index of its own."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    x = b.add("permute", x, dims=order) if order else x
+    return _group(b, b.add("gather", x, b.input("index", TensorSpec(places, I64)), dim=dim))
+
+
 def normalize_groups(
     *shape: int, groups: int, chunks: int, dtype: torch.dtype = F16, affine: bool = True
 ) -> Group:
@@ -191,6 +217,12 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "groups_odd": lambda: normalize_groups(3, 35, 9, groups=3, chunks=5, dtype=F32, affine=False),
     "groups_of_one_pixel": lambda: normalize_groups(7, 1, 16, groups=2, chunks=1),
     "groups_of_channels": lambda: normalize_groups(2, 900, 40, groups=40, chunks=90),
+    "embedding": lambda: embedding(50, 64, 3, 7),
+    "embedding_odd": lambda: embedding(9, 13, 5, dtype=BF16, index=I32),
+    "embedding_of_one": lambda: embedding(5, 1, 9, dtype=I64),
+    "gather_last": lambda: gather((3, 5, 33), (3, 5, 7), 2),
+    "gather_first": lambda: gather((11, 24), (3, 16), 0, F16),
+    "gather_middle": lambda: gather((8, 6, 5), (4, 9, 7), 1, I8, (2, 1, 0)),
     "permuted": permuted,
     "integers": integers,
     "nans_f16": lambda: nans(F16),

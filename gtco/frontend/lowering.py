@@ -17,12 +17,13 @@ import torch
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Lowering
+from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
 from gtco.frontend.lower_shapes import SHAPES
 
 aten = torch.ops.aten
 
-TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(SHAPES | MATH)
+TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(SHAPES | INDICES | MATH)
 """The one table: overload to lowering."""
 
 KEPT_AS_ATEN: tuple[OpOverload, ...] = (

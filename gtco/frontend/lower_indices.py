@@ -1,0 +1,74 @@
+"""ATen ops that pick elements by index to gtco's ops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch._ops import OpOverload
+
+from gtco.frontend.context import Context, Lowering, Value, registrar
+
+aten = torch.ops.aten
+
+INDICES: dict[OpOverload, Lowering] = {}
+_lowers = registrar(INDICES)
+
+
+def _named(ctx: Context, x: Value, dim: int, index: Value) -> Value:
+    """What `index`, of any shape, names along dimension `dim` of x; that shape stands there."""
+    shape, places = ctx.shape(x), ctx.shape(index)
+    before, after = shape[:dim], shape[dim + 1 :]
+    count = math.prod(places)
+    flat = ctx.reshape(index, (*(1 for _ in before), count, *(1 for _ in after)))
+    whole = ctx.expand(flat, (*before, count, *after))
+    return ctx.reshape(ctx.add("gather", x, whole, dim=dim), (*before, *places, *after))
+
+
+@_lowers(aten.embedding.default)
+def _embedding(
+    ctx: Context,
+    table: Value,
+    index: Value,
+    padding_idx: int = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    return _named(ctx, table, 0, index)
+
+
+@_lowers(aten.index_select.default)
+def _index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value | None:
+    return _named(ctx, x, dim % ctx.rank(x), index) if ctx.rank(x) and ctx.rank(index) else None
+
+
+@_lowers(aten.gather.default)
+def _gather(
+    ctx: Context, x: Value, dim: int, index: Value, *, sparse_grad: bool = False
+) -> Value | None:
+    if not ctx.rank(x) or not ctx.rank(index):
+        return None
+    return ctx.add("gather", x, index, dim=dim % ctx.rank(x))
+
+
+@_lowers(aten.index.Tensor)
+def _index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value | None:
+    """`x[:, i, j]` for tensors of integers that stand side by side: one index into both."""
+    named = [index for index in indices if index is not None]
+    first = next(at for at, index in enumerate(indices) if index is not None)
+    adjacent = all(index is not None for index in indices[first : first + len(named)])
+    if not adjacent or any(ctx.dtype(x) not in (torch.int64, torch.int32) for x in named):
+        return None
+    shape, end = ctx.shape(x), first + len(named)
+    whole = named[0] if len(named) == 1 else _counted(ctx, named[0], shape[first])
+    for size, index in zip(shape[first + 1 : end], named[1:], strict=True):
+        whole = ctx.add("add", ctx.add("mul", whole, other=size), _counted(ctx, index, size))
+    x = ctx.reshape(x, (*shape[:first], math.prod(shape[first:end]), *shape[end:]))
+    return _named(ctx, x, first, whole)
+
+
+def _counted(ctx: Context, index: Value, size: int) -> Value:
+    """`index` counted from the front: what is negative counts from the end."""
+    from_end = ctx.add("add", index, other=size)
+    return ctx.add("where", ctx.add("lt", index, other=0), from_end, index)

@@ -1,0 +1,58 @@
+"""Elements picked by index: captured without ATen, also where indices count from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.ir.interpreter import interpret
+from gtco.passes import run_pipeline
+from gtco.runtime.host import run_on_host
+from gtco.target import TARGETS
+from tests import tile_groups
+from tests.kernel_checks import inputs_of, sample
+from tests.pass_checks import Function, captured, check, ops, random
+
+I, J = torch.tensor([[1, -2, 0], [3, 3, -4]]), torch.tensor([2, 0, -1])
+FORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "embedding": lambda m, x: F.embedding(m.i % 4, x[0]),
+    "index_select": lambda m, x: x.index_select(-1, m.j % 3),
+    "gather": lambda m, x: x.gather(1, (m.i % 4)[:, :, None].expand(2, 3, 2)),
+    "rows": lambda m, x: x[m.i],
+    "one of each": lambda m, x: x[:, m.i, m.j],
+    "three": lambda m, x: x[m.j, m.j, m.j],
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_is_captured(form: str) -> None:
+    x = random(4, 4, 5)
+    graph, args = captured(FORMS[form], x, i=I, j=J)
+    assert "gather" in ops(graph)
+    other = {"aten"} & set(ops(graph))
+    assert not other or "remainder" in str(graph)
+    check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    m = Function(FORMS[form], i=I, j=J)
+    torch.testing.assert_close(interpret(graph, args)[0], m(x))
+
+
+def test_indices_that_stand_apart_stay_atens() -> None:
+    graph, _ = captured(lambda m, x: x[m.j, :, m.j], random(3, 3, 3), j=J)
+    assert "aten" in ops(graph)
+
+
+@pytest.mark.compiler
+def test_an_index_that_is_not_there_gives_nan() -> None:
+    group = tile_groups.embedding(5, 8, 4)
+    values = inputs_of(group)
+    values["index"] = torch.tensor([1, 5, -6, -5])
+    values["table"] = values["table"].abs()
+    for program in sample(Elementwise(group, TARGETS["sm_90a"]), 2):
+        (y,) = run_on_host(program, group, values).values()
+        assert torch.equal(y[[0, 3]], values["table"][[1, 0]])
+        assert y[1:3].isnan().all()
