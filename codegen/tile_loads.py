@@ -205,7 +205,8 @@ class TileLoads:
         return {
             "concat": self._concat,
             "gather": self._gather,
-            "pad": self._pad,
+            "pad": self._shifted,
+            "roll": self._shifted,
             "space_to_depth": self._space_to_depth,
         }[node.op](node)
 
@@ -263,15 +264,19 @@ class TileLoads:
                 return
             inner *= extent
 
-    def _pad(self, node: Node) -> str:
-        """The input is loaded where every coordinate lies in it; what is not loaded is zero."""
+    def _shifted(self, node: Node) -> str:
+        """Coordinates move along some dimensions. Of a pad, the input is loaded where every one
+        lies in it, and what is not loaded is zero; of a roll, they go around.
+        """
         (value,) = node.inputs
-        shape, before, after = node.outputs[0].sizes, node.attrs["before"], node.attrs["after"]
+        shape, rolls = node.outputs[0].sizes, node.op == "roll"
+        before = node.attrs["shifts" if rolls else "before"]
+        after = (0,) * len(shape) if rolls else node.attrs["after"]
         check(math.prod(shape) == math.prod(self.space.full), f"%{node.name} is no tile value")
         check(self._inner(value) is None, f"%{node.name} reads %{value}, which is made here")
         sizes = self.graph.specs[value].sizes
         padded = [dim for dim in range(len(shape)) if before[dim] or after[dim]]
-        check(bool(padded), f"%{node.name} pads nothing")
+        check(bool(padded), f"%{node.name} moves nothing")
         last = self.space.across[-1]
         try:
             base, layout = resolve(self.graph, value)
@@ -293,10 +298,13 @@ class TileLoads:
         inside = "active" if whole else self._guard()
         names = []
         for dim in padded:
-            start = f" - {before[dim]}" if before[dim] else ""
-            names.append(f"at{dim} = {index(where[dim], variables)}{start}")
+            to, start = index(where[dim], variables), before[dim]
+            text = f"{to} - {start}" if start else to
+            if rolls:
+                text = f"({to}) < {start} ? ({to}) + {sizes[dim] - start} : {text}"
+            names.append(f"at{dim} = {text}")
             at += f" + {axis_index(layout.dims[dim], f'at{dim}')}"
-            inside += f" && at{dim} >= 0" if before[dim] else ""
+            inside += f" && at{dim} >= 0" if before[dim] and not rolls else ""
             inside += f" && at{dim} < {sizes[dim]}" if after[dim] else ""
         head = f"const int {', '.join(names)};"
         source = f"{self.region.parameter(base, 'in')} + {at}"

@@ -95,6 +95,10 @@ class TileEmitter(TileLoads):
         check(self.reduces, f"{node.op} has no place in a pointwise kernel")
         name, dtype = self._whole(node)
         result = node.outputs[0].dtype
+        if node.op == "argmax":
+            check(compute_type(dtype) == "float", f"argmax of {dtype} has no kernel")
+            self._define(node, f"tile.argmax({name})", tile=False)
+            return
         if compute_type(dtype) != compute_type(result):
             name = f"vec_cast<{compute_type(result)}>({name})"
         if node.op in ("sum", "mean", "amax"):

@@ -138,7 +138,7 @@ def reduced(node: Node, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
     shape = sizes or (1,)
     if node.op in ("layer_norm", "row_stats"):
         return shape, (len(shape) - 1,)
-    dims = (node.attrs["dim"],) if node.op == "softmax" else node.attrs["dims"]
+    dims = (node.attrs["dim"],) if "dim" in node.attrs else node.attrs["dims"]
     found = tuple(sorted(dim % len(shape) for dim in dims))
     return shape, found or tuple(range(len(shape)))
 
@@ -187,6 +187,8 @@ class Legality:
             return f"%{node.name} has a dimension that is not known before it runs"
         if any(0 in spec.sizes for spec in specs):
             return f"%{node.name} has an empty operand or result"
+        if node.op == "argmax":  # its result is no float
+            specs = specs[:1]
         floats_only = _is_anchor(node) or _is_reduction(node) or node.op == "normalize_groups"
         allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
         for spec in specs:

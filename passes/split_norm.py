@@ -62,6 +62,8 @@ def _keeps_columns(edit: Editor, view: Node) -> bool:
         return False
     if view.op == "permute":
         return bool(view.attrs["dims"][-1] == len(before) - 1)
+    if view.op == "unfold":
+        return False
     return view.op != "slice" or bool(view.attrs["dim"] != len(before) - 1)
 
 

@@ -177,6 +177,21 @@ def gather(
     return _group(b, b.add("gather", x, b.input("index", TensorSpec(places, I64)), dim=dim))
 
 
+def rolled(*shape: int, shifts: tuple[int, ...], dtype: torch.dtype = F16) -> Group:
+    b = GraphBuilder()
+    x = b.add("roll", b.input("x", TensorSpec(shape, dtype)), shifts=shifts)
+    return _group(b, b.add("neg", x))
+
+
+def windows(dtype: torch.dtype = F16) -> Group:
+    """Overlapping windows of an image [N, C, H, W], every second tap of them."""
+    b = GraphBuilder()
+    x = b.add("unfold", b.input("x", TensorSpec((2, 3, 9, 8), dtype)), dim=2, size=3, step=2)
+    x = b.add("slice", b.add("unfold", x, dim=3, size=5, step=1), dim=5, start=0, end=5, step=2)
+    y = b.add("reshape", b.add("permute", x, dims=(0, 1, 4, 5, 2, 3)), shape=(2, 27, 16))
+    return _group(b, b.add("exp", y))
+
+
 def normalize_groups(
     *shape: int, groups: int, chunks: int, dtype: torch.dtype = F16, affine: bool = True
 ) -> Group:
@@ -223,6 +238,10 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "gather_last": lambda: gather((3, 5, 33), (3, 5, 7), 2),
     "gather_first": lambda: gather((11, 24), (3, 16), 0, F16),
     "gather_middle": lambda: gather((8, 6, 5), (4, 9, 7), 1, I8, (2, 1, 0)),
+    "rolled": lambda: rolled(2, 7, 8, 24, shifts=(0, 3, 6, 0)),
+    "rolled_columns": lambda: rolled(3, 40, shifts=(1, 8), dtype=BF16),
+    "rolled_odd": lambda: rolled(5, 7, shifts=(0, 3), dtype=I64),
+    "windows": windows,
     "permuted": permuted,
     "integers": integers,
     "nans_f16": lambda: nans(F16),
@@ -316,6 +335,16 @@ def group_stats(*shape: int, groups: int, chunks: int, dtype: torch.dtype = F16)
     return _group(b, y, b.add("group_stats", y, groups=groups, chunks=chunks))
 
 
+def argmax(*shape: int, dim: int, dtype: torch.dtype = F16, ties: bool = False) -> Group:
+    """The largest element and its place; many are equal with `ties`."""
+    b = GraphBuilder()
+    x = b.add("abs", b.input("x", TensorSpec(shape, dtype)))
+    x = b.add("gt", x, other=1.0) if ties else x
+    x = b.add("cast", x, dtype=dtype) if ties else x
+    place = b.add("argmax", x, dim=dim, keepdim=False)
+    return _group(b, b.add("amax", x, dims=(dim,), keepdim=False), place)
+
+
 ROWWISE: dict[str, Callable[[], Group]] = {
     "softmax_197": lambda: softmax(12, 197, 197),
     "softmax_1": lambda: softmax(5, 1),
@@ -343,6 +372,10 @@ ROWWISE: dict[str, Callable[[], Group]] = {
     "group_stats": lambda: group_stats(1, 16, 16, 320, groups=32, chunks=4),
     "group_stats_odd": lambda: group_stats(3, 7, 5, 9, groups=3, chunks=5, dtype=BF16),
     "group_stats_of_channels": lambda: group_stats(2, 9, 9, 40, groups=40, chunks=1, dtype=F32),
+    "argmax": lambda: argmax(7, 197, dim=-1, dtype=F32),
+    "argmax_classes": lambda: argmax(2, 21, 40, dim=1),
+    "argmax_of_ties": lambda: argmax(5, 300, dim=1, dtype=BF16, ties=True),
+    "argmax_of_one": lambda: argmax(5, 1, dim=1),
     "merge": lambda: merge_stats(197, 768),
     "merge_odd": lambda: merge_stats(9, 200),
     "pool_49": lambda: pool("mean", 1, 64, 7, 7, dims=(2, 3), keepdim=False, dtype=F16),

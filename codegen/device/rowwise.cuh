@@ -21,6 +21,13 @@ __device__ __forceinline__ T lowest() {
   }
 }
 
+// A number that is larger where x is; equal for both zeros, the largest for NaN.
+__device__ __forceinline__ u32 order_of(float x) {
+  if (x != x) return ~0u;
+  const u32 bits = __float_as_uint(x + 0.0f);
+  return bits >> 31 ? ~bits : bits | 1u << 31;
+}
+
 template <class T>
 __device__ __forceinline__ T shuffle_xor(T x, int offset) {
   if constexpr (sizeof(T) < 4) {
@@ -98,6 +105,18 @@ class RowTile {
 #pragma unroll
     for (int i = 0; i < N; ++i) r = inside(i) ? math::max_nan(r, x[i]) : r;
     return across(r, [](T a, T b) { return math::max_nan(a, b); });
+  }
+
+  // The column of the largest element, the first of equal ones; NaN is larger than all.
+  __device__ __forceinline__ i64 argmax(const Vec<float, N>& x) {
+    u64 best = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const u64 key = u64(order_of(x[i])) << 32 | ~static_cast<u32>(col(i / V) + i % V);
+      best = inside(i) && key > best ? key : best;
+    }
+    best = across(best, [](u64 a, u64 b) { return a > b ? a : b; });
+    return static_cast<i64>(~static_cast<u32>(best));
   }
 
   template <class T>

@@ -165,10 +165,43 @@ _lowers(aten.sum.dim_IntList, aten.sum.default)(_reduction("sum"))
 
 @_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
 def _global_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
-    if any(n != 1 for n in size):
-        return None
     rank = ctx.rank(x)
+    if any(n != 1 for n in size):
+        return _even_pool(ctx, x, size)
     return ctx.add("mean", x, dims=tuple(range(rank - len(size), rank)), keepdim=True)
+
+
+LARGEST_WINDOW = 64
+"""Pixels that a thread reads one by one; the mean of more is a reduction."""
+
+
+def _even_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
+    """An adaptive pooling whose windows are of one size and leave none out."""
+    shape = ctx.shape(x)
+    lead, pixels = shape[: len(shape) - len(size)], shape[len(shape) - len(size) :]
+    if any(n % of or not of for n, of in zip(pixels, size, strict=True)):
+        return None
+    windows = [n // of for n, of in zip(pixels, size, strict=True)]
+    if len(size) == 2 and ctx.rank(x) == 4 and math.prod(windows) <= LARGEST_WINDOW:
+        return _avg_pool(ctx, x, windows)  # type: ignore[return-value]
+    pairs = [n for pair in zip(size, windows, strict=True) for n in pair]
+    dims = tuple(range(len(lead) + 1, len(lead) + 2 * len(size), 2))
+    return ctx.add("mean", ctx.reshape(x, (*lead, *pairs)), dims=dims, keepdim=False)
+
+
+@_lowers(aten.adaptive_max_pool2d.default)
+def _adaptive_max_pool(
+    ctx: Context, x: Value, size: Sequence[int]
+) -> tuple[Value | None, ...] | None:
+    """One whose windows are of one size, where nobody asks for their indices."""
+    pixels = ctx.shape(x)[-2:]
+    if ctx.used_outputs - {0} or any(n % of or not of for n, of in zip(pixels, size, strict=True)):
+        return None
+    windows = [n // of for n, of in zip(pixels, size, strict=True)]
+    if math.prod(windows) > LARGEST_WINDOW:
+        return None
+    y = _max_pool(ctx, x, windows)
+    return None if y is None else (y, None)  # type: ignore[return-value]
 
 
 @_lowers(aten.max_pool2d.default)
@@ -267,6 +300,43 @@ for _op, _made in {
 @_lowers(aten.amax.default)
 def _amax(ctx: Context, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value:
     return ctx.add("amax", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+
+
+@_lowers(aten.argmax.default)
+def _argmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = False) -> Value | None:
+    if not ctx.rank(x) or not ctx.dtype(x).is_floating_point:
+        return None
+    if dim is None:
+        ones = (1,) * ctx.rank(x) if keepdim else ()
+        flat = ctx.reshape(x, (ctx.spec(x).numel,))
+        return ctx.reshape(ctx.add("argmax", flat, dim=0, keepdim=True), ones)
+    return ctx.add("argmax", x, dim=dim % ctx.rank(x), keepdim=keepdim)
+
+
+@_lowers(aten.argmin.default)
+def _argmin(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = False) -> Value | None:
+    if not ctx.rank(x) or not ctx.dtype(x).is_floating_point:
+        return None
+    return _argmax(ctx, ctx.add("neg", x), dim, keepdim)  # type: ignore[return-value]
+
+
+@_lowers(aten.max.dim)
+def _max(ctx: Context, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...] | None:
+    place = _argmax(ctx, x, dim, keepdim)
+    if not isinstance(place, Value):
+        return None
+    return ctx.add("amax", x, dims=(dim % ctx.rank(x),), keepdim=keepdim), place
+
+
+@_lowers(aten.min.dim)
+def _min(ctx: Context, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...] | None:
+    if not ctx.rank(x) or not ctx.dtype(x).is_floating_point:
+        return None
+    found = _max(ctx, ctx.add("neg", x), dim, keepdim)
+    assert isinstance(found, tuple)
+    value, place = found
+    assert value is not None and place is not None
+    return ctx.add("neg", value), place
 
 
 @_lowers(aten.var.correction)

@@ -248,15 +248,46 @@ def _stack(ctx: Context, parts: Sequence[Value], dim: int = 0) -> Value:
 
 
 @_lowers(aten.roll.default)
-def _roll(ctx: Context, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value | None:
+def _roll(ctx: Context, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+    shape = ctx.shape(x)
     if not dims:
-        return None
+        flat = _roll(ctx, ctx.reshape(x, (ctx.spec(x).numel,)), shifts, (0,))
+        return ctx.reshape(flat, shape)  # type: ignore[arg-type]
+    total = [0] * len(shape)
     for shift, dim in zip(shifts, dims, strict=True):
-        size = ctx.shape(x)[dim]
-        cut = -shift % size if size else 0
-        if cut:
-            x = _join(ctx, [ctx.slice(x, dim, cut, size), ctx.slice(x, dim, 0, cut)], dim)
-    return x
+        total[dim] += shift
+    turns = tuple(shift % size if size else 0 for shift, size in zip(total, shape, strict=True))
+    return ctx.add("roll", x, shifts=turns) if any(turns) else x
+
+
+@_lowers(aten.unfold.default)
+def _windows(ctx: Context, x: Value, dim: int, size: int, step: int) -> Value | None:
+    if not ctx.rank(x):
+        return None
+    return ctx.add("unfold", x, dim=dim % ctx.rank(x), size=size, step=step)
+
+
+@_lowers(aten.im2col.default)
+def _im2col(
+    ctx: Context,
+    x: Value,
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value | None:
+    """Windows of an image [N, C, H, W] as [N, C * taps, windows]."""
+    if ctx.rank(x) != 4:
+        return None
+    if any(padding):
+        amounts = (0, 0, *padding)
+        x = ctx.add("pad", x, before=amounts, after=amounts)
+    for dim, size, gap, step in zip((2, 3), kernel, dilation, stride, strict=True):
+        x = ctx.add("unfold", x, dim=dim, size=(size - 1) * gap + 1, step=step)
+        x = ctx.slice(x, dim + 2, 0, (size - 1) * gap + 1, gap)
+    n, channels, *windows = ctx.shape(x)[:4]
+    x = ctx.permute(x, (0, 1, 4, 5, 2, 3))
+    return ctx.reshape(x, (n, channels * math.prod(kernel), math.prod(windows)))
 
 
 @_lowers(aten.constant_pad_nd.default)

@@ -468,10 +468,12 @@ _ROWS: tuple[Op, ...] = (
     Op("reshape", Pattern.INJECTIVE, lambda x, *, shape: x.reshape(shape), None, _no_flops, True),
     Op("permute", Pattern.INJECTIVE, lambda x, *, dims: x.permute(dims), None, _no_flops, True),
     Op("expand", Pattern.INJECTIVE, lambda x, *, shape: x.expand(shape), None, _no_flops, True),
+    Op("unfold", Pattern.INJECTIVE, references.unfold, None, _no_flops, True),
     Op("slice", Pattern.INJECTIVE, _slice, None, _no_flops, True),
     # Stored copies of views.
     Op("concat", Pattern.INJECTIVE, _concat, None, _no_flops),
     Op("pad", Pattern.INJECTIVE, _pad, None, _no_flops),
+    Op("roll", Pattern.INJECTIVE, references.roll, None, _no_flops),
     Op("gather", Pattern.INJECTIVE, references.gather, None, _no_flops),
     Op("space_to_depth", Pattern.INJECTIVE, _space_to_depth, None, _no_flops),
     # Reductions.
@@ -481,6 +483,8 @@ _ROWS: tuple[Op, ...] = (
        flops=_one_per_input),
     Op("amax", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.amax(dims, keepdim=keepdim),
        flops=_one_per_input),
+    Op("argmax", Pattern.REDUCTION,
+       lambda x, *, dim, keepdim: x.argmax(dim, keepdim), flops=_one_per_input),
     Op("softmax", Pattern.REDUCTION, lambda x, *, dim: torch.softmax(x, dim), flops=_one_per_input),
     Op("layer_norm", Pattern.REDUCTION, _layer_norm, flops=_one_per_input),
     Op("group_norm", Pattern.REDUCTION, references.group_norm, flops=_one_per_input),
@@ -511,5 +515,5 @@ _ROWS: tuple[Op, ...] = (
 
 OPS: Mapping[str, Op] = {op.name: op for op in _ROWS}
 
-GATHERS = ("concat", "pad", "gather", "space_to_depth")
+GATHERS = ("concat", "pad", "roll", "gather", "space_to_depth")
 """Ops that move elements and change none: their kernels read stored values, through any view."""

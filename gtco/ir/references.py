@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -44,3 +46,13 @@ def normalize_groups(
 def gather(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
     """`torch.gather`, with indices that count from the end where they are negative."""
     return torch.gather(x, dim, torch.where(index < 0, index + x.shape[dim], index).long())
+
+
+def roll(x: Tensor, *, shifts: Sequence[int]) -> Tensor:
+    """`torch.roll` by so many elements along each dimension."""
+    return torch.roll(x, tuple(shifts), tuple(range(x.dim())))
+
+
+def unfold(x: Tensor, *, dim: int, size: int, step: int) -> Tensor:
+    """`size` neighbours along `dim` from each `step`th on, as a last dimension."""
+    return x.unfold(dim, size, step)

@@ -112,6 +112,16 @@ class Layout:
         dims = (*self.dims[:dim], _compact(new), *self.dims[dim + 1 :])
         return Layout(dims, self.offset + offset)
 
+    def unfold(self, dim: int, size: int, step: int) -> Layout:
+        """Windows of `size` neighbours along `dim`, one from each `step`th on."""
+        axis, extent = self.dims[dim], self.shape[dim]
+        if len(axis) > 1:
+            raise NotAView(f"windows of the nested dimension {dim}")
+        stride = axis[0][1] if axis else 0
+        count = (extent - size) // step + 1
+        dims = (*self.dims[:dim], _compact([(count, stride * step)]), *self.dims[dim + 1 :])
+        return Layout((*dims, _compact([(size, stride)])), self.offset)
+
     def reshape(self, shape: Sequence[int]) -> Layout:
         """The same elements in row-major order under another shape.
 
@@ -193,6 +203,8 @@ def apply_view(layout: Layout, node: Node) -> Layout:
     if node.op == "slice":
         dim = attrs["dim"] % len(layout.dims)
         return layout.slice(dim, attrs["start"], attrs["end"], attrs.get("step", 1))
+    if node.op == "unfold":
+        return layout.unfold(attrs["dim"], attrs["size"], attrs["step"])
     raise NotAView(f"{node.op} is not a view")
 
 

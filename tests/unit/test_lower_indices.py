@@ -18,7 +18,7 @@ from tests import tile_groups
 from tests.kernel_checks import inputs_of, sample
 from tests.pass_checks import Function, captured, check, ops, random
 
-I, J = torch.tensor([[1, -2, 0], [3, 3, -4]]), torch.tensor([2, 0, -1])
+ROWS, J = torch.tensor([[1, -2, 0], [3, 3, -4]]), torch.tensor([2, 0, -1])
 FORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "embedding": lambda m, x: F.embedding(m.i % 4, x[0]),
     "index_select": lambda m, x: x.index_select(-1, m.j % 3),
@@ -32,12 +32,12 @@ FORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
 @pytest.mark.parametrize("form", FORMS)
 def test_is_captured(form: str) -> None:
     x = random(4, 4, 5)
-    graph, args = captured(FORMS[form], x, i=I, j=J)
+    graph, args = captured(FORMS[form], x, i=ROWS, j=J)
     assert "gather" in ops(graph)
     other = {"aten"} & set(ops(graph))
     assert not other or "remainder" in str(graph)
     check(lambda g, log: run_pipeline(g, log=log), graph, args)
-    m = Function(FORMS[form], i=I, j=J)
+    m = Function(FORMS[form], i=ROWS, j=J)
     torch.testing.assert_close(interpret(graph, args)[0], m(x))
 
 

@@ -57,6 +57,10 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "merged": (Rowwise, lambda: tile_groups.merge_stats(197, 768)),
     "stencil": (Stencil, stencil_groups.CASES["depthwise_3x3"]),
     "resize": (Resize, next(iter(stencil_groups.RESIZES.values()))),
+    "groups": (
+        Elementwise,
+        lambda: tile_groups.normalize_groups(5, 3, 7, 24, groups=3, chunks=7),
+    ),
     "elementwise": (Elementwise, lambda: tile_groups.class_token(197, 768)),
 }
 """Each sketch on groups that have what its knobs touch."""

@@ -29,6 +29,8 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "attention_projection": projection_groups.LARGE["vit_b"],
     "rowwise": tile_groups.ROWWISE["stats_197_768"],
     "rowwise of statistics": tile_groups.ROWWISE["merge"],
+    "rowwise of groups": tile_groups.ROWWISE["group_norm"],
+    "elementwise of groups": tile_groups.ELEMENTWISE["groups_320"],
     "elementwise": tile_groups.ELEMENTWISE["gelu_197"],
     "stencil": stencil_groups.CASES["depthwise_3x3"],
     "resize": next(iter(stencil_groups.RESIZES.values())),

@@ -57,6 +57,26 @@ def test_amax_keeps_nan_and_row_order_does_not_matter() -> None:
     assert all(torch.equal(first[n].nan_to_num(), second[n].nan_to_num()) for n in first)
 
 
+@pytest.mark.compiler
+def test_the_largest_element_is_the_first_and_nan_is_larger() -> None:
+    group = tile_groups.argmax(5, 70, dim=1, dtype=torch.float32)
+    values = inputs_of(group)
+    x = values["x"] = values["x"].clamp(-1, 1)
+    x[1, 40], x[2], x[3] = torch.nan, 0.0, torch.inf
+    x[2, ::2] = -0.0
+    for program in sample(Rowwise(group, H100), 3):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.compiler
+def test_groups_of_a_large_mean_keep_their_variance() -> None:
+    group = tile_groups.group_norm(2, 9, 9, 40, groups=5, dtype=torch.float32)
+    values = inputs_of(group)
+    values["x"] = values["x"] + 1000
+    program = sample(Rowwise(group, H100), 0)[0]
+    assert not wrong_outputs(program, group, values, run_on_host)
+
+
 def test_source(golden: Callable[[str, object], None]) -> None:
     sketch = Rowwise(tile_groups.layer_norm(1, 197, 768, residual=True), H100)
     golden("rowwise_layer_norm.cu", sketch.emit(next(iter(sketch.defaults()))).source)
