@@ -276,7 +276,7 @@ class TileLoads:
         check(self._inner(value) is None, f"%{node.name} reads %{value}, which is made here")
         sizes = self.graph.specs[value].sizes
         padded = [dim for dim in range(len(shape)) if before[dim] or after[dim]]
-        check(bool(padded), f"%{node.name} moves nothing")
+        check(bool(padded), f"%{node.name} {'rolls' if rolls else 'pads'} nothing")
         last = self.space.across[-1]
         try:
             base, layout = resolve(self.graph, value)
