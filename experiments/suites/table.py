@@ -40,7 +40,7 @@ DASH = "–"  # noqa: RUF001
 REHEARSED = "ran"
 LEGEND = """\
 Microseconds. Back to back: a call within a long run of calls that nobody waits for, the clocks
-settled, the median of the rounds. Waited for: single calls with a synchronisation after each.
+settled, the median of the rounds. Synchronised: single calls with a synchronisation after each.
 "cl" is with channels last, where that is faster. TensorRT and Inductor hand out memory that their
 next call overwrites; everyone else gives fresh outputs. "wrong" stands for no peer. gtco untuned
 knows no record at all. The floor is every weight, input and output once at the rate of device
@@ -55,7 +55,7 @@ def report(results: Sequence[Result]) -> str:
     parts = [
         heading(results),
         "## Back to back\n\n" + back_to_back(results),
-        "## Waited for: p50, p90, p99\n\n" + waited_for(right),
+        "## Synchronised: p50, p90, p99\n\n" + synchronised(right),
         "## Plans and costs\n\n" + costs(right),
     ]
     if any(each["published"] for each in right):
@@ -144,7 +144,7 @@ def best_ratio(result: Result) -> float | None:
     return (ratios[middle] + ratios[~middle]) / 2
 
 
-def waited_for(results: Sequence[Result]) -> str:
+def synchronised(results: Sequence[Result]) -> str:
     """A line a model."""
     rows = []
     for each in results:

@@ -124,13 +124,15 @@ def planned_facts(
     }
     made |= {name: -1 - number for number, name in enumerate(graph.inputs)}
     errors = {check.group: _error(check) for check in checks}
+    report = make_report(plan, captured.graph)
+    why = {name: kind.explanation for kind in report.fallback_kinds for name in kind.launches}
     return Build(
         model=model,
         gtco_version=gtco_version,
         target=plan.options.target or plan.target.arch,
         device="",
         options=_given(plan.options),
-        summary=tuple(make_report(plan, captured.graph).facts()),
+        summary=tuple(report.facts()),
         times={},
         clock=clock,
         floor_us=floor_us(plan),
@@ -140,7 +142,7 @@ def planned_facts(
             for name, (base, _) in plan.outputs.items()
             if base in made
         ),
-        launches=tuple(_launch(launch, plan, made, errors) for launch in plan.launches),
+        launches=tuple(_launch(launch, plan, made, errors, why) for launch in plan.launches),
         kernels=_kernels(plan, kernels),
         layers=tuple(Layers(**asdict(each)) for each in plan.fused.repeats),
         apart=_apart(plan),
@@ -153,7 +155,11 @@ def _given(options: Options) -> dict[str, str]:
 
 
 def _launch(
-    launch: Launch, plan: Plan, made: dict[str, int], errors: dict[str, GroupError]
+    launch: Launch,
+    plan: Plan,
+    made: dict[str, int],
+    errors: dict[str, GroupError],
+    why: dict[str, str],
 ) -> LaunchFacts:
     group, program = launch.group, launch.program
     work = group_work(group)
@@ -169,7 +175,7 @@ def _launch(
         sketch="" if program is None else program.sketch,
         schedule={} if program is None else dict(program.schedule),
         source=launch.source,
-        reason=launch.reason,
+        reason=why.get(group.name, launch.reason),
         predicted_us=launch.predicted_us,
         measured_us=None,
         floor_us=group_floor_us(group, plan.target),

@@ -73,7 +73,7 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
     table = _table(
         f"{model}, microseconds a call",
         "",
-        "single p50",
+        "synchronised p50",
         "p90",
         "p99",
         "host",
@@ -100,7 +100,7 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
         name = result.best[peer]
         console.print(
             f"{name} takes {ratio['back_to_back']:.2f} times as long as gtco back to back "
-            f"({spread} over the rounds), {ratio['single_p50']:.2f} times in single calls",
+            f"({spread} over the rounds), {ratio['single_p50']:.2f} times synchronised",
             highlight=False,
         )
     if result.floor_us:

@@ -49,7 +49,7 @@ class LaunchFacts:
         sketch: the kernel's structure; empty for ATen.
         schedule: knob name to value.
         source: where the schedule comes from.
-        reason: why there is no generated kernel.
+        reason: why there is no generated kernel, and what the user can do.
         predicted_us: by the cost model, from start to start.
         measured_us: on the GPU, from the start of its first kernel to its end, launched alone.
         floor_us: its bytes or its products alone.

@@ -74,7 +74,7 @@ def fastest(
     best_us = 0.0
     while time.monotonic() < until and (plan := next(rest, None)) is not None:
         challenger = CompiledModule(plan, captured)
-        ours, theirs = _duel(clock(best), clock(challenger))
+        ours, theirs = _interleaved(clock(best), clock(challenger))
         if not times:
             best_us = ours
             times.append(ours)
@@ -248,7 +248,7 @@ def marked(known: Knowledge, chosen: Choices) -> Iterator[TuningRecord]:
 
 def before_and_after(before: CompiledModule, after: CompiledModule) -> tuple[float, float]:
     """Microseconds of a run of each, interleaved: a model as it was and what has become of it."""
-    return _duel(clock(before), clock(after))
+    return _interleaved(clock(before), clock(after))
 
 
 def whole_us(module: CompiledModule) -> float:
@@ -257,7 +257,7 @@ def whole_us(module: CompiledModule) -> float:
     return statistics.median(times)
 
 
-def _duel(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[float, float]:
+def _interleaved(best: Callable[[], float], challenger: Callable[[], float]) -> tuple[float, float]:
     """Microseconds of both in interleaved runs, fewer of them if the challenger is hopeless.
 
     Each of the challenger's runs counts as a part of the best's ahead of it and behind it: at the

@@ -201,10 +201,12 @@ def test_a_hopeless_challenger_is_given_up() -> None:
     def clock(name: str, us: float) -> Callable[[], float]:
         return lambda: turns.append(name) or us  # type: ignore[func-returns-value]
 
-    assert replay._duel(clock("best", 10.0), clock("slow", 11.0)) == (10.0, 11.0)
+    assert replay._interleaved(clock("best", 10.0), clock("slow", 11.0)) == (10.0, 11.0)
     assert turns == ["best", "slow"] * (1 + replay.FEWEST) + ["best"]
     turns.clear()
-    assert replay._duel(clock("best", 10.0), clock("close", 10.05)) == pytest.approx((10.0, 10.05))
+    assert replay._interleaved(clock("best", 10.0), clock("close", 10.05)) == pytest.approx(
+        (10.0, 10.05)
+    )
     assert turns == ["best", "close"] * (1 + replay.ROUNDS) + ["best"]
 
 
@@ -212,5 +214,5 @@ def test_a_challenger_is_compared_with_the_turns_beside_its_own() -> None:
     """A GPU at the limit of its power lowers its clock between two turns."""
     slower = iter([1.0] * 10 + [1.3] * 7)
     best, challenger = (lambda us=us: us * next(slower) for us in (10.0, 10.05))
-    us, their_us = replay._duel(best, challenger)
+    us, their_us = replay._interleaved(best, challenger)
     assert their_us / us == pytest.approx(1.005)
