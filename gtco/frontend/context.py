@@ -117,3 +117,9 @@ def all_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     if isinstance(dims, int):
         dims = (dims,)
     return tuple(dim % rank for dim in dims) if dims and rank else tuple(range(rank))
+
+
+def pair(values: Sequence[int] | int) -> tuple[int, int]:
+    """Height and width, where ATen lets one number stand for both."""
+    items = (values,) if isinstance(values, int) else tuple(values)
+    return (items[0], items[0]) if len(items) == 1 else (items[0], items[1])

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from gtco.frontend.context import Context, Lowering, Scalar, Value, all_dims, registrar
+from gtco.frontend.context import Context, Lowering, Scalar, Value, all_dims, pair, registrar
 
 aten = torch.ops.aten
 
@@ -240,7 +240,7 @@ def _pooled(
     """A pooling of an image [N, C, H, W], which the graph's own ops have with channels last."""
     if ctx.rank(x) != 4 or not ctx.dtype(x).is_floating_point:
         return None
-    pairs = {name: _pair(size) for name, size in sizes.items()}
+    pairs = {name: pair(size) for name, size in sizes.items()}
     y = ctx.add(op, ctx.permute(x, (0, 2, 3, 1)), **pairs, **given)
     return ctx.permute(y, (0, 3, 1, 2))
 
@@ -513,11 +513,6 @@ def _batch_norm(
     return (ctx.add("batch_norm", x, mean, var, w, b, eps=eps), None, None)
 
 
-def _pair(values: Sequence[int] | int) -> tuple[int, int]:
-    items = (values,) if isinstance(values, int) else tuple(values)
-    return (items[0], items[0]) if len(items) == 1 else (items[0], items[1])
-
-
 # -- contractions --------------------------------------------------------------------------------
 
 
@@ -584,40 +579,3 @@ def _sdpa(
         return None
     factor = ctx.shape(q)[-1] ** -0.5 if scale is None else scale
     return ctx.add("attention", q, k, v, mask, scale=factor, causal=is_causal)
-
-
-@_lowers(aten.conv2d.default)
-def _conv2d(
-    ctx: Context,
-    x: Value,
-    w: Value,
-    b: Value | None = None,
-    stride: Sequence[int] = (1,),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    groups: int = 1,
-) -> Value | None:
-    if ctx.rank(x) != 4:
-        return None
-    return ctx.add(
-        "conv2d", x, w, b,
-        stride=_pair(stride), padding=_pair(padding), dilation=_pair(dilation), groups=groups,
-    )  # fmt: skip
-
-
-@_lowers(aten.convolution.default)
-def _convolution(
-    ctx: Context,
-    x: Value,
-    w: Value,
-    b: Value | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    transposed: bool,
-    output_padding: Sequence[int],
-    groups: int,
-) -> Value | None:
-    if transposed or ctx.rank(w) != 4:
-        return None
-    return _conv2d(ctx, x, w, b, stride, padding, dilation, groups)  # type: ignore[return-value]

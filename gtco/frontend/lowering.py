@@ -17,13 +17,14 @@ import torch
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Lowering
+from gtco.frontend.lower_convolutions import CONVOLUTIONS
 from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
 from gtco.frontend.lower_shapes import SHAPES
 
 aten = torch.ops.aten
 
-TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(SHAPES | INDICES | MATH)
+TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(SHAPES | INDICES | MATH | CONVOLUTIONS)
 """The one table: overload to lowering."""
 
 KEPT_AS_ATEN: tuple[OpOverload, ...] = (

@@ -1,0 +1,151 @@
+"""ATen's convolutions to `conv2d`.
+
+    convolution(x[n,c,l], w)               -> reshape(conv2d(x[n,c,1,l], w[o,c,1,k]))
+    convolution(x, w, transposed, stride s) -> slice(interleave(conv2d(x, w')))
+
+A transposed convolution of stride s is a convolution of stride 1 that computes, for each pixel, the
+s x s pixels of the result that lie at its place: w' has their channels, and each of them takes the
+taps of w that are s apart. What reaches beyond the result is cut off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch._ops import OpOverload
+
+from gtco.frontend.context import Context, Lowering, Value, pair, registrar
+
+aten = torch.ops.aten
+
+CONVOLUTIONS: dict[OpOverload, Lowering] = {}
+_lowers = registrar(CONVOLUTIONS)
+
+
+@_lowers(aten.conv2d.default)
+def _conv2d(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    b: Value | None = None,
+    stride: Sequence[int] = (1,),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    groups: int = 1,
+) -> Value | None:
+    if ctx.rank(x) != 4:
+        return None
+    return ctx.add(
+        "conv2d", x, w, b,
+        stride=pair(stride), padding=pair(padding), dilation=pair(dilation), groups=groups,
+    )  # fmt: skip
+
+
+@_lowers(aten.convolution.default)
+def _convolution(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value | None:
+    rank = ctx.rank(w)
+    if rank == 3 and ctx.rank(x) == 3:  # an image of one row
+        (n, c, length), (o, i, k) = ctx.shape(x), ctx.shape(w)
+        row = _convolution(
+            ctx, ctx.reshape(x, (n, c, 1, length)), _matrix(ctx, w, (o, i, 1, k)), b,
+            (1, *stride), (0, *padding), (1, *dilation), transposed, (0, *output_padding), groups,
+        )  # fmt: skip
+        assert row is None or isinstance(row, Value)
+        if row is None:
+            return None
+        n, c, _, length = ctx.shape(row)
+        return ctx.reshape(row, (n, c, length))
+    if rank != 4 or ctx.rank(x) != 4:
+        return None
+    if transposed:
+        return _transposed(
+            ctx, x, w, b, pair(stride), pair(padding), dilation, output_padding, groups
+        )
+    result = _conv2d(ctx, x, w, b, stride, padding, dilation, groups)
+    assert result is None or isinstance(result, Value)
+    return result
+
+
+def _matrix(ctx: Context, w: Value, shape: tuple[int, ...]) -> Value:
+    """`w` in another shape; a constant stays one."""
+    constant = ctx.builder.constants.get(w.name)
+    return ctx.reshape(w, shape) if constant is None else ctx.constant(w.name, constant.view(shape))
+
+
+def _transposed(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+    groups: int,
+) -> Value | None:
+    weight = ctx.builder.constants.get(w.name)
+    bias = None if b is None else ctx.builder.constants.get(b.name)
+    if weight is None or (b is not None and bias is None) or groups != 1 or set(dilation) != {1}:
+        return None
+    kernel, more = weight.shape[2:], pair(output_padding)
+    (n, _, *sizes), channels = ctx.shape(x), weight.shape[1]
+    result = [
+        (size - 1) * s - 2 * p + k + m
+        for size, s, p, k, m in zip(sizes, stride, padding, kernel, more, strict=True)
+    ]
+    # So many taps of each phase that all the result is within what they reach.
+    taps = [
+        max(-(-max(k, k + m - p) // s), 1)
+        for k, m, p, s in zip(kernel, more, padding, stride, strict=True)
+    ]
+    phases = ctx.constant(w.name, _phases(weight, stride, taps))
+    shift = (
+        None
+        if bias is None or b is None
+        else ctx.constant(b.name, bias.repeat(stride[0] * stride[1]))
+    )
+    wide = ctx.add(
+        "conv2d", x, phases, shift,
+        stride=(1, 1), padding=tuple(each - 1 for each in taps), dilation=(1, 1), groups=1,
+    )  # fmt: skip
+    height, width = ctx.shape(wide)[2:]
+    parts = ctx.reshape(wide, (n, *stride, channels, height, width))
+    image = ctx.reshape(
+        ctx.permute(parts, (0, 3, 4, 1, 5, 2)),
+        (n, channels, height * stride[0], width * stride[1]),
+    )
+    for dim, (size, p) in enumerate(zip(result, padding, strict=True), start=2):
+        image = ctx.slice(image, dim, p, p + size)
+    return image
+
+
+def _phases(weight: Tensor, stride: tuple[int, int], taps: Sequence[int]) -> Tensor:
+    """The weights of the convolution of stride 1.
+
+    Args:
+        weight: [in, out, kernel height, kernel width] of the transposed convolution.
+        stride: its.
+        taps: of each phase, height and width.
+
+    Returns:
+        [stride height * stride width * out, in, taps height, taps width].
+    """
+    (height, width), (down, right) = taps, stride
+    missing = [height * down - weight.shape[2], width * right - weight.shape[3]]
+    whole = F.pad(weight, (0, missing[1], 0, missing[0]))
+    phases = whole.reshape(*weight.shape[:2], height, down, width, right).flip(2, 4)
+    return phases.permute(3, 5, 1, 0, 2, 4).flatten(0, 2).contiguous()
