@@ -184,6 +184,16 @@ def test_options_are_checked_and_used(made: list[CompiledModule]) -> None:
 
 @NO_GPU
 @torch.no_grad()
+@NO_GPU
+@pytest.mark.parametrize("mode", dynamo.MODES)
+def test_modes_that_ask_for_what_gtco_does_anyway_are_taken(mode: str | None) -> None:
+    compiled = torch.compile(nn.ReLU(), backend="gtco", mode=mode)
+    with pytest.raises(TargetError, match="no CUDA GPU is here"):
+        compiled(torch.ones(3))
+
+
+@torch.no_grad()
+@NO_GPU
 def test_without_a_gpu_it_says_what_to_do() -> None:
     model, x = nn.Linear(8, 8).eval(), torch.randn(4, 8)
     with pytest.raises(TargetError, match='target="sm_90a"'):
