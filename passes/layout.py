@@ -61,10 +61,44 @@ def _channels_last(edit: Editor, node: Node) -> str:
         op, kernel = _kernel(edit, node)
         if op != "grouped_conv":
             del attrs["groups"]
-        y = edit.add(op, image, kernel, before=padding, after=padding, **attrs)
+        inner, before, after = _bordered(edit, node)
+        if inner != x:
+            image = edit.add("permute", inner, dims=LAST)
+        before = tuple(n + more for n, more in zip(padding, before, strict=True))
+        after = tuple(n + more for n, more in zip(padding, after, strict=True))
+        y = edit.add(op, image, kernel, before=before, after=after, **attrs)
         if bias:
             y = edit.add("add", y, *bias)
     return edit.add("permute", y, dims=FIRST)
+
+
+def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """What conv2d `node` reads inside constant zeros joined to its rows and columns.
+
+    Returns the value and the rows and columns of zeros before and after it. Zeros that fill a whole
+    window stay: a convolution's own border is narrower than its window.
+    """
+    x, before, after = node.inputs[0], [0, 0], [0, 0]
+    while (concat := edit.producer(x, "concat")) is not None and concat.attrs["dim"] in (2, 3):
+        axis = concat.attrs["dim"] - 2
+        inner = [at for at, part in enumerate(concat.inputs) if not _is_zero(edit, part)]
+        if len(inner) != 1 or edit.dtype(concat.inputs[inner[0]]) != concat.outputs[0].dtype:
+            break
+        sizes = [edit.shape(part)[axis + 2] for part in concat.inputs]
+        first, last = sum(sizes[: inner[0]]), sum(sizes[inner[0] + 1 :])
+        reach = (edit.shape(node.inputs[1])[axis + 2] - 1) * node.attrs["dilation"][axis]
+        border = node.attrs["padding"][axis]
+        if max(before[axis] + first, after[axis] + last) + border > reach:
+            break
+        x = concat.inputs[inner[0]]
+        before[axis] += first
+        after[axis] += last
+    return x, tuple(before), tuple(after)
+
+
+def _is_zero(edit: Editor, value: str) -> bool:
+    constant = edit.constant(value)
+    return constant is not None and not constant.any()
 
 
 def _kernel(edit: Editor, node: Node) -> tuple[str, str]:

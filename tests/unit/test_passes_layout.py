@@ -137,3 +137,27 @@ def test_the_pipeline_joins_convolutions_into_one_layout() -> None:
     graph, args = captured(lambda m, x: model(x), random(2, 3, 8, 6))
     result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
     assert _permutes(result) == 1
+
+
+@pytest.mark.parametrize("depth", (8, 1, 3))
+@pytest.mark.parametrize("pad", ((0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 1, 1)))
+def test_zeros_around_an_image_are_the_border_of_its_convolution(
+    depth: int, pad: tuple[int, ...]
+) -> None:
+    channels = 3 if depth == 3 else 8
+
+    def model(m: Function, x: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, pad), m.w, stride=2, groups=channels // depth)
+
+    graph, args = captured(model, random(2, channels, 9, 8), w=random(8, depth, 3, 3, seed=1))
+    assert ops(graph)["concat"] == 2
+    assert "concat" not in ops(check(lambda g, log: run_pipeline(g, log=log), graph, args))
+
+
+@pytest.mark.parametrize(("pad", "value"), (((0, 1, 0, 1), 1.0), ((0, 0, 0, 3), 0.0)))
+def test_a_border_of_ones_or_as_large_as_a_window_stays(pad: tuple[int, ...], value: float) -> None:
+    def model(m: Function, x: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, pad, value=value), m.w)
+
+    graph, args = captured(model, random(1, 8, 9, 8), w=random(8, 8, 3, 3, seed=1))
+    assert "concat" in ops(check(channels_last, graph, args))
