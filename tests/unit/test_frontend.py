@@ -226,10 +226,10 @@ def test_convolutions() -> None:
         )
 
     captured = check(function, image)
-    assert ops(captured)["conv2d"] == 2
+    assert ops(captured)["conv2d"] == 3  # a line is an image of one row
     assert ops(captured)["max_pool"] == 1
     assert ops(captured)["resize"] == 1
-    assert ops(captured)["aten"] == 1
+    assert not ops(captured)["aten"]
 
 
 def test_random_numbers_are_not_frozen() -> None:

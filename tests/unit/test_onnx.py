@@ -363,7 +363,8 @@ def test_a_model_of_3_gb(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     first, last, grown_gb = map(float, done.stdout.split())
     assert (first, last) == (0, 111)
-    assert 3 < grown_gb < 5.5, "once in the buffers, and one tensor on its way there"
+    # What imports needed for a while is part of the peak ahead of it.
+    assert 2.5 < grown_gb < 5.5, "once in the buffers, and one tensor on its way there"
 
 
 def test_a_node_says_what_it_does_not_support(tmp_path: Path) -> None:
