@@ -237,7 +237,7 @@ class Executable:
                 log.debug("each call copies %s %%%s: %s", kind, name, reason)
         self.copied_inputs = _positions(plan.graph.inputs, refused_in)
         self.copied_outputs = _positions(plan.graph.outputs, refused_out)
-        self._homes = tuple(movable.get(name, 0) for name in plan.graph.inputs)
+        self._homes = tuple(map(movable.get, plan.graph.inputs))
         self._fresh_outputs = _positions(plan.graph.outputs, moved_out)
         self._output_homes = graph.home[len(moved_in) :]
         self._graph = graph
@@ -322,14 +322,15 @@ class Executable:
         addresses = []
         arena = self._arena
         for buffer, home, tensor in zip(self.inputs, self._homes, inputs, strict=True):
-            if home and type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():
+            moves = home is not None  # an empty tensor's home is address 0
+            if moves and type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():
                 address = tensor.data_ptr()
                 # In the arena lie static outputs of the last call, which this one overwrites.
                 if address % READABLE == 0 and address not in arena:
                     addresses.append(address)
                     continue
             buffer.copy_(tensor)
-            if home:
+            if home is not None:
                 addresses.append(home)
         return addresses
 

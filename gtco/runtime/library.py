@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -57,7 +58,7 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
         return False
     if node.op == "linear" and node.attrs.get("out_dtype") is None:
         x, w, *bias = inputs
-        rows, result = x.reshape(-1, x.shape[-1]), out.view(-1, out.shape[-1])
+        rows, result = _as_matrix(x), _as_matrix(out)
         if bias:
             torch.addmm(bias[0], rows, w.t(), out=result)
         else:
@@ -88,6 +89,11 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
         )
         return True
     return False
+
+
+def _as_matrix(x: Tensor) -> Tensor:
+    """`x` as rows of its last dimension, which may be empty: nothing can be left to torch."""
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 @contextmanager

@@ -109,6 +109,8 @@ def judge(case: Case, target: str | None = None) -> Outcome:
             try:
                 answer = _tensors(run())
             except Exception as error:
+                if stage.startswith("cuda") and _cuda_lacks_it(case):
+                    return Outcome("torch", stage, _first_line(error))
                 return _refused(stage, error, lambda: False)
             outcome = _compare(case, graph, given, stage, answer, eager)
             if outcome.failed:
@@ -145,13 +147,27 @@ def _compiled(case: Case, device: str, repeats: bool, **options: Any) -> Answers
     module = case.module.to(device)
     try:
         compiled = gtco.compile(module, args, **options)
-        first, again = (_tensors(compiled(*_copied(args))) for _ in range(2))
+        with _memory_poisoned():
+            first, again = (_tensors(compiled(*_copied(args))) for _ in range(2))
     finally:
         case.module.to("cpu")
     for x, y in zip(first, again, strict=True):
         if repeats and not torch.equal(_bits(x), _bits(y)):
             raise AssertionError("two calls with the same inputs gave different bits")
     return [x.cpu() for x in first]
+
+
+@contextlib.contextmanager
+def _memory_poisoned() -> Iterator[None]:
+    """Meanwhile torch fills what it allocates with NaN or the largest number: an output that nobody
+    stored does not look right because it lies where an earlier answer lay."""
+    before = torch.are_deterministic_algorithms_enabled()
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def _bits(x: Tensor) -> Tensor:
@@ -321,6 +337,17 @@ def _export_fails(case: Case) -> bool:
         torch.export.export(case.module, case.args, strict=False).run_decompositions()
     except Exception:
         return True
+    return False
+
+
+def _cuda_lacks_it(case: Case) -> bool:
+    """Whether torch has no kernel of its own for the GPU, as for integer products."""
+    try:
+        case.module.to("cuda")(*pytree.tree_map_only(Tensor, lambda x: x.cuda(), case.args))
+    except NotImplementedError:
+        return True
+    finally:
+        case.module.to("cpu")
     return False
 
 

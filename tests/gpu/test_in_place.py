@@ -178,6 +178,27 @@ def test_one_tensor_may_stand_for_two_arguments(target: Target) -> None:
     assert torch.equal(answers["x"], -x) and torch.equal(answers["y"], -x)
 
 
+@pytest.mark.parametrize("static_outputs", [False, True])
+def test_empty_inputs_move_nobody_else(target: Target, static_outputs: bool) -> None:
+    class Model(nn.Module):
+        def forward(self, nothing: Tensor, x: Tensor, unused: Tensor) -> Tensor:
+            return torch.neg(x)
+
+    x, unused = random(1, 2)
+    nothing = torch.zeros(4, 0, device="cuda")
+    captured = capture(Model().eval(), (nothing, x, unused))
+    options = Options(static_outputs=static_outputs)
+    plan = make_plan(captured, generated="neg", target=target, options=options)
+    compiled = CompiledModule(plan, captured)
+    for seed in range(3, 7):
+        given, unused = random(seed, seed + 10)
+        for buffer in ready(compiled).inputs:
+            buffer.fill_(float("nan"))
+        poison = torch.full(SIZE, float("nan"), device="cuda")
+        del poison  # a fresh output takes its memory
+        assert torch.equal(compiled(nothing, given, unused), -given)
+
+
 def test_static_outputs_stay_and_can_be_the_next_input(target: Target) -> None:
     compiled = compiled_of(negations, target, static_outputs=True)
     x, y, other = random(1, 2, 3)

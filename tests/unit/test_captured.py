@@ -177,6 +177,18 @@ def test_a_kernel_that_reads_and_stores_in_place_is_updated_once(graphs: CpuGrap
     assert torch.equal(answer, -x) and graphs.updates == [(1, 1)]
 
 
+def test_an_empty_input_moves_nobody_else(graphs: CpuGraphs) -> None:
+    captured = capture(FunctionOfTwo(lambda x, y: torch.neg(y)), (torch.zeros(4, 0), inputs(0)[0]))
+    executable = on_cpu(make_plan(captured, generated="neg"))
+    for seed in range(3):
+        (given,) = inputs(seed)
+        for buffer in (*executable.inputs, *executable.outputs):
+            buffer.fill_(float("nan"))
+        (answer,) = executable([torch.zeros(4, 0), given], static_outputs=False)
+        assert torch.equal(answer, -given)
+        assert torch.equal(executable.outputs[0].isnan(), torch.ones(SIZE, dtype=torch.bool))
+
+
 def awkward(kind: str, values: Tensor) -> Tensor:
     """`values` as no kernel can read them in place, or as one that is no plain tensor."""
     if kind == "misaligned":

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gtco.frontend.torch_export import Captured, capture
+from gtco.ir.graph import Group
 from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.runtime.arena import plan_arena
 from gtco.runtime.inputs import InputCheck
@@ -61,6 +62,20 @@ def test_library_launches_in_an_arena_equal_the_interpreter(captured: Captured) 
         for node in chain:
             result = node.definition.reference(result, **node.attrs)
         torch.testing.assert_close(result, expected)
+
+
+def test_a_product_over_nothing_is_its_bias() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.nn.functional.linear(x, torch.zeros(3, 0), torch.arange(3.0))
+
+    captured = capture(Model(), (torch.zeros(2, 4, 0),))
+    (node,) = (each for each in captured.graph.nodes if each.op == "linear")
+    group = Group("g", captured.graph)
+    out = torch.full((2, 4, 3), float("nan"))
+    constants = captured.graph.constants
+    bind_library(group, {"x": torch.zeros(2, 4, 0), **constants, node.name: out})(0)
+    assert torch.equal(out, torch.arange(3.0).expand(2, 4, 3))
 
 
 def test_lifetimes_span_first_store_to_last_read(captured: Captured) -> None:
