@@ -29,7 +29,8 @@ struct Linear {
     const float d = static_cast<float>(dst);
     const float from = ALIGN ? scale * d : fmaxf(scale * (d + 0.5f) - 0.5f, 0.0f);
     at[0] = min_of(static_cast<int>(from), size - 1);
-    at[1] = min_of(at[0] + 1, size - 1);
+    // Along a size that stays no neighbour is read, which may be NaN: torch's rule on CPUs.
+    at[1] = scale == 1.0f ? at[0] : min_of(at[0] + 1, size - 1);
     weight[1] = from - static_cast<float>(at[0]);
     weight[0] = 1.0f - weight[1];
   }

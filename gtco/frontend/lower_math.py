@@ -370,13 +370,16 @@ def _norm(
     *,
     dtype: torch.dtype | None = None,
 ) -> Value | None:
-    """The Euclidean norm, summed in at least f32, as torch does it."""
-    if ord != 2:
+    """Norms of the orders 1, 2 and infinity, summed in at least f32, as torch does it."""
+    result, axes = dtype or ctx.dtype(x), all_dims(dims, ctx.rank(x))
+    wide = ctx.cast(x, torch.promote_types(result, torch.float32))
+    if ord == 2:
+        total = ctx.add("sum", ctx.add("square", wide), dims=axes, keepdim=keepdim)
+        return ctx.cast(ctx.add("sqrt", total), result)
+    reduction = {1: "sum", math.inf: "amax"}.get(ord)
+    if reduction is None:
         return None
-    wide = ctx.cast(x, torch.promote_types(dtype or ctx.dtype(x), torch.float32))
-    total = ctx.add("sum", ctx.add("square", wide), dims=all_dims(dims, ctx.rank(x)),
-                    keepdim=keepdim)  # fmt: skip
-    return ctx.cast(ctx.add("sqrt", total), dtype or ctx.dtype(x))
+    return ctx.cast(ctx.add(reduction, ctx.add("abs", wide), dims=axes, keepdim=keepdim), result)
 
 
 def _axis(ctx: Context, x: Value, dim: int) -> int:

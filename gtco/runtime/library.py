@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Group, Node
+from gtco.ir.spec import GraphError
 
 
 def bind_library(
@@ -21,6 +22,9 @@ def bind_library(
         group: what to compute.
         tensors: its inputs, constants and outputs by name; read now and used by each call.
         precision: `Options.precision`; what the group's own products say goes before it.
+
+    Raises:
+        GraphError: at a call, where an operator gives another shape than torch.export said.
     """
     graph = group.graph
     products = (node.attrs.get("products") for node in graph.nodes)
@@ -46,9 +50,20 @@ def bind_library(
             values.update(zip(node.values, results, strict=True))
         for name, out in outputs.items():
             if values[name] is not out:
+                if values[name].shape != out.shape:
+                    raise GraphError(_unlike(group, name, values[name], out))
                 out.copy_(values[name])
 
     return run
+
+
+def _unlike(group: Group, name: str, result: Tensor, out: Tensor) -> str:
+    node = group.graph.producers[name]
+    return (
+        f"%{name} ({node.attrs.get('target', node.op)}) has the shape {list(result.shape)}, where "
+        f"torch.export said {list(out.shape)}: torch's operator and its own shape rule differ, so "
+        f"write this step in another way, or update torch"
+    )
 
 
 def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> bool:

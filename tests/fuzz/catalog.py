@@ -117,7 +117,7 @@ MOVES = [
         "{x}.gather({d}, {x}.argsort({d}))",
         "torch.take_along_dim({x}, {x}.argmax({d}, keepdim=True), {d})", "{x}.argsort({d})",
         "F.embedding({x}.long().abs() % 5, {w:(5, N)})", "F.one_hot({x}.long().abs() % 3, 3)",
-        "{x}.scatter({d}, {x}.argsort({d}), {x})",
+        "{x}.scatter(-1, {x}.argsort(-1), {x})",
         "torch.meshgrid({x}.flatten(), {x}.flatten())[0]",
         "{x}.index_add({d}, torch.zeros({x}.shape[{d}], dtype=i64), {x})", "torch.cat([{x}])",
         "torch.cat([{x}[..., :0], {s}], -1)", "torch.cat([{x}, {x}.to({t})], {d})",

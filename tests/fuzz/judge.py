@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import torch._export.utils as export_utils
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
 import gtco
@@ -109,7 +109,8 @@ def judge(case: Case, target: str | None = None) -> Outcome:
             try:
                 answer = _tensors(run())
             except Exception as error:
-                if stage.startswith("cuda") and _cuda_lacks_it(case):
+                lacking = stage.startswith("cuda") and _cuda_lacks_it(case)
+                if lacking or _export_differs(case, eager):
                     return Outcome("torch", stage, _first_line(error))
                 return _refused(stage, error, lambda: False)
             outcome = _compare(case, graph, given, stage, answer, eager)
@@ -353,9 +354,17 @@ def _cuda_lacks_it(case: Case) -> bool:
 
 def _export_differs(case: Case, eager: Answers) -> bool:
     """Whether torch's own exported program gives something else than its eager mode, as for
-    `pixel_unshuffle` of an empty tensor."""
-    program = torch.export.export(case.module, case.args, strict=False).run_decompositions()
-    answer = _tensors(program.module()(*_copied(case.args)))
+    `pixel_unshuffle` of an empty tensor, or states another shape."""
+    try:
+        program = torch.export.export(case.module, case.args, strict=False).run_decompositions()
+        answer = _tensors(program.module()(*_copied(case.args)))
+    except Exception:
+        return True
+    (results,) = program.graph.output_node().args
+    values = [node.meta["val"] for node in pytree.tree_leaves(results) if isinstance(node, fx.Node)]
+    stated = [value.shape for value in values if isinstance(value, Tensor)]
+    if stated != [x.shape for x in eager]:
+        return True
     return bool(_differences(answer, eager, _exact(case, eager)))
 
 

@@ -169,6 +169,7 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
         lambda x, y: torch.baddbmm(x[:, :, :6], x, y.mT),
         lambda x, y: x + torch.arange(8, dtype=torch.float64) + torch.full((6, 1), 2.0),
         lambda x, y: ((x > 0) & (y > 0) | ~(x < y), F.normalize(x, dim=-1), y.norm(dim=1)),
+        lambda x, y: (x.norm(1, dim=2), y.norm(float("inf"), dim=(0, 1)), x[..., :1].norm(1, -1)),
         lambda x, y: x + torch.ones_like(y) + torch.full_like(x, 2) + y.new_zeros(8),
         lambda x, y: (x, x, y + 0),
         lambda x, y: assigned(x, (slice(None), slice(1, 4)), y[:, 2:5]),

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gtco.frontend.torch_export import Captured, capture
 from gtco.ir.graph import Group
 from gtco.ir.interpreter import ArgumentError, interpret
+from gtco.ir.spec import GraphError
 from gtco.runtime.arena import plan_arena
 from gtco.runtime.inputs import InputCheck
 from gtco.runtime.library import bind_library, library_precision
@@ -76,6 +77,18 @@ def test_a_product_over_nothing_is_its_bias() -> None:
     constants = captured.graph.constants
     bind_library(group, {"x": torch.zeros(2, 4, 0), **constants, node.name: out})(0)
     assert torch.equal(out, torch.arange(3.0).expand(2, 4, 3))
+
+
+def test_a_shape_that_torch_misstates_is_said() -> None:
+    class Model(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.cumsum(x, 0)
+
+    graph = capture(Model(), (torch.zeros(4),)).graph
+    (name,) = graph.outputs
+    tensors = {"x": torch.zeros(4), name: torch.zeros(2, 4)}
+    with pytest.raises(GraphError, match=f"%{name} .aten.cumsum.* has the shape .4., where"):
+        bind_library(Group("g", graph), tensors)(0)
 
 
 def test_lifetimes_span_first_store_to_last_read(captured: Captured) -> None:

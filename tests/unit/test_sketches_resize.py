@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import gtco
 from gtco.codegen.sketches.resize import Resize
 from gtco.passes import run_pipeline
 from gtco.runtime.host import run_on_host
@@ -23,6 +24,23 @@ def test_right_on_the_host_build(case: str) -> None:
     group = stencil_groups.RESIZES[case]()
     for program in sample(Resize(group, TARGETS["sm_90a"]), 1):
         assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+@pytest.mark.parametrize("align", [False, True])
+def test_a_pixel_that_does_not_count_may_be_nan(mode: str, align: bool) -> None:
+    if align and mode == "nearest":
+        pytest.skip("torch refuses it")
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.interpolate(x, (5, 3), mode=mode, align_corners=align or None)
+
+    image = random(1, 2, 5, 7)
+    image[0, 0, 3, 2] = image[0, 1, 0, 5] = float("nan")
+    compiled = gtco.compile(Model().eval(), (image,), target="host")
+    torch.testing.assert_close(compiled(image), Model()(image), equal_nan=True)
 
 
 def test_kernels_compile_without_spills() -> None:
