@@ -228,6 +228,9 @@ def convert(expression: str, source: torch.dtype, result: torch.dtype) -> str:
     """`expression` as a value of the compute type of `result`."""
     if compute_type(source) == compute_type(result):
         return expression
+    if source.is_floating_point and result in (torch.uint8, torch.int8, torch.int16):
+        # As torch on CPUs: numbers wrap around, where the GPU's own conversion stops at the ends.
+        expression = f"{kind_cast('i64')}({expression})"
     return f"{kind_cast(compute_type(result))}({expression})"
 
 

@@ -127,6 +127,13 @@ def integers() -> Group:
     return _group(b, *outputs)
 
 
+def wrapped(dtype: torch.dtype) -> Group:
+    """Numbers far beyond a byte, and below 0, as bytes."""
+    b = GraphBuilder()
+    x = b.add("mul", b.input("x", TensorSpec((3, 35), dtype)), other=2.0**9)
+    return _group(b, b.add("cast", x, dtype=torch.uint8))
+
+
 def nans(dtype: torch.dtype) -> Group:
     b = GraphBuilder()
     x = b.input("x", TensorSpec((4, 9), dtype))
@@ -213,6 +220,8 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "concat_columns": lambda: concat_columns(9, 5, 8, 3),
     "concat_even": lambda: concat_columns(9, 8, 24, 16, dtype=F16),
     "concat_views": concat_views,
+    "bytes_of_f32": lambda: wrapped(F32),
+    "bytes_of_bf16": lambda: wrapped(BF16),
     "pad_patch_16": lambda: padded_patches(1, 16, (0, 1, 0), (0, 0, 0)),
     "pad_patch_16_below": lambda: padded_patches(3, 16, (0, 0, 0), (0, 1, 0), BF16),
     "pad_patch_14": lambda: padded_patches(1, 14, (0, 1, 0), (0, 0, 4)),

@@ -42,7 +42,7 @@ TARGETS = ("host", "cuda")
 EXCUSE = 8
 """An answer may be off by this many times what other roundings change."""
 
-NOISY_RUNS = 4
+NOISY_RUNS = 16
 """Runs of the captured graph with other roundings: how much the answer hangs on them."""
 
 PRICE = partial(roofline_us, target=find_target("sm_90a"))

@@ -40,6 +40,18 @@ def test_is_right_on_the_cpu(case: str) -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+def test_numbers_beyond_small_integers_wrap_around(dtype: torch.dtype) -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((5,), torch.float64))
+    group = Group("small", b.build([b.add("cast", x, dtype=dtype)]))
+    large = torch.tensor([-1.5, 300.0, -40000.7, 2.0**33 + 5, -(2.0**40) - 7], dtype=torch.float64)
+    for program in sample(Elementwise(group, H100), 1):
+        (answer,) = run_on_host(program, group, {"x": large}).values()
+        assert torch.equal(answer, large.to(torch.int64).to(dtype))
+
+
+@pytest.mark.compiler
 def test_the_check_rejects_a_kernel_that_drops_nan() -> None:
     group = tile_groups.nans(torch.float32)
     values = inputs_of(group)
