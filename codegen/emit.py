@@ -468,8 +468,11 @@ class PointwiseEmitter:
 
     # -- text -----------------------------------------------------------------------------------
 
-    def functor(self, name: str, given: str) -> str:
-        """The functor's source; `given` is the parameter that the template hands in."""
+    def functor(self, name: str, given: str, returned: str = "") -> str:
+        """The functor's source; `given` is the parameter that the template hands in.
+
+        `returned` is a value that it hands back; without one it stores what is stored.
+        """
         fields = "\n".join(f"  {text};" for text, _ in self.region.parameters.values())
         row_struct = " ".join(
             f"{self._row_types.get(field, 'float')} {field};" for field in self.row_fields
@@ -478,7 +481,11 @@ class PointwiseEmitter:
         row_result = ", ".join(self.row_fields)
         inputs = "".join(f" {kind} {name};" for name, (kind, _) in self.fetched.items())
         loads = ", ".join(text for _, text in self.fetched.values())
-        tile_body = "".join(f"    {line}\n" for line in self.tile_lines)
+        lines = (
+            [*self.tile_lines, f"return {self.names[returned]};"] if returned else self.tile_lines
+        )
+        tile_body = "".join(f"    {line}\n" for line in lines)
+        result = "auto" if returned else "void"
         return f"""struct {name} {{
 {fields}
   static constexpr int VECTOR = {self.region.vector};
@@ -497,7 +504,7 @@ class PointwiseEmitter:
     return {{{loads}}};
   }}
   template <int V, class Stats = StatsOfLanes>
-  __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
+  __device__ __forceinline__ {result} operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
                                              const Vec<float, V>& {given},
                                              Stats stats = {{}}) const {{

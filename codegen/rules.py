@@ -19,6 +19,7 @@ from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.ir.graph import Group
 from gtco.target import Target
@@ -31,6 +32,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Attention,
     AttentionWgmma,
     AttentionProjection,
+    Squeeze,
     Stencil,
     Resize,
     Rowwise,

@@ -9,7 +9,8 @@ bytes, epilogue (DESIGN section 8: about 1.9 us on an H100). Weights come from d
 activations were just written, so they come from L2. A contraction is priced at its best tile: its
 blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
 matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
-Attention with its projection has no such tile: it is priced as the program that it would run.
+Attention with its projection and the gates of squeeze-and-excitation have no such tile: each is
+priced as the program that it would run.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ WARPGROUP = 128
 
 def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
-    if {"attention", "linear"} <= {node.op for node in group.compute}:
-        return _projected_us(group, target)
+    ops = {node.op for node in group.compute}
+    if {"attention", "linear"} <= ops or family(group) == "squeeze":
+        return _programmed_us(group, target)
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
@@ -118,8 +120,8 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
 
 
-def _projected_us(group: Group, target: Target) -> float:
-    """The program of attention and its projection that runs by default; without any, ATen."""
+def _programmed_us(group: Group, target: Target) -> float:
+    """The program of several contractions that runs by default; without any, ATen."""
     for sketch in derive(group, family(group), target).sketches:
         for schedule in sketch.defaults():
             return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)

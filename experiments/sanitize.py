@@ -32,7 +32,15 @@ from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.run import run_group
 from gtco.target import Target, target_of_capability
-from tests import attention_groups, groups, models, projection_groups, stencil_groups, tile_groups
+from tests import (
+    attention_groups,
+    groups,
+    models,
+    projection_groups,
+    squeeze_groups,
+    stencil_groups,
+    tile_groups,
+)
 from tests.kernel_checks import inputs_of, wrong_outputs
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -123,6 +131,7 @@ CASES: dict[str, Case] = {
         lambda: projection_groups.projected(4, 37, 32, 256, batch=2, residual=True, stats=True),
         _ANY,
     ),
+    "squeeze": Case(squeeze_groups.CASES["se_512"], {"squeeze": ({"split": 1}, {"split": 4})}),
     "stencil": Case(stencil_groups.CASES["depthwise_3x3"], {}),
     "resize": Case(next(iter(stencil_groups.RESIZES.values())), {}),
     "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),

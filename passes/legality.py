@@ -6,6 +6,7 @@ or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values.
+    squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling or resize; then pointwise nodes of the result.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
@@ -32,6 +33,7 @@ from gtco.ir.spec import Dim, TensorSpec
 from gtco.ir.views import Layout, NotAView
 from gtco.passes.dataflow import Flow, Read, bits
 from gtco.passes.projection import projected_heads
+from gtco.passes.squeeze import Gates
 
 MAX_REDUCTIONS = 4
 MAX_COLUMNS = 16384
@@ -64,7 +66,7 @@ def _family(nodes: Sequence[Node]) -> str:
     if "attention" in ops:
         return "attention"
     if any(_contracts(node) for node in nodes):
-        return "gemm"
+        return "squeeze" if "mean" in ops else "gemm"
     if any(node.definition.family == "stencil" for node in nodes):
         return "stencil"
     return "rowwise" if any(_is_reduction(node) for node in nodes) else "elementwise"
@@ -153,6 +155,7 @@ class Legality:
         self._lone: dict[str, str | None] = {}
         self._frames: dict[str, Frame] = {}
         self._projections: dict[str, Node | str] = {}
+        self._gates = Gates(flow)
 
     def explain(self, nodes: Sequence[Node]) -> str | None:
         """Why `nodes` are not one legal group, or None if they are."""
@@ -250,12 +253,17 @@ class Legality:
             self._pairs[key] = self._pairs[key[::-1]] = (
                 self.lone(first)
                 or self.lone(second)
-                or self._edge(first, second)
-                or self._edge(second, first)
-                or self._kinds(first, second)
-                or self._kinds(second, first)
+                or (None if self._gates.joins(first, second) else self._apart(first, second))
             )
         return self._pairs[key]
+
+    def _apart(self, first: Node, second: Node) -> str | None:
+        return (
+            self._edge(first, second)
+            or self._edge(second, first)
+            or self._kinds(first, second)
+            or self._kinds(second, first)
+        )
 
     def span(self, first: Node, second: Node) -> str | None:
         """Why no group holds both nodes, seen with all that lies on paths from `first`.
@@ -390,6 +398,8 @@ class Legality:
 
     def _members(self, nodes: Sequence[Node]) -> str | None:
         kind = _family(nodes)
+        if kind == "squeeze":
+            return self._squeeze(nodes)
         reductions = [node for node in nodes if _is_reduction(node)]
         if kind in ("gemm", "attention", "stencil"):
             anchors = [node for node in nodes if _is_anchor(node)]
@@ -406,6 +416,27 @@ class Legality:
         else:
             return self._elementwise(nodes)
         return self._operands(nodes, self.frame(anchor), anchor if kind != "rowwise" else None)
+
+    def _squeeze(self, nodes: Sequence[Node]) -> str | None:
+        inside = {node.name for node in nodes}
+        means = [node for node in nodes if node.op == "mean"]
+        gate = self._gates.of(means[0])
+        if gate is None or not gate.names <= inside:
+            return f"%{means[0].name} shares a kernel with two linears or with none"
+        after = [node for node in nodes if node.name not in gate.names]
+        if not all(gate.leads_to(node) for node in after):
+            return f"the kernel of %{means[0].name} ends in values of %{gate.excite.name}"
+        full = dict.fromkeys(inside, True)
+        for width_of, part in (
+            (gate.mean, gate.before),
+            (gate.squeeze, gate.between),
+            (gate.excite, after),
+        ):
+            frame = Frame((gate.images, width_of.outputs[0].sizes[-1]), None)
+            for node in part:
+                if reason := self._pointwise(node, frame, inside, full):
+                    return reason
+        return None
 
     def _elementwise(self, nodes: Sequence[Node]) -> str | None:
         sizes = {node.outputs[0].numel for node in nodes}

@@ -11,7 +11,7 @@ from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.passes.legality import family
 from gtco.target import TARGETS
-from tests import attention_groups, groups, projection_groups, tile_groups
+from tests import attention_groups, groups, projection_groups, squeeze_groups, tile_groups
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -44,6 +44,7 @@ CASES: dict[str, Callable[[], Group]] = {
     "attention, wide heads": lambda: attention_groups.cross((1,), 16, 16, 256),
     "attention + projection": projection_groups.LARGE["vit_b"],
     "attention + projection, heads of 80": lambda: projection_groups.projected(16, 257, 80, 1280),
+    "squeeze and excitation": squeeze_groups.CASES["se_512"],
     "softmax": lambda: tile_groups.softmax(12, 197, 197),
     "layer norm": lambda: tile_groups.layer_norm(1, 197, 768, residual=True),
     "row statistics": lambda: tile_groups.row_stats(1, 197, 768),

@@ -28,12 +28,20 @@ from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.ir.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS
-from tests import attention_groups, groups, projection_groups, stencil_groups, tile_groups
+from tests import (
+    attention_groups,
+    groups,
+    projection_groups,
+    squeeze_groups,
+    stencil_groups,
+    tile_groups,
+)
 
 F16, BF16 = torch.float16, torch.bfloat16
 MOST_PROGRAMS = 600
@@ -55,6 +63,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "rows": (Rowwise, lambda: tile_groups.class_token(197, 768, stats=True)),
     "columns": (Rowwise, lambda: tile_groups.softmax(3, 13, 40, dim=1)),
     "merged": (Rowwise, lambda: tile_groups.merge_stats(197, 768)),
+    "squeeze": (Squeeze, squeeze_groups.CASES["se_512"]),
     "stencil": (Stencil, stencil_groups.CASES["depthwise_3x3"]),
     "resize": (Resize, next(iter(stencil_groups.RESIZES.values()))),
     "groups": (

@@ -13,7 +13,14 @@ from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.cost_model.record import shipped_records
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
-from tests import attention_groups, groups, projection_groups, stencil_groups, tile_groups
+from tests import (
+    attention_groups,
+    groups,
+    projection_groups,
+    squeeze_groups,
+    stencil_groups,
+    tile_groups,
+)
 from tests.kernel_checks import defaults
 
 H100 = TARGETS["sm_90a"]
@@ -32,6 +39,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "rowwise of groups": tile_groups.ROWWISE["group_norm"],
     "elementwise of groups": tile_groups.ELEMENTWISE["groups_320"],
     "elementwise": tile_groups.ELEMENTWISE["gelu_197"],
+    "squeeze": squeeze_groups.CASES["se_512"],
     "stencil": stencil_groups.CASES["depthwise_3x3"],
     "resize": next(iter(stencil_groups.RESIZES.values())),
 }
