@@ -36,10 +36,10 @@ from gtco.models import accepted
 from gtco.options import Options, database_file
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
-from gtco.passes.precision import lower_precision, lower_products
+from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
 from gtco.reporting import dump
-from gtco.reporting.fallbacks import fallback_kinds
+from gtco.reporting.fallbacks import fallback_kinds, precision_hint
 from gtco.runtime.device import device_at
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
@@ -398,6 +398,9 @@ def _choose(
     best, reason = first_choice(derivation)
     if best is None:
         return _Choice(None, {}, "fallback", reason, known.library_us(task.key))
+    if _suits_the_library(task.group, best.sketch.target):
+        reason = f"fp32 is predicted faster in the library than as tf32 on {best.program.arch}"
+        return _Choice(None, {}, "default", reason, known.library_us(task.key))
     return _Choice(type(best.sketch), best.program.schedule, "default")
 
 
@@ -422,8 +425,13 @@ def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
     return best, "" if best else "; ".join(reasons)
 
 
+def _suits_the_library(group: Group, target: Target) -> bool:
+    """Whether products of `group` are fp32, which `target` multiplies faster than parts of them."""
+    return not target.splits_fp32 and any(fp32_products(node, group.graph) for node in group.nodes)
+
+
 def _tell_fallbacks(plan: Plan) -> None:
-    kinds = fallback_kinds(plan.launches, plan.options)
+    kinds = fallback_kinds(plan.launches)
     if kinds and plan.options.fallback == "error":
         raise FallbackError(
             f"{sum(len(kind.launches) for kind in kinds)} groups have no generated kernel:\n  "
@@ -432,6 +440,8 @@ def _tell_fallbacks(plan: Plan) -> None:
         )
     for kind in kinds:
         log.warning("runs with ATen: %s", kind)
+    if hint := precision_hint(plan):
+        log.warning("%s", hint)
 
 
 def resolve_device(name: str | None) -> Device:

@@ -58,7 +58,13 @@ class Target:
         """The dense rate of products of `dtype`, rounded to `products` ("tf32") if that is said."""
         if dtype in (torch.float16, torch.bfloat16):
             return self.matmul_tflops
-        return self.matmul_tflops / 2 if products == "tf32" else self.fp32_tflops
+        tf32_tflops = self.matmul_tflops / 2
+        return tf32_tflops if products == "tf32" else max(tf32_tflops / 3, self.fp32_tflops)
+
+    @property
+    def splits_fp32(self) -> bool:
+        """Whether three products of tf32 are faster than one of FFMA's."""
+        return self.matmul_tflops / 6 > self.fp32_tflops
 
     @property
     def has_wgmma(self) -> bool:

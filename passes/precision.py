@@ -65,11 +65,20 @@ def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most)).to(dtype)
 
 
+def fp32_products(node: Node, graph: Graph) -> bool:
+    """Whether `node` of `graph` multiplies f32 values as they are."""
+    return (
+        node.definition.multiplies
+        and graph.specs[node.inputs[0]].dtype == torch.float32
+        and node.attrs.get("products") is None
+    )
+
+
 def lower_products(graph: Graph, products: str) -> Graph:
     """Take the products of `graph` whose operands are f32 in `products` ("tf32")."""
 
     def lowered(node: Node) -> Node:
-        if not node.definition.multiplies or graph.specs[node.inputs[0]].dtype != torch.float32:
+        if not fp32_products(node, graph):
             return node
         return replace(node, attrs=MappingProxyType({**node.attrs, "products": products}))
 

@@ -78,7 +78,7 @@ def _check(edit: Editor, match: _NormOfLinears) -> str | None:
     norm = match.norm
     dtype = norm.outputs[0].dtype
     if dtype not in (torch.float16, torch.bfloat16):
-        return f"in {norm.outputs[0]} the folded weights would not be rounded the same way"
+        return f"products of {norm.outputs[0]} would be as far off as its rows' mean is large"
     if any(name not in edit.constants for name in norm.inputs[1:]):
         return "its scale and shift are not constant"
     if 0 in edit.shape(norm.inputs[0]):

@@ -83,12 +83,17 @@ CASES: dict[str, Callable[[], Group]] = {
     "negative_scale": lambda: cross((2,), 20, 70, 24, scale=-8.0),
     "no_scale": lambda: cross((2,), 20, 70, 24, scale=0.0),
 }
-TF32_CASES: dict[str, Callable[[], Group]] = {
+FLOAT_CASES: dict[str, Callable[[], Group]] = {
     "tf32_vit_b": lambda: tf32(packed(197, 12, 64, F32)),
     "tf32_epilogue": lambda: tf32(packed(37, 3, 36, F32, batch=2, epilogue=True)),
     "tf32_mask": lambda: tf32(cross((2, 2), 37, 70, 24, 44, F32, mask=BOOL, mask_lead=(2, 1))),
     "tf32_causal": lambda: tf32(cross((1, 2), 70, 130, 64, dtype=F32, causal=True)),
     "tf32_wide": lambda: tf32(cross((1, 2), 33, 65, 128, 96, F32)),
     "tf32_narrow": lambda: tf32(cross((3,), 5, 17, 4, 12, F32)),
+    "fp32_vit_b": lambda: packed(197, 12, 64, F32),
+    "fp32_epilogue": lambda: packed(37, 3, 36, F32, batch=2, epilogue=True),
+    "fp32_mask": lambda: cross((2, 2), 37, 70, 24, 44, F32, mask=F32, mask_lead=(2, 1)),
+    "fp32_causal": lambda: cross((1, 2), 70, 130, 64, dtype=F32, causal=True),
+    "fp32_wide": lambda: cross((1, 2), 33, 65, 128, 128, F32),
 }
-"""For `Attention` alone."""
+"""For `Attention` alone: tf32, and fp32 as three products of it."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
-from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.passes.precision import lower_products
 
@@ -96,6 +97,15 @@ def tf32(group: Group) -> Group:
     return Group(f"tf32 {group.name}", lower_products(group.graph, "tf32"))
 
 
+def without_products(graph: Graph) -> Graph:
+    """`graph` with its products as its operands are."""
+    nodes = [
+        replace(node, attrs={key: of for key, of in node.attrs.items() if key != "products"})
+        for node in graph.nodes
+    ]
+    return replace(graph, nodes=tuple(nodes))
+
+
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 GEMM_CASES: dict[str, Callable[[], Group]] = {
     "qkv": lambda: norm_linear(197, 768, 2304, F16),
@@ -121,6 +131,10 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "tf32_odd": lambda: tf32(plain_linear(19, 68, 91, F32)),
     "tf32_patch": lambda: tf32(patch_embedding(56, 14, 128, F32)),
     "tf32_bmm": lambda: tf32(batched_matmul(2, 17, 61, 72, F32)),
+    "fp32_fc1": lambda: norm_linear(197, 768, 3072, F32, gelu=True),
+    "fp32_odd": lambda: plain_linear(19, 69, 91, F32),
+    "fp32_patch": lambda: patch_embedding(56, 14, 128, F32),
+    "fp32_bmm": lambda: batched_matmul(2, 17, 61, 72, F32, transposed=True),
 }
 
 
@@ -178,5 +192,6 @@ CONV_CASES: dict[str, Callable[[], Group]] = {
     ),
     "conv_odd": lambda: convolution((1, 6, 7, 5), 7, (3, 3), BF16, stride=(1, 2)),
     "conv_tf32": lambda: tf32(convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2))),
+    "conv_fp32": lambda: convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2)),
     "conv_one_pixel": lambda: convolution((1, 1, 1, 64), 64, (3, 3), F16),
 }

@@ -53,7 +53,7 @@ __device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand,
 }
 
 // What a warp does with its 16 queries and its part of a tile's keys on mma.sync.
-template <class C, bool MASKED>
+template <class C, bool MASKED, bool EXACT = is_exact<C>>
 struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   using Element = typename C::Element;
   static constexpr int E = 16 / sizeof(Element);  // of a chunk, of which mma takes two
@@ -88,8 +88,8 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
         const int chunk = k * 2 + lane / 8 % 2;
         ptx::ldmatrix_x4(b, ptx::shared_address(tile + KeyRows::offset(row + n * 16, chunk)));
         Mma<Element>::round(b);
-        Mma<Element>::mma(scores[n * 2], q[k], b[0], b[1]);
-        Mma<Element>::mma(scores[n * 2 + 1], q[k], b[2], b[3]);
+        Mma<Element>::multiply(scores[n * 2], q[k], b[0], b[1]);
+        Mma<Element>::multiply(scores[n * 2 + 1], q[k], b[2], b[3]);
       }
     }
   }
@@ -111,8 +111,8 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
           const int chunk = n * 2 + lane / 16;
           ptx::ldmatrix_x4_trans(
               b, ptx::shared_address(tile + ValueRows::offset(row + k * 16, chunk)));
-          Mma<Element>::mma(out[n * 2], a, b[0], b[1]);
-          Mma<Element>::mma(out[n * 2 + 1], a, b[2], b[3]);
+          Mma<Element>::multiply(out[n * 2], a, b[0], b[1]);
+          Mma<Element>::multiply(out[n * 2 + 1], a, b[2], b[3]);
         }
       }
     }
@@ -138,6 +138,88 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
         const int column = n * 8 + lane / 4;
         ptx::mma_m16n8k8(out[n], a, value(row, column), value(row + 1, column));
       }
+    }
+  }
+};
+
+// The same with products as good as fp32's. The queries, in two parts too many for the registers,
+// are read again for each tile.
+template <class C, bool MASKED>
+struct AttentionWarp<C, MASKED, true> : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
+  using Element = typename C::Element;
+  using Mma = gtco::Mma<Element, true>;
+  static constexpr int E = 4;  // of a chunk, of which mma takes two
+  static constexpr int STEPS = ceil_div(C::D, 2 * E), DV16 = ceil_div(C::DV, 16);
+  static constexpr int KEYS = C::BLOCK_K / C::WARPS_K;  // of a tile, that this warp takes
+  using KeyRows = ChunkedRows<STEPS * 2 * E, E>;
+  using ValueRows = ChunkedRows<DV16 * 16, E>;
+  static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
+  using SoftmaxRows<C, MASKED, KEYS>::lane;
+  using SoftmaxRows<C, MASKED, KEYS>::out;
+
+  const Element* queries;
+  int query;
+
+  __device__ __forceinline__ void load_queries(const Element* tile, int row) {
+    queries = tile;
+    query = row;
+  }
+
+  // scores = q k^T for this warp's keys of the tile, from row `key` on.
+  __device__ __forceinline__ void multiply_keys(float (&scores)[KEYS / 8][4], const Element* tile,
+                                                int key) const {
+    const int row = key + lane / 16 * 8 + lane % 8;
+    float sums[KEYS / 8][Mma::PARTS][4] = {};
+#pragma unroll 1
+    for (int k = 0; k < STEPS; ++k) {
+      u32 a[Mma::PARTS][4];
+      ptx::ldmatrix_x4(a[0], ptx::shared_address(
+                                 queries + KeyRows::offset(query + lane % 16, k * 2 + lane / 16)));
+      Mma::split(a);
+#pragma unroll
+      for (int n = 0; n < KEYS / 16; ++n) {
+        // (16 keys, 2 chunks): keys 0-7 chunk 0, keys 0-7 chunk 1, keys 8-15 chunk 0...
+        u32 b[Mma::PARTS][4];
+        const int chunk = k * 2 + lane / 8 % 2;
+        ptx::ldmatrix_x4(b[0], ptx::shared_address(tile + KeyRows::offset(row + n * 16, chunk)));
+        Mma::split(b);
+        Mma::mma(sums[n * 2], a, b);
+        Mma::mma(sums[n * 2 + 1], a, b, 2);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; ++i) scores[i / 4][i % 4] = Mma::total(sums[i / 4], i % 4);
+  }
+
+  // out += weights v, with keys in the order that `multiply_values_of_tf32` has.
+  __device__ __forceinline__ void multiply_values(const float (&weights)[KEYS / 8][4],
+                                                  const Element* tile, int key) {
+    const Element* from = tile + ValueRows::offset(key, 0);
+    u32 a[KEYS / 8][Mma::PARTS][4];
+#pragma unroll
+    for (int k = 0; k < KEYS / 8; ++k) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[k][0][i] = __float_as_uint(weights[k][i % 2 * 2 + i / 2]);
+      Mma::split(a[k]);
+    }
+#pragma unroll
+    for (int n = 0; n < DV16 * 2; ++n) {
+      __syncwarp();  // the assembler loads no more ahead: it has no room for it
+      const int column = n * 8 + lane / 4;
+      float sum[Mma::PARTS][4] = {};
+#pragma unroll
+      for (int k = 0; k < KEYS / 8; ++k) {
+        u32 b[Mma::PARTS][2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const int at = ValueRows::offset(k * 8 + lane % 4 * 2 + i, column / E) + column % E;
+          b[0][i] = __float_as_uint(from[at]);
+        }
+        Mma::split(b);
+        Mma::mma(sum, a[k], b);
+      }
+#pragma unroll
+      for (int i = 0; i < 4; ++i) out[n][i] += Mma::total(sum, i);
     }
   }
 };

@@ -67,9 +67,10 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
 // Fragments of 16 rows x 32 bytes of k, in the order (first row, chunk of k) of `at(j)`: mma's A
 // has (0, 0), (8, 0), (0, 1), (8, 1), and two of its B (0, 0), (0, 1), (8, 0), (8, 1). A matrix of
 // ldmatrix is 8 rows x 16 bytes; of 32-bit elements it turns none, so lanes read those one by one.
-template <bool K_MAJOR, int ROWS, int BLOCK_K, bool IS_A, class Element>
-__device__ __forceinline__ void load_fragments(u32 (&r)[4], const Element* tile, int row, int k,
-                                               int lane) {
+template <class Mma, bool K_MAJOR, int ROWS, int BLOCK_K, bool IS_A, class Element>
+__device__ __forceinline__ void load_fragments(u32 (&parts)[Mma::PARTS][4], const Element* tile,
+                                               int row, int k, int lane) {
+  u32(&r)[4] = parts[0];
   constexpr int E = 16 / sizeof(Element);
   const auto first_row = [](int j) { return (IS_A ? j & 1 : j >> 1) * 8; };
   const auto first_k = [](int j) { return (IS_A ? j >> 1 : j & 1) * E; };
@@ -90,20 +91,24 @@ __device__ __forceinline__ void load_fragments(u32 (&r)[4], const Element* tile,
       ptx::ldmatrix_x4_trans(r, address);
     }
   }
-  Mma<Element>::round(r);
+  Mma::split(parts);
 }
 
-// Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES.
+// Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES, and EXACT where
+// products of floats are as good as fp32's.
 template <class C, class A, class B, class Functor>
 __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
-  constexpr int STEP_K = Mma<Element>::K;
-  static_assert(C::BLOCK_K % STEP_K == 0, "mma takes k in steps");
+  using Mma = gtco::Mma<Element, is_exact<C>>;
+  static_assert(C::BLOCK_K % Mma::K == 0, "mma takes k in steps");
   constexpr int THREADS = C::WARPS_M * C::WARPS_N * 32;
   constexpr int WARP_M = C::BLOCK_M / C::WARPS_M, WARP_N = C::BLOCK_N / C::WARPS_N;
   static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile is made of 16 x 16 pieces");
   constexpr int MI = WARP_M / 16, NI = WARP_N / 8;
   constexpr int STEPS = ceil_div(C::K, C::BLOCK_K);
+  // The assembler loads what is unrolled ahead; in two parts all would be more than it has room
+  // for.
+  constexpr int UNROLLED = is_exact<C> ? Mma::K : C::BLOCK_K;
   constexpr int A_TILE = C::BLOCK_M * C::BLOCK_K, B_TILE = C::BLOCK_N * C::BLOCK_K;
 
   extern __shared__ __align__(1024) unsigned char smem[];
@@ -142,7 +147,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   fill_row_values<C::BLOCK_M, THREADS>(functor, row_values, thread, batch * C::M + m0,
                                        (batch + 1) * C::M);
 
-  float acc[MI][NI][4] = {};
+  float acc[MI][NI][Mma::PARTS][4] = {};
 #pragma unroll 1
   for (int step = 0; step < STEPS; ++step) {
     ptx::cp_async_wait<C::STAGES - 2>();
@@ -152,23 +157,24 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
     ptx::cp_async_commit();
     const Element* a_tile = a_ring + step % C::STAGES * A_TILE;  // (BLOCK_M, BLOCK_K)
     const Element* b_tile = b_ring + step % C::STAGES * B_TILE;  // (BLOCK_N, BLOCK_K)
+#pragma unroll 1
+    for (int first = 0; first < C::BLOCK_K; first += UNROLLED)
 #pragma unroll
-    for (int k = 0; k < C::BLOCK_K; k += STEP_K) {
-      u32 af[MI][4], bf[NI / 2][4];
+      for (int k = first; k < first + UNROLLED; k += Mma::K) {
+        u32 af[MI][Mma::PARTS][4], bf[NI / 2][Mma::PARTS][4];
 #pragma unroll
-      for (int i = 0; i < MI; ++i)
-        load_fragments<A::K_MAJOR, C::BLOCK_M, C::BLOCK_K, true>(af[i], a_tile, warp_m + i * 16, k,
-                                                                 lane);
+        for (int i = 0; i < MI; ++i)
+          load_fragments<Mma, A::K_MAJOR, C::BLOCK_M, C::BLOCK_K, true>(af[i], a_tile,
+                                                                        warp_m + i * 16, k, lane);
 #pragma unroll
-      for (int j = 0; j < NI / 2; ++j)
-        load_fragments<B::K_MAJOR, C::BLOCK_N, C::BLOCK_K, false>(bf[j], b_tile, warp_n + j * 16, k,
-                                                                  lane);
+        for (int j = 0; j < NI / 2; ++j)
+          load_fragments<Mma, B::K_MAJOR, C::BLOCK_N, C::BLOCK_K, false>(bf[j], b_tile,
+                                                                         warp_n + j * 16, k, lane);
 #pragma unroll
-      for (int i = 0; i < MI; ++i)
+        for (int i = 0; i < MI; ++i)
 #pragma unroll
-        for (int j = 0; j < NI; ++j)
-          Mma<Element>::mma(acc[i][j], af[i], bf[j / 2][j % 2 * 2], bf[j / 2][j % 2 * 2 + 1]);
-    }
+          for (int j = 0; j < NI; ++j) Mma::mma(acc[i][j], af[i], bf[j / 2], j % 2 * 2);
+      }
   }
   EpilogueTile<C::BLOCK_M, C::BLOCK_N, THREADS, 64, Functor> tile(
       functor, thread, 0, batch * C::M + m0, n0, (batch + 1) * C::M, C::N);
@@ -182,10 +188,8 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
     for (int j = 0; j < NI; ++j) {
       float* at =
           staged + (warp_m + i * 16 + lane / 4) * C::STAGE_LD + warp_n + j * 8 + lane % 4 * 2;
-      at[0] = acc[i][j][0];
-      at[1] = acc[i][j][1];
-      at[8 * C::STAGE_LD] = acc[i][j][2];
-      at[8 * C::STAGE_LD + 1] = acc[i][j][3];
+#pragma unroll
+      for (int e = 0; e < 4; ++e) at[e / 2 * 8 * C::STAGE_LD + e % 2] = Mma::total(acc[i][j], e);
     }
   __syncthreads();
   constexpr int V = Functor::VECTOR;

@@ -1,20 +1,54 @@
 // mma.sync by the type of its operands: 16 bits wide, or float, of which tf32 is multiplied.
+//
+// EXACT floats are split into two tf32, high + low, which have 22 of their 24 bits; of the four
+// products all but low * low are taken (Ootomo and Yokota 2022). Tensor cores cut what they add up,
+// which would bias a long sum, so each step's product of the high parts is added by itself.
 #pragma once
 
 #include "ptx.cuh"
 
 namespace gtco {
 
-// What mma.sync takes at a time: K elements of both operands, which are 32 bytes of a row.
-template <class T>
-struct Mma {
-  static constexpr int K = 32 / sizeof(T);
+template <class Config, class = void>
+struct IsExact : Constant<bool, false> {};
+template <class Config>
+struct IsExact<Config, decltype(static_cast<void>(Config::EXACT))> : Constant<bool, Config::EXACT> {
+};
 
-  __device__ __forceinline__ static void mma(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+// Whether the products of a kernel's floats are to be as good as fp32's.
+template <class Config>
+inline constexpr bool is_exact = IsExact<Config>::value;
+
+// What mma.sync takes at a time: K elements of both operands, which are 32 bytes of a row.
+template <class T, bool EXACT = false>
+struct Mma {
+  static_assert(!EXACT || sizeof(T) == 4, "16-bit operands are multiplied exactly as they are");
+  static constexpr int K = 32 / sizeof(T);
+  static constexpr int PARTS = EXACT ? 2 : 1;  // of operands (high, low) and of sums
+
+  // Adds the product of one part of each operand.
+  __device__ __forceinline__ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0,
+                                                  u32 b1) {
     if constexpr (sizeof(T) == 4) {
       ptx::mma_m16n8k8(d, a, b0, b1);
     } else {
       ptx::mma_m16n8k16<T>(d, a, b0, b1);
+    }
+  }
+
+  // Adds a product, of which B has registers `first` and the next.
+  template <int COUNT>
+  __device__ __forceinline__ static void mma(float (&d)[PARTS][4], const u32 (&a)[PARTS][4],
+                                             const u32 (&b)[PARTS][COUNT], int first = 0) {
+    if constexpr (EXACT) {
+      float high[4] = {};
+      multiply(d[1], a[1], b[0][first], b[0][first + 1]);
+      multiply(d[1], a[0], b[1][first], b[1][first + 1]);
+      multiply(high, a[0], b[0][first], b[0][first + 1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[0][i] += high[i];
+    } else {
+      multiply(d[0], a[0], b[0][first], b[0][first + 1]);
     }
   }
 
@@ -24,6 +58,34 @@ struct Mma {
     if constexpr (sizeof(T) == 4) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) r[i] = ptx::cvt_tf32(__uint_as_float(r[i]));
+    }
+  }
+
+  // The same, in r[0], become those of all parts.
+  template <int COUNT>
+  __device__ __forceinline__ static void split(u32 (&r)[PARTS][COUNT]) {
+    if constexpr (EXACT) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i) {
+        const float x = __uint_as_float(r[0][i]);
+        const u32 nearest = ptx::cvt_tf32(x);
+        const bool infinite = (nearest & 0x7fffffff) == 0x7f800000;  // as of the largest floats
+        r[0][i] = infinite ? r[0][i] & 0xffffe000 : nearest;
+        r[1][i] = ptx::cvt_tf32(x - __uint_as_float(r[0][i]));
+      }
+    } else {
+      round(r[0]);
+    }
+  }
+
+  // Element i of a sum. Where it is not finite, neither was a high part, and the low ones are inf -
+  // inf and 0 * inf.
+  __device__ __forceinline__ static float total(const float (&d)[PARTS][4], int i) {
+    if constexpr (EXACT) {
+      const bool finite = (__float_as_uint(d[0][i]) & 0x7f800000) != 0x7f800000;
+      return finite ? d[0][i] + d[1][i] : d[0][i];
+    } else {
+      return d[0][i];
     }
   }
 };

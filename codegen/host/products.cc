@@ -1,4 +1,5 @@
 // What the lanes of a warp do together: shuffles, ldmatrix, mma.sync, wgmma.
+#include <cmath>
 #include <cstring>
 
 #include "machine.h"
@@ -10,6 +11,13 @@ namespace {
 float widened(gtco::u16 bits, Type type) {
   if (type == Type::BF16) return bit_cast_to<float>(u32(bits) << 16);
   return static_cast<float>(bit_cast_to<_Float16>(bits));
+}
+
+// What a tensor core keeps of a sum of tf32 products: it cuts (Ootomo and Yokota 2022).
+float cut_sum(double sum) {
+  const float nearest = static_cast<float>(sum);
+  const bool beyond = std::isfinite(nearest) && std::fabs(double(nearest)) > std::fabs(sum);
+  return beyond ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
 // A register as the tensor core reads tf32: the low 13 bits are not looked at.
@@ -184,7 +192,9 @@ void mma_m16n8k8(float* d, const u32* a, u32 b0, u32 b1) {
       for (int j = 0; j < 4; ++j) {
         const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
         float& to = operand<Multiply>(first + lane).d[j];
-        for (int k = 0; k < 8; ++k) to += left[row][k] * right[column][k];
+        double sum = to;
+        for (int k = 0; k < 8; ++k) sum += double(left[row][k]) * right[column][k];
+        to = cut_sum(sum);
       }
   });
 }

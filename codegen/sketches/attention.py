@@ -1,4 +1,5 @@
-"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async`: 16 bits and tf32."""
+"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async`: 16 bits, tf32 and
+fp32, which is three products of tf32."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import check_products, pad_to
+from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
 from gtco.ir.graph import Group
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
@@ -54,6 +55,7 @@ class AttentionSketch(Sketch):
     """What the sketches of attention share: the operands, and a block's loop over the keys."""
 
     family: ClassVar[str] = "attention"
+    multiplies_exactly: ClassVar[bool] = False
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -62,7 +64,8 @@ class AttentionSketch(Sketch):
         (self.anchor,) = anchors
         specs = [group.graph.specs[name] for name in self.anchor.inputs]
         self.dtype = specs[0].dtype
-        check_products(self.anchor, self.dtype)
+        check_products(self.anchor, self.dtype, exact=self.multiplies_exactly)
+        self.exact = is_exact(self.anchor, self.dtype)
         self.chunk = 16 // self.dtype.itemsize
         check(len({spec.dtype for spec in specs[:3]}) == 1, "q, k and v have different dtypes")
         out = self.anchor.outputs[0].sizes
@@ -133,7 +136,7 @@ class AttentionSketch(Sketch):
                 if block_q * warps_k <= 256 and self.keys > 32 * (warps_k - 1)
             ]
             candidates += [*rings[:1], *whole, *rings[1:]]
-        candidates.append(self._schedule(16, 32, 1, 1))
+        candidates.append(self._schedule(16, 32, 1 + self.exact, 1))
         seen: list[Schedule] = []
         for schedule in candidates:
             if schedule in seen:
@@ -167,6 +170,8 @@ class AttentionSketch(Sketch):
     def _registers(self, schedule: Schedule) -> int:
         part = schedule["block_k"] // schedule["warps_k"]
         steps, value16 = -(-self.width // (2 * self.chunk)), -(-self.value_width // 16)
+        if self.exact:  # as counted in its kernels
+            return value16 * 16 + part * 14 // 5 + self._mask_registers(part) + 48
         more = part // 4 if self.keys > schedule["block_k"] else 0  # of the next tile
         if self.dtype == torch.float32:  # the assembler loads ahead, as counted in its kernels
             more += part * 7 // 4
@@ -279,13 +284,14 @@ class AttentionSketch(Sketch):
 
 
 class Attention(AttentionSketch):
-    """Block -> 16 queries a warp -> m16n8k16 (tf32: m16n8k8); keys may be split over warps; a
+    """Block -> 16 queries a warp -> m16n8k16 (floats: m16n8k8); keys may be split over warps; a
     cp.async ring, which warps without queries may help to fill."""
 
     name: ClassVar[str] = "attention"
     version: ClassVar[int] = 3
     schedule_version: ClassVar[int] = 3
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
+    multiplies_exactly: ClassVar[bool] = True
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -332,7 +338,7 @@ struct Config {{
 {self._config(schedule)}
   static constexpr int COPY_WARPS = {schedule["copy_warps"]};
   static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
-}};
+{EXACT if self.exact else ""}}};
 
 {structs}
 {functor}

@@ -126,14 +126,28 @@ class GemmProblem:
         )
 
 
-def check_products(anchor: Node, dtype: torch.dtype) -> None:
-    """Refuse operands of `anchor` that no tensor core multiplies as they are.
+def is_exact(anchor: Node, dtype: torch.dtype) -> bool:
+    """Whether the products of `anchor`, whose operands are `dtype`, are fp32: three of tf32."""
+    return dtype == torch.float32 and anchor.attrs.get("products") != "tf32"
+
+
+EXACT = "  static constexpr bool EXACT = true;  // three products of tf32 each\n"
+"""Of a kernel's configuration, where `is_exact`."""
+
+
+def check_products(anchor: Node, dtype: torch.dtype, *, exact: bool = False) -> None:
+    """Refuse operands of `anchor` that a kernel does not multiply.
+
+    Args:
+        anchor: the contraction.
+        dtype: of its operands.
+        exact: whether the kernel can take three products of tf32 for one of fp32.
 
     Raises:
         Illegal: naming their dtype.
     """
-    tf32 = dtype == torch.float32 and anchor.attrs.get("products") == "tf32"
-    check(tf32 or dtype in HALVES, f"no tensor core multiplies {dtype} as it is")
+    check(dtype in (*HALVES, torch.float32), f"no tensor core multiplies {dtype}")
+    check(exact or not is_exact(anchor, dtype), "this sketch multiplies fp32 as tf32 alone")
 
 
 def analyse(group: Group) -> GemmProblem:

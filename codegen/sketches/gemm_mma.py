@@ -1,4 +1,5 @@
-"""GEMM on `mma.sync` fed by `cp.async`: any architecture and strided operand, 16 bits and tf32."""
+"""GEMM on `mma.sync` fed by `cp.async`: any architecture and strided operand; 16 bits, tf32
+and fp32, which is three products of tf32."""
 
 from __future__ import annotations
 
@@ -8,13 +9,20 @@ from typing import ClassVar
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse, check_products, operand_text, pad_to
+from gtco.codegen.sketches.gemm import (
+    EXACT,
+    analyse,
+    check_products,
+    is_exact,
+    operand_text,
+    pad_to,
+)
 from gtco.ir.graph import Group
 from gtco.target import Target
 
 
 class GemmMma(Sketch):
-    """CTA tile -> warp tile -> m16n8k16 (tf32: m16n8k8), a cp.async ring, staged stores."""
+    """CTA tile -> warp tile -> m16n8k16 (floats: m16n8k8), a cp.async ring, staged stores."""
 
     name: ClassVar[str] = "gemm_mma"
     family: ClassVar[str] = "gemm"
@@ -25,7 +33,8 @@ class GemmMma(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = analyse(group)
-        check_products(self.problem.anchor, self.problem.dtype)
+        check_products(self.problem.anchor, self.problem.dtype, exact=True)
+        self.exact = is_exact(self.problem.anchor, self.problem.dtype)
         self.problem.epilogue(self.problem.region())
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -41,7 +50,8 @@ class GemmMma(Sketch):
     def defaults(self) -> Iterable[Schedule]:
         """Larger tiles where they fill the chip, smaller ones where they would not."""
         problem = self.problem
-        shapes = ((128, 128, 2, 2), (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 2, 2), (16, 64, 1, 4))
+        largest = (128, 128, 2, 4 if self.exact else 2)  # whose sums have two parts
+        shapes = (largest, (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 2, 2), (16, 64, 1, 4))
 
         def waste(shape: tuple[int, int, int, int]) -> float:
             m, n, *_ = shape
@@ -65,7 +75,7 @@ class GemmMma(Sketch):
     def block_work(self, program: KernelProgram) -> BlockWork:
         schedule = program.schedule
         m, n, k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
-        warps = schedule["warps_m"] * schedule["warps_n"]
+        warps, parts = schedule["warps_m"] * schedule["warps_n"], 1 + self.exact
         steps = -(-self.problem.k // k)
         filled = steps * (m + n) * k * self.problem.dtype.itemsize
         return BlockWork(
@@ -77,7 +87,7 @@ class GemmMma(Sketch):
             tile_p=m,
             tile_q=n,
             split=1,
-            registers=min(255, m * n // (warps * 32) + (m + n) * k // (warps * 64) + 40),
+            registers=min(255, parts * (m * n // (warps * 32) + (m + n) * k // (warps * 64)) + 40),
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
@@ -87,9 +97,9 @@ class GemmMma(Sketch):
         stages = schedule["stages"]
         check(m % (16 * warps_m) == 0, f"{m} rows over {warps_m} warps is no multiple of 16")
         check(n % (16 * warps_n) == 0, f"{n} columns over {warps_n} warps is no multiple of 16")
-        accumulators = m * n // (warps_m * warps_n * 32)
+        accumulators = (1 + self.exact) * m * n // (warps_m * warps_n * 32)
         check(accumulators <= 128, f"{accumulators} accumulators a thread leave no registers")
-        check(accumulators >= 8, "a warp has less than one pair of mma tiles")
+        check(m * n >= 256 * warps_m * warps_n, "a warp has less than one pair of mma tiles")
         problem.check_stats(n, "tile")
         region = problem.region()
         emitter = problem.epilogue(region)
@@ -122,7 +132,7 @@ struct Config {{
   static constexpr int BLOCK_M = {m}, BLOCK_N = {n}, BLOCK_K = {k};
   static constexpr int WARPS_M = {warps_m}, WARPS_N = {warps_n}, STAGES = {stages};
   static constexpr int STAGE_LD = {stage_ld}, ROW_VALUES_AT = {row_values_at};
-}};
+{EXACT if self.exact else ""}}};
 
 {texts[0]}
 {texts[1]}

@@ -1,6 +1,6 @@
 """Launches that run with ATen for want of a kernel, by reason, in the user's words.
 
-12 launches of linear, 4 of matmul: fp32 products ...; precision="tf32" ... generates them
+12 launches of linear, 4 of matmul: gtco has no kernels for products in fp64; cast the model: ...
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from gtco.ir.graph import Group, Node
-from gtco.options import Options
-from gtco.runtime.plan import Launch
+from gtco.passes.precision import fp32_products
+from gtco.runtime.plan import Launch, Plan
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class FallbackKind:
         return f"{self.ops}: {self.explanation}"
 
 
-def fallback_kinds(launches: Iterable[Launch], options: Options) -> tuple[FallbackKind, ...]:
+def fallback_kinds(launches: Iterable[Launch]) -> tuple[FallbackKind, ...]:
     """The launches without a kernel, those of one reason together, the most first.
 
     Reasons that differ in names and numbers of values alone are one.
@@ -50,7 +50,7 @@ def fallback_kinds(launches: Iterable[Launch], options: Options) -> tuple[Fallba
     kinds: dict[tuple[str, str], list[tuple[Launch, str, str]]] = {}
     for launch in launches:
         if launch.source == "fallback":
-            reason, remedy = _why(launch, options)
+            reason, remedy = _why(launch)
             key = re.sub(r"%\w+|(?<![\w.])\d[\d.]*", "_", reason)
             kinds.setdefault((key, remedy), []).append((launch, reason, remedy))
     return tuple(
@@ -77,16 +77,26 @@ def _counted(ops: Counter[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in ops.most_common())
 
 
-def _why(launch: Launch, options: Options) -> tuple[str, str]:
-    dtypes = [_multiplied(launch.group, node) for node in launch.group.nodes]
-    if torch.float32 in dtypes and options.precision in (None, "fp32"):
-        remedy = (
-            'precision="tf32" or "fp16" generates them, precision="fp32" says that they are meant '
-            "so"
-        )
-        reason = "gtco has no kernels for products in fp32"
-        return reason, remedy if options.precision is None else ""
-    if torch.float64 in dtypes:
+def precision_hint(plan: Plan) -> str:
+    """What a user who did not say `precision` can do about products in fp32; empty if nothing."""
+    count = sum(
+        any(fp32_products(node, launch.group.graph) for node in launch.group.nodes)
+        for launch in plan.launches
+    )
+    if count == 0 or plan.options.precision is not None:
+        return ""
+    rate = plan.target.products_tflops
+    tf32, fp16 = rate(torch.float32, "tf32"), rate(torch.float16, None)
+    fp32 = rate(torch.float32, None)
+    return (
+        f"the products of {count} launches are fp32, as the model has them: on {plan.target.arch} "
+        f'precision="tf32" multiplies about {tf32 / fp32:.0f} times as fast, "fp16" '
+        f'{fp16 / fp32:.0f} times; precision="fp32" says that they are meant so'
+    )
+
+
+def _why(launch: Launch) -> tuple[str, str]:
+    if any(_multiplied(launch.group, node) == torch.float64 for node in launch.group.nodes):
         return "gtco has no kernels for products in fp64", "cast the model: model.float()"
     return launch.reason, ""
 

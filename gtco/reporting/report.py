@@ -14,7 +14,7 @@ from rich.table import Table
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.dataflow import Flow
-from gtco.reporting.fallbacks import FallbackKind, fallback_kinds, group_ops
+from gtco.reporting.fallbacks import FallbackKind, fallback_kinds, group_ops, precision_hint
 from gtco.runtime.plan import Plan
 
 _WIDTH = 110
@@ -51,6 +51,7 @@ class Report:
         sources: launches by where their schedule comes from.
         fallbacks: launches that have no generated kernel.
         fallback_kinds: the same by reason, with what the user can do.
+        precision_hint: what a user who did not say `precision` can do about products in fp32.
         library: launches of ATen because it was measured faster.
         uncaptured: launches that no CUDA graph could hold.
         refusals: edges that were not fused.
@@ -70,6 +71,7 @@ class Report:
     sources: dict[str, int]
     fallbacks: tuple[Fallback, ...]
     fallback_kinds: tuple[FallbackKind, ...]
+    precision_hint: str
     library: tuple[Fallback, ...]
     uncaptured: tuple[str, ...]
     refusals: tuple[Refusal, ...]
@@ -101,6 +103,8 @@ class Report:
             counts = Counter((each.ops, each.reason) for each in self.library)
             rows = [(count, *key) for key, count in counts.most_common()]
             yield _table("runs with ATen because it is faster", rows)
+        if self.precision_hint:
+            yield self.precision_hint
         for line in self.uncaptured:
             yield f"not in the CUDA graph: {line}"
         if self.refusals:
@@ -189,7 +193,8 @@ def make_report(plan: Plan, captured: Graph, uncaptured: tuple[str, ...] = ()) -
         families=dict(Counter(launch.family for launch in launches)),
         sources=dict(Counter(launch.source for launch in launches)),
         fallbacks=named[True],
-        fallback_kinds=fallback_kinds(launches, plan.options),
+        fallback_kinds=fallback_kinds(launches),
+        precision_hint=precision_hint(plan),
         library=named[False],
         uncaptured=uncaptured,
         refusals=tuple(Refusal(*each) for each in plan.fused.refusals),

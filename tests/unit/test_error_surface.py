@@ -292,25 +292,25 @@ def test_torch_warns_of_nothing_that_a_user_cannot_change() -> None:
 
 
 def test_predictions_know_the_precision() -> None:
-    """fp32 products at FFMA's rate, tf32 at half that of 16 bits."""
+    """fp32 products at a third of tf32's rate, tf32 at half that of 16 bits."""
     model = nn.Sequential(nn.Linear(768, 3072), nn.ReLU(), nn.Linear(3072, 768)).eval()
     us: dict[str, float] = {}
     for precision in ("fp32", "tf32", "fp16"):
         compiled = gtco.compile(model, torch.zeros(512, 768), target="sm_90a", precision=precision)
         us[precision] = compiled.report().predicted_us or 0.0
-    assert us["fp32"] > 3 * us["tf32"] and us["tf32"] > 1.2 * us["fp16"] > 0
+    assert us["fp32"] > 2 * us["tf32"] and us["tf32"] > 1.2 * us["fp16"] > 0
 
 
 def test_fallbacks_of_one_reason_are_one_line(caplog: pytest.LogCaptureFixture) -> None:
-    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5))).eval()
+    model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(5))).double().eval()
     with caplog.at_level(logging.WARNING, "gtco"):
-        compiled = gtco.compile(model, (X,), target="sm_90a")
+        compiled = gtco.compile(model, (X.double(),), target="sm_90a")
     (line,) = caplog.messages
-    assert "5 x linear" in line and 'precision="tf32" or "fp16" generates them' in line
+    assert "5 x linear" in line and "products in fp64; cast the model: model.float()" in line
     (kind,) = compiled.report().fallback_kinds
     assert len(kind.launches) == 5
     with pytest.raises(gtco.FallbackError, match="5 groups have no generated kernel"):
-        gtco.compile(model, (X,), target="sm_90a", fallback="error")
+        gtco.compile(model, (X.double(),), target="sm_90a", fallback="error")
 
 
 def test_every_public_name_is_there() -> None:

@@ -25,7 +25,7 @@ FLOPS = 2 * 2 * ROWS * NARROW * WIDE
         (None, 1.0, BYTES / 1e3),
         (None, 1e6, FLOPS / H100.matmul_tflops / 1e6),
         ("tf32", 1e6, FLOPS / (H100.matmul_tflops / 2) / 1e6),
-        ("fp32", 1e6, FLOPS / H100.fp32_tflops / 1e6),
+        ("fp32", 1e6, FLOPS / (H100.matmul_tflops / 6) / 1e6),
     ],
 )
 def test_the_floor_is_of_the_model_and_of_no_plan(

@@ -22,7 +22,7 @@ from gtco.passes.tasks import Task, workload_digest, workload_key
 from gtco.runtime.plan import Launch
 from gtco.target import TARGETS
 from tests.attention_groups import cross, packed
-from tests.groups import norm_linear, residual_linear
+from tests.groups import norm_linear, plain_linear, residual_linear, tf32
 
 H100 = TARGETS["sm_90a"]
 DEVICE = "an H100"
@@ -35,10 +35,15 @@ def sketches(group: Group) -> tuple[Sketch, ...]:
 
 
 def record(
-    group: Group, number: int = 3, run_us: float = 3.0, versions: Mapping[str, str] | None = None
+    group: Group,
+    number: int = 3,
+    run_us: float = 3.0,
+    versions: Mapping[str, str] | None = None,
+    sketch_name: str = "",
 ) -> TuningRecord:
-    """Of the default schedule with this number, which is no first choice."""
-    sketch = sketches(group)[0]
+    """Of the default schedule with this number, which is no first choice, of the first sketch or
+    the one with this name."""
+    sketch = next(each for each in sketches(group) if sketch_name in ("", each.name))
     candidate = Candidate(sketch, sketch.emit(list(sketch.defaults())[number]))
     return TuningRecord(
         workload_key(group, H100),
@@ -147,3 +152,13 @@ def test_a_mask_and_a_causal_attention_are_other_work() -> None:
         cross((1, 12), 197, 197, 64, causal=True),
     ):
         assert launch(other, lender).source == "default"
+
+
+def test_a_precision_lends_nothing_to_another() -> None:
+    """The same blocks take three products for one: what is fast for tf32 says nothing of fp32."""
+    group = plain_linear(200, 1000, 512, torch.float32)
+    assert workload_key(group, H100) != workload_key(tf32(group), H100)
+    for borrower, from_it in ((group, tf32(group)), (tf32(group), group)):
+        loan = record(from_it, 0, sketch_name="gemm_mma")
+        assert launch(from_it, loan).source == "record"
+        assert launch(borrower, loan).source == "default"

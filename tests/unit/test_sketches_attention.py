@@ -19,8 +19,9 @@ from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_output
 H100 = TARGETS["sm_90a"]
 SMALL = ("epilogue", "bool_mask", "f32_mask", "causal", "causal_tall", "one_query", "one_key",
          "wide", "tf32_epilogue", "tf32_mask", "tf32_causal", "tf32_wide",
-         "tf32_narrow")  # fmt: skip
-CASES = {**groups.CASES, **groups.TF32_CASES}
+         "tf32_narrow", "fp32_epilogue", "fp32_mask", "fp32_causal",
+         "fp32_wide")  # fmt: skip
+CASES = {**groups.CASES, **groups.FLOAT_CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -147,7 +148,7 @@ def test_every_shape_has_a_default_on_every_target(case: str) -> None:
 
 def test_refusals() -> None:
     for group, reason in (
-        (groups.cross((1,), 16, 16, 64, dtype=torch.float32), "no tensor core multiplies"),
+        (groups.cross((1,), 16, 16, 64, dtype=torch.float64), "no tensor core multiplies"),
         (groups.cross((1,), 16, 16, 20), "no multiple of 16 bytes"),
         (groups.cross((1,), 16, 16, 256), "at most 128"),
     ):

@@ -38,6 +38,11 @@ NO_TENSOR_MAP = {
     "bmm_odd": "operand A has rows that are not 16-byte aligned",
     "tf32_patch": "operand A .* is no K-major tile that a tensor map describes",
     "tf32_bmm": "operand A has rows that are not 16-byte aligned|operand B .* is no K-major tile",
+    **{
+        case: "this sketch multiplies fp32 as tf32 alone"
+        for case in groups.GEMM_CASES
+        if case.startswith("fp32")
+    },
 }
 """Cases that wgmma refuses even on sm_90a, and its sentence."""
 FEW_ROWS = {"norm_odd", "one_row", "head"}
@@ -80,14 +85,14 @@ def test_wgmma_needs_sm_90a(arch: str) -> None:
     assert others == [(name, f"{arch} has no wgmma") for name in names]
 
 
-def test_fp32_has_no_sketch_and_all_say_why() -> None:
-    derivation = derive(groups.plain_linear(8, 64, 64, F32), "gemm", H100)
+def test_fp64_has_no_sketch_and_all_say_why() -> None:
+    derivation = derive(groups.plain_linear(8, 64, 64, torch.float64), "gemm", H100)
     assert not derivation.sketches
     assert derivation.reason == (
-        "gemm_skinny: mma.sync m16n8k16 takes no torch.float32; "
-        "gemm_wgmma: no tensor core multiplies torch.float32 as it is; "
-        "gemm_mma: no tensor core multiplies torch.float32 as it is; "
-        "gemm_persistent: no tensor core multiplies torch.float32 as it is"
+        "gemm_skinny: mma.sync m16n8k16 takes no torch.float64; "
+        "gemm_wgmma: no tensor core multiplies torch.float64; "
+        "gemm_mma: no tensor core multiplies torch.float64; "
+        "gemm_persistent: no tensor core multiplies torch.float64"
     )
 
 
@@ -318,6 +323,10 @@ SMALL: dict[str, Callable[[], Group]] = {
     "tf32_stats": lambda: groups.tf32(groups.residual_linear(33, 68, 128, F32)),
     "tf32_patches": lambda: groups.tf32(groups.patch_embedding(42, 14, 72, F32)),
     "tf32_bmm": lambda: groups.tf32(groups.batched_matmul(2, 17, 45, 39, F32)),
+    "fp32_norm": lambda: groups.norm_linear(37, 100, 72, F32, gelu=True),
+    "fp32_stats": lambda: groups.residual_linear(33, 68, 128, F32),
+    "fp32_patches": lambda: groups.patch_embedding(42, 14, 72, F32),
+    "fp32_bmm": lambda: groups.batched_matmul(2, 17, 45, 39, F32),
 }
 
 
