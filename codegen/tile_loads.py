@@ -201,7 +201,7 @@ class TileLoads:
     # -- gathers ---------------------------------------------------------------------------------
 
     def _gathered(self, node: Node) -> str:
-        """The tile value of one of `gtco.ir.ops.GATHERS`."""
+        """The tile value of an op that moves elements."""
         return {
             "concat": self._concat,
             "gather": self._gather,

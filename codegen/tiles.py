@@ -19,7 +19,7 @@ from gtco.codegen.emit import c_type, compute_type, convert, index, literal, nam
 from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.tile_loads import AT, Space, TileLoads
 from gtco.ir.graph import Group, Node
-from gtco.ir.ops import GATHERS, Pattern
+from gtco.ir.ops import Pattern
 from gtco.ir.views import Layout, NotAView, resolve, store_layout
 
 MAX_ELEMENTS = 2**31 - 1
@@ -47,7 +47,7 @@ class TileEmitter(TileLoads):
     # -- nodes ----------------------------------------------------------------------------------
 
     def _write(self, node: Node) -> None:
-        if node.op in GATHERS:
+        if node.definition.gathers:
             self._define(node, self._gathered(node), tile=True)
         elif node.op == "merge_stats":
             self._merge(node)
@@ -93,22 +93,21 @@ class TileEmitter(TileLoads):
 
     def _reduce(self, node: Node) -> None:
         check(self.reduces, f"{node.op} has no place in a pointwise kernel")
+        row = node.definition.row
+        check(row is not None, f"no kernel of rows computes {node.op}")
+        assert row is not None
         name, dtype = self._whole(node)
         result = node.outputs[0].dtype
-        if node.op == "argmax":
-            check(compute_type(dtype) == "float", f"argmax of {dtype} has no kernel")
-            self._define(node, f"tile.argmax({name})", tile=False)
-            return
-        if compute_type(dtype) != compute_type(result):
+        if row.counts:
+            check(compute_type(dtype) == "float", f"{node.op} of {dtype} has no kernel")
+        elif compute_type(dtype) != compute_type(result):
             name = f"vec_cast<{compute_type(result)}>({name})"
-        if node.op in ("sum", "mean", "amax"):
-            self._define(node, f"tile.{node.op}({name})", tile=False)
-            return
-        if node.op == "softmax":
-            self._define(node, f"tile.softmax({name})", tile=True)
-            return
-        eps = literal(node.attrs["eps"], result)
-        self._scaled(node, f"tile.normalize({name}, {eps})", node.inputs[1:])
+        numbers = {key: x for key, x in node.attrs.items() if isinstance(x, float)}
+        text = row.cuda.format(name, **{key: literal(x, result) for key, x in numbers.items()})
+        if row.whole:
+            self._scaled(node, text, node.inputs[1:])
+        else:
+            self._define(node, text, tile=False)
 
     def _scaled(self, node: Node, unit: str, affine: Sequence[str]) -> None:
         """Define `node` as the tile `unit` times the first of `affine` plus the second."""

@@ -21,9 +21,6 @@ from gtco.target import Target
 
 CONTRACTIONS = ("gemm", "attention")
 """Families whose ops are matrix products."""
-_SLOW = frozenset(
-    ("gelu", "erf", "exp", "log", "tanh", "sigmoid", "silu", "sin", "cos", "pow", "softmax")
-)
 
 
 @dataclass(frozen=True)
@@ -171,7 +168,7 @@ def node_flops(graph: Graph, node: Node) -> int:
 
 def fp32_instructions(graph: Graph, node: Node) -> int:
     """The same in fp32 instructions: a transcendental is many."""
-    return (TANH_FLOPS if node.op in _SLOW else 1) * node_flops(graph, node)
+    return (TANH_FLOPS if node.definition.slow else 1) * node_flops(graph, node)
 
 
 def weight_bytes(graph: Graph) -> int:

@@ -202,14 +202,6 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     )
 
 
-_FINITE = frozenset(("linear", "matmul", "conv", "grouped_conv", "conv2d", "attention",
-                     "layer_norm", "softmax", "tanh", "sigmoid", "erf", "sin", "cos"))  # fmt: skip
-"""Ops that no mask passes: what they give is finite in a model that does not overflow."""
-_PASSES_MASKS = frozenset(("add", "sub", "mul", "relu", "where", "concat", "reshape", "permute",
-                           "expand", "slice"))  # fmt: skip
-"""Ops of which finite operands make finite results."""
-
-
 def _may_forbid_all(edit: Editor, mask: str) -> bool:
     """Whether a row of the additive `mask` may be all -inf."""
     constant = edit.constant(mask)
@@ -223,9 +215,9 @@ def _may_forbid_all(edit: Editor, mask: str) -> bool:
             if not bool(constant.isfinite().all()):
                 return True
             continue
-        if node is not None and node.op in _FINITE:
+        if node is not None and node.definition.ends_masks:
             continue
-        if node is None or node.op not in _PASSES_MASKS:
+        if node is None or not node.definition.stays_finite:
             return True
         if not math.isfinite(node.attrs.get("other") or 0):
             return True

@@ -16,12 +16,11 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node, infer_outputs
+from gtco.ir.ops import OPS
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
-_BINARY = ("add", "sub", "mul", "div", "pow", "maximum", "minimum",
-           "eq", "ne", "lt", "le", "gt", "ge")  # fmt: skip
-_COMMUTATIVE = ("add", "mul", "maximum", "minimum", "eq", "ne")
+_BINARY = tuple(name for name, op in OPS.items() if op.is_binary)
 
 # -- scalars -------------------------------------------------------------------------------------
 
@@ -29,7 +28,7 @@ _COMMUTATIVE = ("add", "mul", "maximum", "minimum", "eq", "ne")
 def _scalar_operand(edit: Editor, node: Node) -> tuple[Node, str, Any] | None:
     if len(node.inputs) != 2:
         return None
-    pairs = [(0, 1), (1, 0)] if node.op in _COMMUTATIVE else [(0, 1)]
+    pairs = [(0, 1), (1, 0)] if node.definition.commutes else [(0, 1)]
     for x, c in pairs:
         constant = edit.constant(node.inputs[c])
         if constant is None or constant.numel() != 1 or constant.dtype == torch.bool:

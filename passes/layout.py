@@ -250,8 +250,6 @@ _CONVOLUTIONS: tuple[Rule[Any], ...] = (
          _any, _channels_last),
 )  # fmt: skip
 
-_IMAGES = ("conv2d", "max_pool", "avg_pool", "resize", "group_norm")
-
 _MOVES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("f(permute(x), y) -> permute(f(x, permute(y)))", (), _pointwise, _pointwise_last),
@@ -273,7 +271,7 @@ _STEMS: tuple[Rule[Any], ...] = (
 
 def channels_last(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
-    if not any(node.op in _IMAGES for node in graph.nodes):
+    if not any(node.definition.of_images for node in graph.nodes):
         return graph
     graph = rewrite(graph, _CONVOLUTIONS, log)
     return merge_duplicates(rewrite(rewrite(graph, _MOVES, log), _STEMS, log), log)

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 import torch
 
 from gtco.ir.graph import Graph, Group, Node
-from gtco.ir.ops import GATHERS, STATS_CHUNK, Pattern
+from gtco.ir.ops import Pattern
+from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import Dim, TensorSpec
 from gtco.ir.views import Layout, NotAView
 from gtco.passes.dataflow import Flow, Read, bits
@@ -132,13 +133,14 @@ def reduced(node: Node, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
         node: the reduction.
         sizes: of its first input, whose elements in their order the shape has too.
     """
-    if node.op in ("group_norm", "group_stats"):
+    axes = node.definition.axes
+    if axes == "groups":
         chunks, groups = node.attrs.get("chunks", 1), node.attrs["groups"]
         pixels = math.prod(sizes[1:-1]) // chunks
         whole = (sizes[0], chunks, pixels, groups, sizes[-1] // groups)
         return (whole, (2, 4)) if chunks > 1 else ((sizes[0], *whole[2:]), (1, 3))
     shape = sizes or (1,)
-    if node.op in ("layer_norm", "row_stats"):
+    if axes == "last":
         return shape, (len(shape) - 1,)
     dims = (node.attrs["dim"],) if "dim" in node.attrs else node.attrs["dims"]
     found = tuple(sorted(dim % len(shape) for dim in dims))
@@ -190,7 +192,7 @@ class Legality:
             return f"%{node.name} has a dimension that is not known before it runs"
         if any(0 in spec.sizes for spec in specs):
             return f"%{node.name} has an empty operand or result"
-        if node.op == "argmax":  # its result is no float
+        if (row := node.definition.row) is not None and row.counts:  # its result is no float
             specs = specs[:1]
         floats_only = _is_anchor(node) or _is_reduction(node) or node.op == "normalize_groups"
         allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
@@ -311,7 +313,7 @@ class Legality:
                     f"%{made_by.name} is complete only after the last tile of a row is stored, "
                     f"so %{user.name} cannot read it in the same kernel"
                 )
-            if user.op in ("merge_stats", *GATHERS):
+            if user.op == "merge_stats" or user.definition.gathers:
                 return f"{user.op} reads stored values only, and %{read.value} is computed here"
             if user.op == "normalize_groups" and slot == 1:
                 return f"{user.op} reads its statistics whole: %{read.value} must be stored first"
@@ -341,7 +343,7 @@ class Legality:
                 return None
             if _is_anchor(node):
                 return f"{anchor.op} and {node.op} are two contractions"
-            if node.op in (*GATHERS, "normalize_groups"):
+            if node.op == "normalize_groups" or node.definition.gathers:
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
             if _is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
@@ -465,7 +467,8 @@ class Legality:
                 continue
             if _is_reduction(node):
                 reason = self._reduction(node, anchor, inside, full)
-                full[node.name] = node.op in ("softmax", "layer_norm", "group_norm")
+                row = node.definition.row
+                full[node.name] = row is not None and row.whole
             else:
                 full[node.name] = frame.is_full(node.outputs[0])
                 if not full[node.name] and not frame.is_row(node.outputs[0]):
@@ -509,7 +512,7 @@ class Legality:
             try:
                 if made_by is None:
                     layout = self.flow.layout(read)
-                    if node.op in GATHERS:
+                    if node.definition.gathers:
                         if shape != frame.full:
                             return f"the result of %{node.name} is reshaped in the kernel"
                     else:
@@ -534,5 +537,5 @@ class Legality:
 
 def iteration_shape(nodes: Sequence[Node]) -> tuple[int, ...]:
     """The shape an elementwise kernel walks: of its concat or pad, else of its first node."""
-    gathers = [node for node in nodes if node.op in GATHERS]
+    gathers = [node for node in nodes if node.definition.gathers]
     return (gathers or list(nodes))[0].outputs[0].sizes

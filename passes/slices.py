@@ -18,9 +18,6 @@ from gtco.ir.graph import Graph, Node
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
-_ROWWISE = ("linear", "layer_norm", "row_stats")
-"""Each row of the first input gives one row of the output, whatever the other inputs."""
-
 
 @dataclass(frozen=True)
 class _Sliced:
@@ -57,7 +54,7 @@ def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | 
     if node.definition.is_pointwise:
         size = node.outputs[0].sizes[dim]
         return tuple(_broadcast_dim(edit.shape(name), dim - rank, size) for name in node.inputs)
-    if node.op in _ROWWISE:
+    if node.definition.by_rows:
         return (dim, *rest) if dim < edit.specs[node.inputs[0]].rank - 1 else None
     if node.op == "softmax":
         return (dim,) if dim != node.attrs["dim"] % rank else None

@@ -10,7 +10,8 @@ from gtco.codegen.sketch import Knob, Schedule, Sketch, check
 from gtco.codegen.tile_loads import Space
 from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group, Node
-from gtco.ir.ops import STATS_CHUNK, Pattern
+from gtco.ir.ops import Pattern
+from gtco.ir.references import STATS_CHUNK
 from gtco.passes.legality import reduced
 from gtco.target import Target
 

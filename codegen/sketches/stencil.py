@@ -12,6 +12,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group, Node
+from gtco.ir.ops import Window
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
 
@@ -35,7 +36,7 @@ class Stencil(Sketch):
         anchors = [node for node in group.nodes if node.definition.family == self.family]
         check(len(anchors) == 1, f"a stencil has one windowed op, not {len(anchors)}")
         (self.anchor,) = anchors
-        check(self.anchor.op != "resize", "a resize has no windows of one size")
+        check("stride" in self.anchor.attrs, f"{self.anchor.op} has no windows of one size")
         try:
             self.image = windows_of(group.graph, self.anchor)
         except NotAView as error:
@@ -131,10 +132,9 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
 
     def _tap(self, region: Region) -> tuple[str, str]:
         """The struct of what a window does with its pixels, and what it is made of."""
-        if self.anchor.op == "max_pool":
-            return _MAXIMUM, ""
-        if self.anchor.op == "avg_pool":
-            return _mean(self.anchor, self.image), ""
+        window = self.anchor.definition.window
+        if window is not None:
+            return _pooled(window, _count(self.anchor, self.image) if window.mean else ""), ""
         weights, layout = resolve(self.group.graph, self.anchor.inputs[1])
         parameter = region.parameter(weights, "in")
         dtype = self.group.graph.specs[weights].dtype
@@ -142,54 +142,41 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
         return _products(C_TYPES[dtype], layout, region.vector, constant), parameter
 
 
-_MAXIMUM = """struct Tap {  // the largest
+def _pooled(window: Window, count: str) -> str:
+    """What a pooling does; `count` declares the number of pixels that a mean is of."""
+    finish = f"{count}\n    return sum / static_cast<float>(count);" if count else "return sum;"
+    return f"""struct Tap {{
   static constexpr bool CONSTANT = false;
-  __device__ __forceinline__ float start() const { return -math::infinity(); }
-  __device__ __forceinline__ float outside() const { return -math::infinity(); }
-  template <int V>
-  __device__ __forceinline__ NoWeights weights(int, int, int) const {
-    return {};
-  }
-  __device__ __forceinline__ float add(float sum, float pixel, float) const {
-    return math::max_nan(sum, pixel);
-  }
-  __device__ __forceinline__ float finish(float sum, int, int) const { return sum; }
-};
-"""
-
-
-def _mean(node: Node, image: WindowOperand) -> str:
-    """A mean over the pixels of the image, or over zeros around it as well."""
-    _, height, width, _ = image.layout.shape
-    top, left = node.attrs["padding"]
-    kernel_h, kernel_w = image.kernel
-    if node.attrs["divisor"] is not None:
-        count = f"const int count = {node.attrs['divisor']};"
-    elif node.attrs["count_padding"]:  # a window may run beyond the padding, which never counts
-        count = f"""const int bottom = min_of(y + {kernel_h}, {height + top});
-    const int right = min_of(x + {kernel_w}, {width + left});
-    const int count = (bottom - y) * (right - x);"""
-    else:
-        count = f"""const int bottom = min_of(y + {kernel_h}, {height});
-    const int right = min_of(x + {kernel_w}, {width});
-    const int count = (bottom - max_of(y, 0)) * (right - max_of(x, 0));"""
-    return f"""struct Tap {{  // the mean
-  static constexpr bool CONSTANT = false;
-  __device__ __forceinline__ float start() const {{ return 0.0f; }}
-  __device__ __forceinline__ float outside() const {{ return 0.0f; }}
+  __device__ __forceinline__ float start() const {{ return {window.start}; }}
+  __device__ __forceinline__ float outside() const {{ return {window.start}; }}
   template <int V>
   __device__ __forceinline__ NoWeights weights(int, int, int) const {{
     return {{}};
   }}
   __device__ __forceinline__ float add(float sum, float pixel, float) const {{
-    return sum + pixel;
+    return {window.add};
   }}
   __device__ __forceinline__ float finish(float sum, int y, int x) const {{
-    {count}
-    return sum / static_cast<float>(count);
+    {finish}
   }}
 }};
 """
+
+
+def _count(node: Node, image: WindowOperand) -> str:
+    """Declares `count`: the pixels of the image in a window, or with the zeros around it."""
+    _, height, width, _ = image.layout.shape
+    top, left = node.attrs["padding"]
+    kernel_h, kernel_w = image.kernel
+    if node.attrs["divisor"] is not None:
+        return f"const int count = {node.attrs['divisor']};"
+    if node.attrs["count_padding"]:  # a window may run beyond the padding, which never counts
+        return f"""const int bottom = min_of(y + {kernel_h}, {height + top});
+    const int right = min_of(x + {kernel_w}, {width + left});
+    const int count = (bottom - y) * (right - x);"""
+    return f"""const int bottom = min_of(y + {kernel_h}, {height});
+    const int right = min_of(x + {kernel_w}, {width});
+    const int count = (bottom - max_of(y, 0)) * (right - max_of(x, 0));"""
 
 
 def _products(element: str, layout: Layout, vector: int, constant: bool) -> str:

@@ -164,12 +164,8 @@ def windows_of(graph: Graph, node: Node) -> WindowOperand:
     """
     base, layout = resolve(graph, node.inputs[0])
     attrs = node.attrs
-    if node.op == "conv":
-        kernel = graph.specs[node.inputs[1]].sizes[1:3]
-    elif node.op == "depthwise_conv":
-        kernel = graph.specs[node.inputs[1]].sizes[:2]
-    else:
-        kernel = attrs["kernel"]
+    pooling = "kernel" in attrs  # else the weights are [..., KH, KW, C]
+    kernel = attrs["kernel"] if pooling else graph.specs[node.inputs[1]].sizes[-3:-1]
     before = attrs["before"] if "before" in attrs else attrs["padding"]
     pairs = (node.outputs[0].sizes[1:3], kernel, attrs["stride"], before)
     return WindowOperand(

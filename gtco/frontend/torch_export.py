@@ -45,9 +45,9 @@ from gtco.frontend.refusals import (
     where,
 )
 from gtco.frontend.signature import NamedInputs, leaf_names, misfit
+from gtco.ir.aten import Slot
 from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.interpreter import ArgumentError
-from gtco.ir.ops import Slot
 from gtco.ir.spec import TensorSpec
 
 aten = torch.ops.aten

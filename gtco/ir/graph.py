@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from gtco.ir.aten import without_data
 from gtco.ir.fold import OUTSIDE, Item, Repeat, Source, find_repeats, first_reads
-from gtco.ir.ops import OPS, Op, Pattern, without_data
+from gtco.ir.ops import OPS, Op, Pattern
 from gtco.ir.spec import DTYPE_NAMES, GraphError, TensorSpec
 
 

@@ -18,11 +18,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gtco.ir import references
+from gtco.ir import aten, references
 from gtco.ir.spec import TensorSpec
-
-STATS_CHUNK = 64
-"""Columns that one (mean, M2) pair of `row_stats` describes."""
 
 
 class Pattern(IntEnum):
@@ -58,6 +55,37 @@ def _no_flops(
 
 
 @dataclass(frozen=True)
+class RowKernel:
+    """How a kernel that has whole rows in registers computes a reduction.
+
+    Args:
+        cuda: the CUDA expression: `{0}` is the row, `tile` what reduces rows (rowwise.cuh),
+            `{name}` an attribute.
+        whole: it gives a row again, which a scale and a shift may follow, instead of one element.
+        counts: its result numbers elements, so that the row stays in its own type.
+    """
+
+    cuda: str
+    whole: bool = False
+    counts: bool = False
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a pooling does with the pixels of its windows, in fp32.
+
+    Args:
+        start: the CUDA expression of a window without pixels, and of a pixel outside the image.
+        add: that of `sum`, so far, with `pixel`.
+        mean: the sum is divided by the number of pixels, as the attributes of avg_pool say.
+    """
+
+    start: str
+    add: str
+    mean: bool = False
+
+
+@dataclass(frozen=True)
 class Op:
     """One row of the table.
 
@@ -84,302 +112,25 @@ class Op:
     is_view: bool = False
     family: str = ""
     multiplies: bool = False
+    row: RowKernel | None = None
+    axes: str = "dims"
+    window: Window | None = None
+    gathers: bool = False
+    by_rows: bool = False
+    of_images: bool = False
+    commutes: bool = False
+    slow: bool = False
+    stays_finite: bool = False
+    ends_masks: bool = False
 
     @property
     def is_pointwise(self) -> bool:
         return self.cuda is not None
 
-
-@dataclass(frozen=True)
-class Slot:
-    """Stands for input number `index` in the arguments of an `aten` node."""
-
-    index: int
-
-    def __repr__(self) -> str:
-        return f"${self.index}"
-
-
-# -- reference functions that torch does not have under one name ---------------------------------
-
-
-def _binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A binary op whose second operand is a tensor or the scalar attribute `other`."""
-
-    def reference(
-        a: Tensor, b: Tensor | None = None, *, other: float | int | None = None
-    ) -> Tensor:
-        return function(a, other if b is None else b)
-
-    return reference
-
-
-def _slice(x: Tensor, *, dim: int, start: int, end: int, step: int = 1) -> Tensor:
-    index: list[slice] = [slice(None)] * x.dim()
-    index[dim] = slice(start, end, step)
-    return x[tuple(index)]
-
-
-def _concat(*tensors: Tensor, dim: int) -> Tensor:
-    return torch.cat(tensors, dim)
-
-
-def _pad(x: Tensor, *, before: Sequence[int], after: Sequence[int]) -> Tensor:
-    """`x` with so many zeros before and after it along each dimension."""
-    amounts = zip(reversed(before), reversed(after), strict=True)  # F.pad: last dimension first
-    return F.pad(x, [amount for pair in amounts for amount in pair])
-
-
-def _linear(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None = None,
-    *,
-    out_dtype: torch.dtype | None = None,
-    products: str | None = None,
-) -> Tensor:
-    """`x @ w.T + b`; with `out_dtype` the products and the sum are taken in that type."""
-    if out_dtype is None:
-        return F.linear(x, w, b)
-    wide = torch.promote_types(out_dtype, x.dtype)
-    return F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
-
-
-def _matmul(a: Tensor, b: Tensor, *, products: str | None = None) -> Tensor:
-    return torch.matmul(a, b)
-
-
-def _attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    *,
-    scale: float,
-    causal: bool = False,
-    products: str | None = None,
-) -> Tensor:
-    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
-
-
-def _layer_norm(
-    x: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float
-) -> Tensor:
-    """Layer norm over the last dimension."""
-    return F.layer_norm(x, x.shape[-1:], w, b, eps)
-
-
-def _row_stats(x: Tensor) -> Tensor:
-    """Mean and sum of squared deviations of each chunk of 64 columns: f32[..., chunks, 2]."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    parts = []
-    for chunk in torch.split(x.to(wide), STATS_CHUNK, dim=-1):
-        mean = chunk.mean(-1)
-        parts.append(torch.stack((mean, (chunk - mean.unsqueeze(-1)).square().sum(-1)), -1))
-    return torch.stack(parts, -2)
-
-
-def _merge_stats(stats: Tensor, *, columns: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1/sqrt(var + eps) of whole rows by Chan's formula, each [..., 1]."""
-    chunks = stats.shape[-2]
-    weight = torch.full((chunks,), STATS_CHUNK, dtype=stats.dtype, device=stats.device)
-    weight[-1:] = columns - STATS_CHUNK * (chunks - 1)
-    mean = (stats[..., 0] * weight).sum(-1, keepdim=True) / columns
-    m2 = (stats[..., 1] + weight * (stats[..., 0] - mean).square()).sum(-1, keepdim=True)
-    return mean, (m2 / columns + eps).rsqrt()
-
-
-def _conv2d(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None = None,
-    *,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    products: str | None = None,
-) -> Tensor:
-    return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
-
-
-def _window(x: Tensor, before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
-    """The image `x` [N, H, W, C] as [N, C, H', W'] in channels-last memory, with a border."""
-    top, left = before
-    bottom, right = after
-    image = x.permute(0, 3, 1, 2)
-    if not any((top, left, bottom, right)):
-        return image
-    return F.pad(image, (left, right, top, bottom), value=value)
-
-
-def _space_to_depth(
-    x: Tensor,
-    *,
-    block: Sequence[int],
-    before: Sequence[int],
-    size: Sequence[int],
-    channels: int,
-) -> Tensor:
-    """Blocks of x [N, H, W, C] as pixels: [N, *size, channels], zeros where x has nothing.
-
-    Pixel (i, j) has the rows from `i * block[0] - before[0]` on, the columns likewise, and of each
-    all channels; then zeros up to `channels`.
-    """
-    after = (
-        blocks * of - pixels - start
-        for blocks, of, pixels, start in zip(size, block, x.shape[1:3], before, strict=True)
-    )
-    bottom, right = after
-    whole = F.pad(x, (0, 0, before[1], right, before[0], bottom))
-    shape = (x.shape[0], size[0], block[0], size[1], block[1], x.shape[3])
-    y = whole.reshape(shape).permute(0, 1, 3, 2, 4, 5).flatten(3)
-    return F.pad(y, (0, channels - y.shape[3]))
-
-
-def _conv(
-    x: Tensor,
-    w: Tensor,
-    *,
-    stride: Sequence[int],
-    before: Sequence[int],
-    after: Sequence[int],
-    dilation: Sequence[int],
-    groups: int = 1,
-    products: str | None = None,
-) -> Tensor:
-    """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out].
-
-    `before` and `after` are rows and columns of zeros around the image.
-    """
-    padding: tuple[int, ...] = (0, 0)
-    if tuple(before) == tuple(after):
-        padding, before, after = tuple(before), (0, 0), (0, 0)
-    image, kernel = _window(x, before, after, 0.0), w.permute(0, 3, 1, 2)
-    y = F.conv2d(image, kernel, None, tuple(stride), padding, tuple(dilation), groups)
-    return y.permute(0, 2, 3, 1).contiguous()
-
-
-def _depthwise_conv(
-    x: Tensor,
-    w: Tensor,
-    *,
-    stride: Sequence[int],
-    before: Sequence[int],
-    after: Sequence[int],
-    dilation: Sequence[int],
-) -> Tensor:
-    """Convolve each channel of x [N, H, W, C] by itself, by w [KH, KW, C]: [N, P, Q, C]."""
-    given: dict[str, Any] = {"stride": stride, "before": before, "after": after}
-    given["dilation"] = dilation
-    return _conv(x, w.permute(2, 0, 1).unsqueeze(3), **given, groups=x.shape[3])
-
-
-def _max_pool(
-    x: Tensor,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    ceil_mode: bool,
-) -> Tensor:
-    """The largest pixel of each window of x [N, H, W, C], each channel by itself."""
-    image = x.permute(0, 3, 1, 2)
-    sizes = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
-    y = F.max_pool2d(image, *sizes, ceil_mode)
-    return y.permute(0, 2, 3, 1).contiguous()
-
-
-def _avg_pool(
-    x: Tensor,
-    *,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    ceil_mode: bool,
-    count_padding: bool,
-    divisor: int | None,
-) -> Tensor:
-    """The mean pixel of each window of x [N, H, W, C], each channel by itself."""
-    image = x.permute(0, 3, 1, 2)
-    sizes = tuple(kernel), tuple(stride), tuple(padding)
-    y = F.avg_pool2d(image, *sizes, ceil_mode, count_padding, divisor)
-    return y.permute(0, 2, 3, 1).contiguous()
-
-
-_RESIZES: Mapping[str, Callable[..., Tensor]] = {
-    "bilinear": torch.ops.aten.upsample_bilinear2d.default,
-    "bicubic": torch.ops.aten.upsample_bicubic2d.default,
-    "nearest": torch.ops.aten.upsample_nearest2d.default,
-    "nearest-exact": torch.ops.aten._upsample_nearest_exact2d.default,
-}
-
-
-def _resize(
-    x: Tensor,
-    *,
-    size: Sequence[int],
-    mode: str,
-    align_corners: bool,
-    scales: Sequence[float | None],
-) -> Tensor:
-    """The image x [N, H, W, C] as one of [N, *size, C]; `scales` of None are those of the sizes."""
-    corners = (align_corners,) if mode in ("bilinear", "bicubic") else ()
-    y = _RESIZES[mode](x.permute(0, 3, 1, 2), list(size), *corners, *scales)
-    return y.permute(0, 2, 3, 1).contiguous()
-
-
-def _batch_norm(
-    x: Tensor,
-    mean: Tensor,
-    var: Tensor,
-    w: Tensor | None = None,
-    b: Tensor | None = None,
-    *,
-    eps: float,
-) -> Tensor:
-    return F.batch_norm(x, mean, var, w, b, eps=eps)
-
-
-def _aten(
-    *inputs: Tensor, target: str, args: Sequence[Any], kwargs: Sequence[tuple[str, Any]]
-) -> Any:
-    """Call the ATen overload `target`, with `Slot`s replaced by the inputs.
-
-    They are contiguous, as they were when the model was exported: some kernels ask for that, and
-    others read their memory in its order.
-    """
-    inputs = tuple(tensor.contiguous() for tensor in inputs)
-
-    def fill(value: Any) -> Any:
-        if isinstance(value, Slot):
-            return inputs[value.index]
-        return [fill(item) for item in value] if isinstance(value, tuple) else value
-
-    return _overload(target)(*(fill(a) for a in args), **{k: fill(v) for k, v in kwargs})
-
-
-def _overload(target: str) -> Any:
-    found: Any = torch.ops
-    for part in target.split("."):
-        found = getattr(found, part)
-    return found
-
-
-def without_data(op: str, attrs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`attrs` with which `op` allocates nothing: an ATen call makes its tensors on no device."""
-    if op != "aten":
-        return attrs
-    names = [argument.name for argument in _overload(attrs["target"])._schema.arguments]
-    if "device" not in names:
-        return attrs
-    meta, args, kwargs = torch.device("meta"), list(attrs["args"]), dict(attrs["kwargs"])
-    if (index := names.index("device")) < len(args):
-        args[index] = meta
-    else:
-        kwargs["device"] = meta
-    return {**attrs, "args": args, "kwargs": tuple(kwargs.items())}
+    @property
+    def is_binary(self) -> bool:
+        """Pointwise, of two operands, the second of which may be the attribute `other`."""
+        return self.cuda is not None and "{1}" in self.cuda and "{2}" not in self.cuda
 
 
 # -- FLOP counts ----------------------------------------------------------------------------------
@@ -420,100 +171,114 @@ def _resize_flops(
 
 # -- the table -----------------------------------------------------------------------------------
 
-_UNARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
-    ("neg", torch.neg, "-{0}"),
-    ("abs", torch.abs, "math::abs({0})"),
-    ("exp", torch.exp, "math::exp({0})"),
-    ("log", torch.log, "math::log({0})"),
-    ("sqrt", torch.sqrt, "math::sqrt({0})"),
-    ("rsqrt", torch.rsqrt, "math::rsqrt({0})"),
-    ("reciprocal", torch.reciprocal, "1.0f / {0}"),
-    ("erf", torch.erf, "math::erf({0})"),
-    ("sin", torch.sin, "math::sin({0})"),
-    ("cos", torch.cos, "math::cos({0})"),
-    ("tanh", torch.tanh, "math::tanh({0})"),
-    ("sigmoid", torch.sigmoid, "math::sigmoid({0})"),
-    ("relu", torch.relu, "math::relu({0})"),
-    ("silu", F.silu, "{0} * math::sigmoid({0})"),
-    ("gelu", lambda x, *, approximate: F.gelu(x, approximate=approximate),
-     "math::gelu_{approximate}({0})"),
-    ("square", torch.square, "{0} * {0}"),
-    ("copy", lambda x: x.contiguous().clone(), "{0}"),
-    ("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
-)  # fmt: skip
 
-_BINARY: tuple[tuple[str, Callable[..., Tensor], str], ...] = (
-    ("add", torch.add, "{0} + {1}"),
-    ("sub", torch.sub, "{0} - {1}"),
-    ("mul", torch.mul, "{0} * {1}"),
-    ("div", torch.div, "{0} / {1}"),
-    ("pow", torch.pow, "math::pow({0}, {1})"),
-    ("maximum", lambda a, b: a.clamp_min(b) if not isinstance(b, Tensor) else torch.maximum(a, b),
-     "math::max_nan({0}, {1})"),
-    ("minimum", lambda a, b: a.clamp_max(b) if not isinstance(b, Tensor) else torch.minimum(a, b),
-     "math::min_nan({0}, {1})"),
-    ("eq", torch.eq, "{0} == {1}"),
-    ("ne", torch.ne, "{0} != {1}"),
-    ("lt", torch.lt, "{0} < {1}"),
-    ("le", torch.le, "{0} <= {1}"),
-    ("gt", torch.gt, "{0} > {1}"),
-    ("ge", torch.ge, "{0} >= {1}"),
-)  # fmt: skip
+def _unary(name: str, function: Callable[..., Tensor], cuda: str, **traits: Any) -> Op:
+    return Op(name, Pattern.ELEMENTWISE, function, cuda, **traits)
+
+
+def _binary(name: str, function: Callable[..., Tensor], cuda: str, **traits: Any) -> Op:
+    return Op(name, Pattern.BROADCAST, references.binary(function), cuda, **traits)
+
+
+def _view(name: str, function: Callable[..., Tensor], **traits: Any) -> Op:
+    return Op(name, Pattern.INJECTIVE, function, flops=_no_flops, is_view=True, **traits)
+
+
+def _gather(name: str, function: Callable[..., Tensor], **traits: Any) -> Op:
+    return Op(name, Pattern.INJECTIVE, function, flops=_no_flops, gathers=True, **traits)
+
+
+def _reduction(name: str, function: Callable[..., Any], **traits: Any) -> Op:
+    return Op(name, Pattern.REDUCTION, function, flops=_one_per_input, **traits)
+
+
+def _anchor(name: str, function: Callable[..., Tensor], flops: FlopCount, **traits: Any) -> Op:
+    return Op(name, Pattern.COMPLEX_OUT_FUSABLE, function, flops=flops, **traits)
+
+
+_PRODUCTS: dict[str, Any] = {"multiplies": True, "ends_masks": True}
 
 _ROWS: tuple[Op, ...] = (
-    *(Op(name, Pattern.ELEMENTWISE, function, cuda) for name, function, cuda in _UNARY),
-    *(Op(name, Pattern.BROADCAST, _binary(function), cuda) for name, function, cuda in _BINARY),
-    Op("where", Pattern.BROADCAST, torch.where, "{0} ? {1} : {2}"),
+    _unary("neg", torch.neg, "-{0}"),
+    _unary("abs", torch.abs, "math::abs({0})"),
+    _unary("exp", torch.exp, "math::exp({0})", slow=True),
+    _unary("log", torch.log, "math::log({0})", slow=True),
+    _unary("sqrt", torch.sqrt, "math::sqrt({0})"),
+    _unary("rsqrt", torch.rsqrt, "math::rsqrt({0})"),
+    _unary("reciprocal", torch.reciprocal, "1.0f / {0}"),
+    _unary("erf", torch.erf, "math::erf({0})", slow=True, ends_masks=True),
+    _unary("sin", torch.sin, "math::sin({0})", slow=True, ends_masks=True),
+    _unary("cos", torch.cos, "math::cos({0})", slow=True, ends_masks=True),
+    _unary("tanh", torch.tanh, "math::tanh({0})", slow=True, ends_masks=True),
+    _unary("sigmoid", torch.sigmoid, "math::sigmoid({0})", slow=True, ends_masks=True),
+    _unary("relu", torch.relu, "math::relu({0})", stays_finite=True),
+    _unary("silu", F.silu, "{0} * math::sigmoid({0})", slow=True),
+    _unary("gelu", lambda x, *, approximate: F.gelu(x, approximate=approximate),
+           "math::gelu_{approximate}({0})", slow=True),
+    _unary("square", torch.square, "{0} * {0}"),
+    _unary("copy", lambda x: x.contiguous().clone(), "{0}"),
+    _unary("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
+    _binary("add", torch.add, "{0} + {1}", commutes=True, stays_finite=True),
+    _binary("sub", torch.sub, "{0} - {1}", stays_finite=True),
+    _binary("mul", torch.mul, "{0} * {1}", commutes=True, stays_finite=True),
+    _binary("div", torch.div, "{0} / {1}"),
+    _binary("pow", torch.pow, "math::pow({0}, {1})", slow=True),
+    _binary("maximum", references.maximum, "math::max_nan({0}, {1})", commutes=True),
+    _binary("minimum", references.minimum, "math::min_nan({0}, {1})", commutes=True),
+    _binary("eq", torch.eq, "{0} == {1}", commutes=True),
+    _binary("ne", torch.ne, "{0} != {1}", commutes=True),
+    _binary("lt", torch.lt, "{0} < {1}"),
+    _binary("le", torch.le, "{0} <= {1}"),
+    _binary("gt", torch.gt, "{0} > {1}"),
+    _binary("ge", torch.ge, "{0} >= {1}"),
+    Op("where", Pattern.BROADCAST, torch.where, "{0} ? {1} : {2}", stays_finite=True),
     # Views: the result is the same memory under another layout.
-    Op("reshape", Pattern.INJECTIVE, lambda x, *, shape: x.reshape(shape), None, _no_flops, True),
-    Op("permute", Pattern.INJECTIVE, lambda x, *, dims: x.permute(dims), None, _no_flops, True),
-    Op("expand", Pattern.INJECTIVE, lambda x, *, shape: x.expand(shape), None, _no_flops, True),
-    Op("unfold", Pattern.INJECTIVE, references.unfold, None, _no_flops, True),
-    Op("slice", Pattern.INJECTIVE, _slice, None, _no_flops, True),
+    _view("reshape", lambda x, *, shape: x.reshape(shape), stays_finite=True),
+    _view("permute", lambda x, *, dims: x.permute(dims), stays_finite=True),
+    _view("expand", lambda x, *, shape: x.expand(shape), stays_finite=True),
+    _view("unfold", references.unfold),
+    _view("slice", references.sliced, stays_finite=True),
     # Stored copies of views.
-    Op("concat", Pattern.INJECTIVE, _concat, None, _no_flops),
-    Op("pad", Pattern.INJECTIVE, _pad, None, _no_flops),
-    Op("roll", Pattern.INJECTIVE, references.roll, None, _no_flops),
-    Op("gather", Pattern.INJECTIVE, references.gather, None, _no_flops),
-    Op("space_to_depth", Pattern.INJECTIVE, _space_to_depth, None, _no_flops),
+    _gather("concat", references.concat, stays_finite=True),
+    _gather("pad", references.pad),
+    _gather("roll", references.roll),
+    _gather("gather", references.gather),
+    _gather("space_to_depth", references.space_to_depth),
     # Reductions.
-    Op("sum", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
-       flops=_one_per_input),
-    Op("mean", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.mean(dims, keepdim=keepdim),
-       flops=_one_per_input),
-    Op("amax", Pattern.REDUCTION, lambda x, *, dims, keepdim: x.amax(dims, keepdim=keepdim),
-       flops=_one_per_input),
-    Op("argmax", Pattern.REDUCTION,
-       lambda x, *, dim, keepdim: x.argmax(dim, keepdim), flops=_one_per_input),
-    Op("softmax", Pattern.REDUCTION, lambda x, *, dim: torch.softmax(x, dim), flops=_one_per_input),
-    Op("layer_norm", Pattern.REDUCTION, _layer_norm, flops=_one_per_input),
-    Op("group_norm", Pattern.REDUCTION, references.group_norm, flops=_one_per_input),
-    Op("group_stats", Pattern.REDUCTION, references.group_stats, flops=_one_per_input),
+    _reduction("sum", lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
+               row=RowKernel("tile.sum({0})")),
+    _reduction("mean", lambda x, *, dims, keepdim: x.mean(dims, keepdim=keepdim),
+               row=RowKernel("tile.mean({0})")),
+    _reduction("amax", lambda x, *, dims, keepdim: x.amax(dims, keepdim=keepdim),
+               row=RowKernel("tile.amax({0})")),
+    _reduction("argmax", lambda x, *, dim, keepdim: x.argmax(dim, keepdim),
+               row=RowKernel("tile.argmax({0})", counts=True)),
+    _reduction("softmax", lambda x, *, dim: torch.softmax(x, dim), slow=True, ends_masks=True,
+               row=RowKernel("tile.softmax({0})", whole=True)),
+    _reduction("layer_norm", references.layer_norm, by_rows=True, ends_masks=True, axes="last",
+               row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
+    _reduction("group_norm", references.group_norm, axes="groups", of_images=True,
+               row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
+    _reduction("group_stats", references.group_stats, axes="groups"),
     Op("normalize_groups", Pattern.BROADCAST, references.normalize_groups),
-    Op("row_stats", Pattern.REDUCTION, _row_stats, flops=_one_per_input),
-    Op("merge_stats", Pattern.REDUCTION, _merge_stats, flops=_one_per_input),
+    _reduction("row_stats", references.row_stats, axes="last", by_rows=True),
+    _reduction("merge_stats", references.merge_stats),
     # Contractions.
-    Op("linear", Pattern.COMPLEX_OUT_FUSABLE, _linear, flops=_linear_flops, family="gemm",
-       multiplies=True),
-    Op("matmul", Pattern.COMPLEX_OUT_FUSABLE, _matmul, flops=_linear_flops, family="gemm",
-       multiplies=True),
-    Op("attention", Pattern.COMPLEX_OUT_FUSABLE, _attention, flops=_attention_flops,
-       family="attention", multiplies=True),
+    _anchor("linear", references.linear, _linear_flops, family="gemm", by_rows=True, **_PRODUCTS),
+    _anchor("matmul", references.matmul, _linear_flops, family="gemm", **_PRODUCTS),
+    _anchor("attention", references.attention, _attention_flops, family="attention", **_PRODUCTS),
     # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
-    Op("conv", Pattern.COMPLEX_OUT_FUSABLE, _conv, flops=_conv_flops, family="gemm",
-       multiplies=True),
-    Op("grouped_conv", Pattern.OPAQUE, _conv, flops=_conv_flops, multiplies=True),
-    Op("depthwise_conv", Pattern.COMPLEX_OUT_FUSABLE, _depthwise_conv, flops=_window_flops,
-       family="stencil"),
-    Op("max_pool", Pattern.COMPLEX_OUT_FUSABLE, _max_pool, flops=_window_flops, family="stencil"),
-    Op("avg_pool", Pattern.COMPLEX_OUT_FUSABLE, _avg_pool, flops=_window_flops, family="stencil"),
-    Op("resize", Pattern.COMPLEX_OUT_FUSABLE, _resize, flops=_resize_flops, family="stencil"),
-    Op("conv2d", Pattern.OPAQUE, _conv2d, flops=_conv_flops, multiplies=True),
-    Op("batch_norm", Pattern.OPAQUE, _batch_norm),
-    Op("aten", Pattern.OPAQUE, _aten),
+    _anchor("conv", references.conv, _conv_flops, family="gemm", **_PRODUCTS),
+    Op("grouped_conv", Pattern.OPAQUE, references.conv, flops=_conv_flops, **_PRODUCTS),
+    _anchor("depthwise_conv", references.depthwise_conv, _window_flops, family="stencil"),
+    _anchor("max_pool", references.max_pool, _window_flops, family="stencil", of_images=True,
+            window=Window("-math::infinity()", "math::max_nan(sum, pixel)")),
+    _anchor("avg_pool", references.avg_pool, _window_flops, family="stencil", of_images=True,
+            window=Window("0.0f", "sum + pixel", mean=True)),
+    _anchor("resize", references.resize, _resize_flops, family="stencil", of_images=True),
+    Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
+    Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
+    Op("aten", Pattern.OPAQUE, aten.call),
 )  # fmt: skip
 
 OPS: Mapping[str, Op] = {op.name: op for op in _ROWS}
-
-GATHERS = ("concat", "pad", "roll", "gather", "space_to_depth")
-"""Ops that move elements and change none: their kernels read stored values, through any view."""

@@ -1,11 +1,265 @@
-"""Torch functions of ops that torch does not have under one name."""
+"""Torch functions of ops that torch does not have under one name: what their nodes mean."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+STATS_CHUNK = 64
+"""Columns that one (mean, M2) pair of `row_stats` describes."""
+
+
+def binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A binary op whose second operand is a tensor or the scalar attribute `other`."""
+
+    def reference(
+        a: Tensor, b: Tensor | None = None, *, other: float | int | None = None
+    ) -> Tensor:
+        return function(a, other if b is None else b)
+
+    return reference
+
+
+def maximum(a: Tensor, b: Tensor | float) -> Tensor:
+    """The larger of two tensors, or of one and a number; NaN where one is NaN."""
+    return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)
+
+
+def minimum(a: Tensor, b: Tensor | float) -> Tensor:
+    """The smaller one, likewise."""
+    return torch.minimum(a, b) if isinstance(b, Tensor) else a.clamp_max(b)
+
+
+def sliced(x: Tensor, *, dim: int, start: int, end: int, step: int = 1) -> Tensor:
+    index: list[slice] = [slice(None)] * x.dim()
+    index[dim] = slice(start, end, step)
+    return x[tuple(index)]
+
+
+def concat(*tensors: Tensor, dim: int) -> Tensor:
+    return torch.cat(tensors, dim)
+
+
+def pad(x: Tensor, *, before: Sequence[int], after: Sequence[int]) -> Tensor:
+    """`x` with so many zeros before and after it along each dimension."""
+    amounts = zip(reversed(before), reversed(after), strict=True)  # F.pad: last dimension first
+    return F.pad(x, [amount for pair in amounts for amount in pair])
+
+
+def linear(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    out_dtype: torch.dtype | None = None,
+    products: str | None = None,
+) -> Tensor:
+    """`x @ w.T + b`; with `out_dtype` the products and the sum are taken in that type."""
+    if out_dtype is None:
+        return F.linear(x, w, b)
+    wide = torch.promote_types(out_dtype, x.dtype)
+    return F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
+
+
+def matmul(a: Tensor, b: Tensor, *, products: str | None = None) -> Tensor:
+    return torch.matmul(a, b)
+
+
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None = None,
+    *,
+    scale: float,
+    causal: bool = False,
+    products: str | None = None,
+) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
+
+
+def layer_norm(
+    x: Tensor, w: Tensor | None = None, b: Tensor | None = None, *, eps: float
+) -> Tensor:
+    """Layer norm over the last dimension."""
+    return F.layer_norm(x, x.shape[-1:], w, b, eps)
+
+
+def row_stats(x: Tensor) -> Tensor:
+    """Mean and sum of squared deviations of each chunk of 64 columns: f32[..., chunks, 2]."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    parts = []
+    for chunk in torch.split(x.to(wide), STATS_CHUNK, dim=-1):
+        mean = chunk.mean(-1)
+        parts.append(torch.stack((mean, (chunk - mean.unsqueeze(-1)).square().sum(-1)), -1))
+    return torch.stack(parts, -2)
+
+
+def merge_stats(stats: Tensor, *, columns: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and 1/sqrt(var + eps) of whole rows by Chan's formula, each [..., 1]."""
+    chunks = stats.shape[-2]
+    weight = torch.full((chunks,), STATS_CHUNK, dtype=stats.dtype, device=stats.device)
+    weight[-1:] = columns - STATS_CHUNK * (chunks - 1)
+    mean = (stats[..., 0] * weight).sum(-1, keepdim=True) / columns
+    m2 = (stats[..., 1] + weight * (stats[..., 0] - mean).square()).sum(-1, keepdim=True)
+    return mean, (m2 / columns + eps).rsqrt()
+
+
+def conv2d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    products: str | None = None,
+) -> Tensor:
+    return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
+def window(x: Tensor, before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
+    """The image `x` [N, H, W, C] as [N, C, H', W'] in channels-last memory, with a border."""
+    top, left = before
+    bottom, right = after
+    image = x.permute(0, 3, 1, 2)
+    if not any((top, left, bottom, right)):
+        return image
+    return F.pad(image, (left, right, top, bottom), value=value)
+
+
+def space_to_depth(
+    x: Tensor,
+    *,
+    block: Sequence[int],
+    before: Sequence[int],
+    size: Sequence[int],
+    channels: int,
+) -> Tensor:
+    """Blocks of x [N, H, W, C] as pixels: [N, *size, channels], zeros where x has nothing.
+
+    Pixel (i, j) has the rows from `i * block[0] - before[0]` on, the columns likewise, and of each
+    all channels; then zeros up to `channels`.
+    """
+    after = (
+        blocks * of - pixels - start
+        for blocks, of, pixels, start in zip(size, block, x.shape[1:3], before, strict=True)
+    )
+    bottom, right = after
+    whole = F.pad(x, (0, 0, before[1], right, before[0], bottom))
+    shape = (x.shape[0], size[0], block[0], size[1], block[1], x.shape[3])
+    y = whole.reshape(shape).permute(0, 1, 3, 2, 4, 5).flatten(3)
+    return F.pad(y, (0, channels - y.shape[3]))
+
+
+def conv(
+    x: Tensor,
+    w: Tensor,
+    *,
+    stride: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    dilation: Sequence[int],
+    groups: int = 1,
+    products: str | None = None,
+) -> Tensor:
+    """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out].
+
+    `before` and `after` are rows and columns of zeros around the image.
+    """
+    padding: tuple[int, ...] = (0, 0)
+    if tuple(before) == tuple(after):
+        padding, before, after = tuple(before), (0, 0), (0, 0)
+    image, kernel = window(x, before, after, 0.0), w.permute(0, 3, 1, 2)
+    y = F.conv2d(image, kernel, None, tuple(stride), padding, tuple(dilation), groups)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def depthwise_conv(
+    x: Tensor,
+    w: Tensor,
+    *,
+    stride: Sequence[int],
+    before: Sequence[int],
+    after: Sequence[int],
+    dilation: Sequence[int],
+) -> Tensor:
+    """Convolve each channel of x [N, H, W, C] by itself, by w [KH, KW, C]: [N, P, Q, C]."""
+    given: dict[str, Any] = {"stride": stride, "before": before, "after": after}
+    given["dilation"] = dilation
+    return conv(x, w.permute(2, 0, 1).unsqueeze(3), **given, groups=x.shape[3])
+
+
+def max_pool(
+    x: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Tensor:
+    """The largest pixel of each window of x [N, H, W, C], each channel by itself."""
+    image = x.permute(0, 3, 1, 2)
+    sizes = tuple(kernel), tuple(stride), tuple(padding), tuple(dilation)
+    y = F.max_pool2d(image, *sizes, ceil_mode)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def avg_pool(
+    x: Tensor,
+    *,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_padding: bool,
+    divisor: int | None,
+) -> Tensor:
+    """The mean pixel of each window of x [N, H, W, C], each channel by itself."""
+    image = x.permute(0, 3, 1, 2)
+    sizes = tuple(kernel), tuple(stride), tuple(padding)
+    y = F.avg_pool2d(image, *sizes, ceil_mode, count_padding, divisor)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+_RESIZES: Mapping[str, Callable[..., Tensor]] = {
+    "bilinear": torch.ops.aten.upsample_bilinear2d.default,
+    "bicubic": torch.ops.aten.upsample_bicubic2d.default,
+    "nearest": torch.ops.aten.upsample_nearest2d.default,
+    "nearest-exact": torch.ops.aten._upsample_nearest_exact2d.default,
+}
+
+
+def resize(
+    x: Tensor,
+    *,
+    size: Sequence[int],
+    mode: str,
+    align_corners: bool,
+    scales: Sequence[float | None],
+) -> Tensor:
+    """The image x [N, H, W, C] as one of [N, *size, C]; `scales` of None are those of the sizes."""
+    corners = (align_corners,) if mode in ("bilinear", "bicubic") else ()
+    y = _RESIZES[mode](x.permute(0, 3, 1, 2), list(size), *corners, *scales)
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def batch_norm(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    w: Tensor | None = None,
+    b: Tensor | None = None,
+    *,
+    eps: float,
+) -> Tensor:
+    return F.batch_norm(x, mean, var, w, b, eps=eps)
 
 
 def group_norm(

@@ -25,8 +25,9 @@ from gtco.codegen.program import (
     WindowBox,
 )
 from gtco.frontend.torch_export import Captured
+from gtco.ir.aten import Slot
 from gtco.ir.graph import FusedGraph, Graph, Group, Node, subgraph
-from gtco.ir.ops import OPS, Slot
+from gtco.ir.ops import OPS
 from gtco.ir.spec import DTYPE_NAMES, TensorSpec
 from gtco.options import Options
 from gtco.runtime.plan import Launch, Plan

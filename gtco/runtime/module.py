@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from gtco import logs
 from gtco.frontend.torch_export import Captured
+from gtco.ir.aten import Slot
 from gtco.ir.graph import FusedGraph, Graph
-from gtco.ir.ops import Slot
 from gtco.ir.spec import DTYPE_NAMES
 from gtco.options import Options
 from gtco.reporting.report import Report, make_report

@@ -15,9 +15,9 @@ from gtco.benchmarking.bench import profile_kernels
 from gtco.benchmarking.contestants import GraphedEager
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.frontend.torch_export import Captured, capture
+from gtco.ir.aten import Slot
 from gtco.ir.graph import GraphBuilder
 from gtco.ir.interpreter import ArgumentError
-from gtco.ir.ops import Slot
 from gtco.ir.spec import TensorSpec
 from gtco.options import Options
 from gtco.runtime.driver import BoundLaunch, DriverError

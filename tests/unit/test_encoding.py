@@ -12,7 +12,7 @@ from torch import nn
 
 import gtco
 from gtco.codegen.program import TensorMapArgument
-from gtco.ir.ops import Slot
+from gtco.ir.aten import Slot
 from gtco.runtime.encoding import EncodingError, decode_value, encode_value
 
 
