@@ -12,7 +12,7 @@ from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tile_loads import Space
 from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group
-from gtco.passes.legality import iteration_shape
+from gtco.passes.frames import iteration_shape
 from gtco.target import Target
 
 

@@ -12,7 +12,7 @@ from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
-from gtco.passes.legality import reduced
+from gtco.passes.frames import reduced
 from gtco.target import Target
 
 MAX_ROW_VALUES = 64

@@ -18,13 +18,16 @@ from torch._ops import OpOverload
 
 from gtco.frontend.context import Lowering
 from gtco.frontend.lower_convolutions import CONVOLUTIONS
+from gtco.frontend.lower_images import IMAGES
 from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
 from gtco.frontend.lower_shapes import SHAPES
 
 aten = torch.ops.aten
 
-TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(SHAPES | INDICES | MATH | CONVOLUTIONS)
+TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(
+    SHAPES | INDICES | MATH | IMAGES | CONVOLUTIONS
+)
 """The one table: overload to lowering."""
 
 KEPT_AS_ATEN: tuple[OpOverload, ...] = (
