@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import inspect
+import traceback
 from typing import Any, NoReturn
 
 import torch
@@ -104,6 +105,18 @@ def check_result(result: Any, label: str) -> None:
     _register_dataclasses(result)
     if (foreign := _foreign_result(result)) is not None:
         raise CaptureError(f"{label}: {foreign}")
+
+
+def failed_in(model: nn.Module, error: BaseException) -> str:
+    """The innermost part of `model` that was running when `error` was raised: its name and type.
+    Empty for the model itself."""
+    names = {id(module): name for name, module in model.named_modules() if name}
+    place = ""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        owner = frame.f_locals.get("self")
+        if id(owner) in names:
+            place = f"{names[id(owner)]} ({type(owner).__name__})"
+    return place
 
 
 def refuse_training(model: nn.Module, label: str) -> None:

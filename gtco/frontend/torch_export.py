@@ -39,6 +39,7 @@ from gtco.frontend.refusals import (
     check_arguments,
     check_program,
     check_result,
+    failed_in,
     refuse_mutation,
     refuse_training,
     source,
@@ -198,7 +199,7 @@ def _export(
         cause = (
             "a shape or a branch depends on tensor values (data-dependent)"
             if data_dependent
-            else "torch.export refuses it"
+            else f"torch.export refuses {failed_in(model, error) or 'it'}"
         )
         step = (
             "check the example arguments, then make torch.export.export(model, args, kwargs, "
