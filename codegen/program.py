@@ -44,7 +44,8 @@ class TensorMapArgument:
     Args:
         value: the stored value.
         offset: of the first element, in elements.
-        dtype: of the elements; a copy rounds f32 to the nearest tf32, ties to even.
+        dtype: of the elements; a copy rounds f32 to the nearest tf32, ties to even. i32 over f32
+            brings it as it is.
         sizes: innermost dimension first, in elements.
         strides: of all dimensions but the innermost, in elements.
         box: the tile that one copy brings, innermost dimension first.

@@ -65,7 +65,7 @@ MMA = """\
   }
   float d[2][4] = {};
   for (int n = 0; n < 2; ++n)
-    Mma<ELEMENT>::mma(d[n], af, bf[2 * n], bf[2 * n + 1]);
+    Mma<ELEMENT>::multiply(d[n], af, bf[2 * n], bf[2 * n + 1]);
   for (int i = 0; i < 8; ++i) y[lane * 8 + i] = d[i / 4][i % 4];
 """
 COPY = """\

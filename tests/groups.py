@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
-from gtco.ir.graph import Graph, GraphBuilder, Group
+from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.passes.precision import lower_products
 
@@ -95,15 +94,6 @@ def batched_matmul(
 def tf32(group: Group) -> Group:
     """`group`, which is f32, with its products in tf32."""
     return Group(f"tf32 {group.name}", lower_products(group.graph, "tf32"))
-
-
-def without_products(graph: Graph) -> Graph:
-    """`graph` with its products as its operands are."""
-    nodes = [
-        replace(node, attrs={key: of for key, of in node.attrs.items() if key != "products"})
-        for node in graph.nodes
-    ]
-    return replace(graph, nodes=tuple(nodes))
 
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32

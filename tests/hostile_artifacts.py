@@ -357,6 +357,7 @@ def consistent_edits(content: Content) -> Iterator[tuple[Edit, str]]:
                 ("wide", "box", [512, *argument["box"][1:]], "a box of"),
                 ("twisted", "swizzle_bytes", 48, "a swizzle of 48"),
                 ("of floats", "dtype", "f32", "a tensor map of torch.float32"),
+                ("of floats as they are", "dtype", "i32", "a tensor map of torch.int32"),
             ):
                 cases.append(
                     (

@@ -19,6 +19,7 @@
 #include "epilogue.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
+#include "wgmma_exact.cuh"
 #include "windows.cuh"
 
 namespace gtco {
@@ -37,7 +38,8 @@ constexpr bool LATE_TRIGGER = false;
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, CLUSTER_Q,
 // P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are
 // issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or
-// 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes).
+// 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes), and EXACT
+// where products of floats are as good as fp32's.
 template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor) {
@@ -100,6 +102,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::mbarrier_init(empty + 8 * s, CONSUMERS * 4 * C::MULTICAST);
     }
     if constexpr (C::SPLIT > 1) ptx::mbarrier_init(inbox_full, 1);
+    if constexpr (is_exact<C>) ptx::mbarrier_init(inbox_full + 8, CONSUMERS * 4);
     ptx::fence_mbarrier_init();
     if constexpr (C::SPLIT > 1)
       ptx::mbarrier_arrive_expect_tx(inbox_full, (C::SPLIT - 1) * parts * PART_BYTES);
@@ -124,6 +127,10 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
       }
     };
+    if constexpr (is_exact<C>) {
+      multiply_exactly<C>(acc, smem, full, inbox_full + 8, steps, thread, release);
+      return;
+    }
     RingPlace<C::STAGES> from{0, 0};
     int last = 0;  // slot
 #pragma unroll 1
@@ -169,7 +176,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   // Where columns are P, the inputs of all parts are the same unless they differ by rows.
   constexpr int FETCHES = C::SWAP && !Functor::INPUTS_BY_ROW ? 1 : MOST;
   using Fetched = typename decltype(epilogue(0))::Fetched;
-  constexpr int FREE = C::REGISTERS - C::BLOCK_Q / 2 - 48;  // beside the loop's
+  constexpr int LOOP = is_exact<C> ? C::BLOCK_Q * 3 / 2 + 84 : C::BLOCK_Q / 2 + 48;
+  constexpr int FREE = C::REGISTERS - LOOP;  // registers beside the loop's
   constexpr bool FETCH_AHEAD = min_of(64, FREE) * 4 >= FETCHES * static_cast<int>(sizeof(Fetched));
   Fetched fetched[FETCHES];
 

@@ -78,15 +78,20 @@ struct Mma {
     }
   }
 
-  // Element i of a sum. Where it is not finite, neither was a high part, and the low ones are inf -
-  // inf and 0 * inf.
+  // Element i of a sum.
   __device__ __forceinline__ static float total(const float (&d)[PARTS][4], int i) {
     if constexpr (EXACT) {
-      const bool finite = (__float_as_uint(d[0][i]) & 0x7f800000) != 0x7f800000;
-      return finite ? d[0][i] + d[1][i] : d[0][i];
+      return total(d[0][i], d[1][i]);
     } else {
       return d[0][i];
     }
+  }
+
+  // Of the sums of high parts and of products with low ones. Where the first is not finite, neither
+  // was a high part, and the low ones are inf - inf and 0 * inf.
+  __device__ __forceinline__ static float total(float high, float low) {
+    const bool finite = (__float_as_uint(high) & 0x7f800000) != 0x7f800000;
+    return finite ? high + low : high;
   }
 };
 

@@ -1,6 +1,6 @@
 // wgmma: D[64, N] += A[64, K] B[N, K]^T by one warpgroup, both operands in shared memory, K-major,
 // 128-byte swizzle (PTX ISA 9.7.15). N is a multiple of 8 up to 256; K spans 32 bytes. And D[64, N]
-// += A[64, 16] B[16, N] with A in registers.
+// += A[64, 16] B[16, N], or A[64, 8] B[N, 8]^T of tf32, with A in registers.
 //
 // The assembler wants each accumulator register spelled out, so the operand lists are built by the
 // preprocessor: REGS_n is the text "%0, ..., %n-1" and OUTS_n the matching constraints.
@@ -49,8 +49,9 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
 template <class T, int N>
 struct Wgmma;
 
-// A lies in registers as mma.sync has it (each warp's 16 rows), B in rows of 128 bytes, one for
-// each of the 16 along K: its descriptor is the same, and N at most the 64 columns of a row.
+// A lies in registers as mma.sync has it (each warp's 16 rows). B of 16 bits lies in rows of 128
+// bytes, one for each of the 16 along K: its descriptor is the same, and N at most the 64 columns
+// of a row. B of tf32 lies as above.
 template <class T, int N>
 struct WgmmaFromRegisters;
 
@@ -138,27 +139,44 @@ struct WgmmaFromRegisters;
   WGMMA(bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 0")           \
   WGMMA(float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")
 
-#define WGMMA_FROM_REGISTERS(T, N, COUNT, A0, A1, A2, A3, B, S, TYPES)                         \
+#define WGMMA_FROM_REGISTERS(T, N, COUNT, A0, A1, A2, A3, B, S, SHAPE, TYPES, TAIL)            \
   template <>                                                                                  \
   struct WgmmaFromRegisters<T, N> {                                                            \
     static __device__ __forceinline__ void mma(float (&d)[COUNT], const u32 (&a)[4], u64 b,    \
                                                int accumulate) {                               \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #S ", 0;\n"                            \
-                   "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPES                     \
+                   "wgmma.mma_async.sync.aligned.m64n" #N SHAPE ".f32." TYPES                  \
                    " {" REGS_##COUNT "}, {%" #A0 ", %" #A1 ", %" #A2 ", %" #A3 "}, %" #B       \
-                   ", p, 1, 1, 1;\n}"                                                          \
+                   ", p, 1, 1" TAIL ";\n}"                                                     \
                    : OUTS_##COUNT                                                              \
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));     \
     }                                                                                          \
   };
-#define WGMMA_FROM_REGISTERS_ALL(N, COUNT, A0, A1, A2, A3, B, S)                     \
-  WGMMA_FROM_REGISTERS(half_t, N, COUNT, A0, A1, A2, A3, B, S, "f16.f16")            \
-  WGMMA_FROM_REGISTERS(bf16_t, N, COUNT, A0, A1, A2, A3, B, S, "bf16.bf16")
+#define WGMMA_FROM_REGISTERS_ALL(N, COUNT, A0, A1, A2, A3, B, S)                               \
+  WGMMA_FROM_REGISTERS(half_t, N, COUNT, A0, A1, A2, A3, B, S, "k16", "f16.f16", ", 1")        \
+  WGMMA_FROM_REGISTERS(bf16_t, N, COUNT, A0, A1, A2, A3, B, S, "k16", "bf16.bf16", ", 1")
+#define WGMMA_OF_TF32(N, COUNT, A0, A1, A2, A3, B, S) \
+  WGMMA_FROM_REGISTERS(float, N, COUNT, A0, A1, A2, A3, B, S, "k8", "tf32.tf32", "")
 
 WGMMA_FROM_REGISTERS_ALL(16, 8, 8, 9, 10, 11, 12, 13)
 WGMMA_FROM_REGISTERS_ALL(32, 16, 16, 17, 18, 19, 20, 21)
 WGMMA_FROM_REGISTERS_ALL(48, 24, 24, 25, 26, 27, 28, 29)
 WGMMA_FROM_REGISTERS_ALL(64, 32, 32, 33, 34, 35, 36, 37)
+
+WGMMA_OF_TF32(8, 4, 4, 5, 6, 7, 8, 9)
+WGMMA_OF_TF32(16, 8, 8, 9, 10, 11, 12, 13)
+WGMMA_OF_TF32(24, 12, 12, 13, 14, 15, 16, 17)
+WGMMA_OF_TF32(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA_OF_TF32(40, 20, 20, 21, 22, 23, 24, 25)
+WGMMA_OF_TF32(48, 24, 24, 25, 26, 27, 28, 29)
+WGMMA_OF_TF32(56, 28, 28, 29, 30, 31, 32, 33)
+WGMMA_OF_TF32(64, 32, 32, 33, 34, 35, 36, 37)
+WGMMA_OF_TF32(72, 36, 36, 37, 38, 39, 40, 41)
+WGMMA_OF_TF32(80, 40, 40, 41, 42, 43, 44, 45)
+WGMMA_OF_TF32(88, 44, 44, 45, 46, 47, 48, 49)
+WGMMA_OF_TF32(96, 48, 48, 49, 50, 51, 52, 53)
+WGMMA_OF_TF32(104, 52, 52, 53, 54, 55, 56, 57)
+WGMMA_OF_TF32(112, 56, 56, 57, 58, 59, 60, 61)
 
 WGMMA_ALL(8, 4, 4, 5, 6)
 WGMMA_ALL(16, 8, 8, 9, 10)
@@ -262,6 +280,7 @@ WGMMA_ALL(256, 128, 128, 129, 130)
 #undef WGMMA_ALL
 #undef WGMMA_FROM_REGISTERS
 #undef WGMMA_FROM_REGISTERS_ALL
+#undef WGMMA_OF_TF32
 // clang-format on
 
 }  // namespace gtco::ptx

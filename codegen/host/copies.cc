@@ -325,7 +325,7 @@ void land(const Transfer& transfer) {
       if (column < read.count) {
         const u64 from = read.from + column * gtco::i64(map.element_bytes);
         std::memcpy(to, reinterpret_cast<const void*>(from), map.element_bytes);
-        if (map.element_bytes == 4) round_to_tf32(to);
+        if (map.rounds) round_to_tf32(to);
       } else {
         std::memset(to, 0, map.element_bytes);
       }

@@ -19,7 +19,8 @@ struct alignas(64) TensorMap {
   // Where windows begin, width first: of the first one, of the last one beyond the image's end, and
   // from one to the next (5.5.4 of the PTX manual, im2col mode).
   signed char windows, lower[2], upper[2], stride[2];
-  u8 rest[9];
+  bool rounds;  // f32 to tf32
+  u8 rest[8];
 };
 
 // Where a box begins: an element of each dimension; of windows, which of their pixels it takes.

@@ -62,7 +62,8 @@ struct Product {
   u32 a, b;
   bool accumulate;
   Type type;
-  const u32* registers;  // A, if it is no tile: `rows` are the thread's two, and B lies as [K, N]
+  const u32* registers;  // A, if it is no tile: `rows` are the thread's two, and B of 16 bits lies
+                         // as [K, N]
   float rows[2][16];
 };
 

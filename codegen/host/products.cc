@@ -93,7 +93,7 @@ void multiply(const Product& product) {
     row_of(left[0], product.a, row, product.type);
     row_of(left[1], product.a, row + 8, product.type);
   }
-  const auto right_of = product.registers ? column_of : row_of;
+  const auto right_of = product.registers && product.type != Type::TF32 ? column_of : row_of;
   for (int j = 0; j < product.n / 8; ++j)
     for (int i = 0; i < 2; ++i) {
       const int count = right_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
@@ -238,7 +238,7 @@ void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
   read_rows(b_tile, 0, n, 32);
 }
 
-// A's registers lie as those of mma_m16n8k16, and are taken at once.
+// A's registers lie as those of mma_m16n8k16 or, of tf32, mma_m16n8k8, and are taken at once.
 void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate, Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
@@ -249,15 +249,24 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate,
   execute_together("wgmma", &operands, [](int first) {
     for (int lane = 0; lane < 32; ++lane)
       for (int from = lane / 4 * 4; from < lane / 4 * 4 + 4; ++from)
-        for (int i = 0; i < 4; ++i)
-          for (int e = 0; e < 2; ++e) {
-            const Fragment& part = operand<Fragment>(first + from);
-            operand<Fragment>(first + lane).rows[i % 2][i / 2 * 8 + from % 4 * 2 + e] =
-                widened(part.a[i] >> (16 * e), part.type);
+        for (int i = 0; i < 4; ++i) {
+          const Fragment& part = operand<Fragment>(first + from);
+          float (&row)[16] = operand<Fragment>(first + lane).rows[i % 2];
+          if (part.type == Type::TF32) {
+            row[i / 2 * 4 + from % 4] = cut(part.a[i]);
+          } else {
+            for (int e = 0; e < 2; ++e)
+              row[i / 2 * 8 + from % 4 * 2 + e] = widened(part.a[i] >> (16 * e), part.type);
           }
+        }
   });
   self().open_products.push_back(product);
-  if (current % 32 == 0) read_rows(b_tile, 0, 16, n * 2);
+  if (current % 32 != 0) return;
+  if (type == Type::TF32) {
+    read_rows(b_tile, 0, n, 32);
+  } else {
+    read_rows(b_tile, 0, 16, n * 2);
+  }
 }
 
 void wgmma_commit() {

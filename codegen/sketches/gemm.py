@@ -112,14 +112,16 @@ class GemmProblem:
         self, operand: GemmOperand | WindowOperand, size: int, box: int
     ) -> TensorMapArgument:
         """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K."""
+        # A copy of f32 rounds it to tf32, of which no part is left over.
+        dtype = torch.int32 if is_exact(self.anchor, self.dtype) else self.dtype
         if isinstance(operand, WindowOperand):
-            return operand.tensor_map(self.dtype, min(box, 256))
+            return operand.tensor_map(dtype, min(box, 256))
         batch_stride, row_stride, _ = (_single_stride(axis) or 0 for axis in operand.layout.dims)
         row_stride = row_stride or pad_to(self.k, 16)
         return TensorMapArgument(
             operand.base,
             operand.layout.offset,
-            self.dtype,
+            dtype,
             (self.k, size, self.batch),
             (row_stride, batch_stride or row_stride * size),
             (128 // self.dtype.itemsize, min(box, 256), 1),
@@ -233,8 +235,9 @@ def pad_to(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
-    """The GEMM in `group`, whose operands TMA can bring to `wgmma`.
+def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmProblem:
+    """The GEMM in `group`, whose operands TMA can bring to `wgmma`; `exact` as of
+    `check_products`.
 
     Raises:
         Illegal: as of `analyse`; or the target, the dtype or an operand's layout has no such way.
@@ -243,7 +246,7 @@ def analyse_wgmma(group: Group, target: Target) -> GemmProblem:
     problem = analyse(group)
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
-    check_products(problem.anchor, problem.dtype)
+    check_products(problem.anchor, problem.dtype, exact=exact)
     if isinstance(problem.a, WindowOperand):
         problem.a.check_map(problem.dtype)
     else:

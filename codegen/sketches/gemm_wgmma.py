@@ -1,4 +1,5 @@
-"""GEMM on `wgmma` fed by TMA: sm_90a, K-major operands, 16-bit types and tf32."""
+"""GEMM on `wgmma` fed by TMA: sm_90a, K-major operands; 16-bit types, tf32 and fp32, which is three
+products of tf32."""
 
 from __future__ import annotations
 
@@ -11,13 +12,15 @@ from gtco.codegen import timing
 from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to, pairs
+from gtco.codegen.sketches.gemm import EXACT, analyse_wgmma, eights, is_exact, pad_to, pairs
 from gtco.codegen.sketches.windows import WindowOperand
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
 
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
+LOW_TILES = 3
+"""Of shared memory, with what the tensor cores do not see of Q's floats (wgmma_exact.cuh)."""
 STAGES = (2, 3, 4, 5, 6, 7, 8)
 """Of the ring."""
 MOST_STAGES = 32
@@ -60,7 +63,8 @@ class GemmWgmma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self.problem = problem = analyse_wgmma(group, target)
+        self.problem = problem = analyse_wgmma(group, target, exact=True)
+        self.exact = is_exact(problem.anchor, problem.dtype)
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = problem.atoms(self.block_k)
         region = problem.region()
@@ -99,7 +103,9 @@ class GemmWgmma(Sketch):
                 if atoms > 1 and atoms * STAGES[-1] * atom_bytes > room:
                     continue  # as many bytes in flight in shorter steps
                 steps = -(-self.steps // (split * atoms))
-                stages = min(room // (atom_bytes * atoms), steps, STAGES[-1])
+                stages = min(
+                    (room - self._low_bytes(block_q)) // (atom_bytes * atoms), steps, STAGES[-1]
+                )
                 schedule = {
                     "swap": swap,
                     "block_p": block_p,
@@ -108,7 +114,7 @@ class GemmWgmma(Sketch):
                     "split": split,
                     "multicast": multicast,
                     "atoms": atoms,
-                    "depth": 1,
+                    "depth": int(not self.exact),
                     "cluster_q": cluster_q,
                 }
                 try:
@@ -160,13 +166,24 @@ class GemmWgmma(Sketch):
         tile_rows = block_q if schedule["swap"] else block_p
         part = self._part(schedule)
         most = -(-block_q // (part * split)) * part  # of Q, that a block finishes
-        row_values_at = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
+        ring = schedule["stages"] * schedule["atoms"] * (block_p + block_q) * 128
+        row_values_at = ring + self._low_bytes(block_q)
         stats_at = row_values_at + pad_to(tile_rows * 4 * self.row_fields, 16)
         moments = most * block_p // 8 * 4 if schedule["swap"] and self.problem.row_stats else 0
         inbox_at = stats_at + moments
         barriers_at = inbox_at + (split - 1) * most * block_p * 4
         barriers = 16 * (schedule["stages"] + 1)
         return _SharedMemory(row_values_at, stats_at, inbox_at, barriers_at, barriers_at + barriers)
+
+    def _low_bytes(self, block_q: int) -> int:
+        """Of the tiles of low parts."""
+        return LOW_TILES * block_q * 128 if self.exact else 0
+
+    def _registers(self, schedule: Schedule) -> int:
+        """Of a thread, about."""
+        if self.exact:  # three sums, and both parts of P's fragments
+            return schedule["block_q"] * 3 // 2 + 32 + LOOP_REGISTERS
+        return schedule["block_q"] // 2 + LOOP_REGISTERS
 
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
@@ -182,10 +199,12 @@ class GemmWgmma(Sketch):
         p_tiles, q_tiles = -(-p_size // block_p), -(-q_size // block_q)
         check(p_tiles % multicast == 0, f"{p_tiles} tiles along P are not shared by {multicast}")
         check(q_tiles % cluster_q == 0, f"{q_tiles} tiles along Q in clusters of {cluster_q}")
+        one = schedule["atoms"] == 1 and schedule["depth"] == 0
+        check(one or not self.exact, "fp32 in steps of one atom, each awaited")
         cluster = _cluster(schedule)
         check(cluster <= PORTABLE_CLUSTER, f"a cluster of {cluster} blocks")
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")
-        registers = _registers(schedule)
+        registers = self._registers(schedule)
         most = min(240, timing.most_registers(_threads(schedule)))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
         self.check_smem(self._smem(schedule).nbytes)
@@ -211,7 +230,7 @@ class GemmWgmma(Sketch):
             tile_p=p,
             tile_q=q,
             split=split,
-            registers=_registers(schedule),
+            registers=self._registers(schedule),
             depth=schedule["depth"],
         )
 
@@ -252,7 +271,7 @@ struct Config {{
   static constexpr int WIDTH = {self._width(schedule)};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
-}};
+{EXACT if self.exact else ""}}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
@@ -290,11 +309,6 @@ def _cluster(schedule: Schedule) -> int:
 def _threads(schedule: Schedule) -> int:
     """Of a block: a warpgroup for each 64 rows of P, and the producer's."""
     return schedule["block_p"] * 2 + 128
-
-
-def _registers(schedule: Schedule) -> int:
-    """Of a thread, about."""
-    return schedule["block_q"] // 2 + LOOP_REGISTERS
 
 
 def _block_q(rows: int, columns: int) -> tuple[int, ...]:

@@ -24,8 +24,10 @@ _MAP_TYPES = {
     torch.float16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
     torch.bfloat16: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     torch.float32: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+    torch.int32: driver.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_INT32,
 }
-"""As what the copy engine brings elements: a tensor core would cut f32 that is not rounded."""
+"""As what the copy engine brings elements: a tensor core would cut f32 that is not rounded, which
+i32 is for."""
 _SWIZZLES = {
     0: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE,
     32: driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_32B,

@@ -468,7 +468,7 @@ def _tensor_map(argument: TensorMapArgument) -> Tensor:
     """The host library's TensorMap, in memory that is aligned as it asks; its base is an offset."""
     size, missing = argument.dtype.itemsize, 5 - len(argument.sizes)
     packed = struct.pack(
-        "<Q5q4q5i3i7b",
+        "<Q5q4q5i3i8b",
         argument.offset * size,
         *(*argument.sizes, *[1] * missing),
         *(*(stride * size for stride in argument.strides), *[0] * missing),
@@ -477,6 +477,7 @@ def _tensor_map(argument: TensorMapArgument) -> Tensor:
         argument.swizzle_bytes,
         len(argument.sizes),
         *_window_bytes(argument.window),
+        argument.dtype == torch.float32,
     )
     whole = torch.zeros(128, dtype=torch.uint8)
     whole[: len(packed)] = torch.frombuffer(bytearray(packed), dtype=torch.uint8)

@@ -190,7 +190,8 @@ def _check_fetch(
 
 def _check_map(argument: TensorMapArgument, spec: TensorSpec, what: str) -> None:
     itemsize = spec.dtype.itemsize
-    if argument.dtype != spec.dtype or argument.dtype not in _MAP_DTYPES:
+    as_it_is = argument.dtype == torch.int32 and spec.dtype == torch.float32
+    if not as_it_is and (argument.dtype != spec.dtype or argument.dtype not in _MAP_DTYPES):
         raise PlanError(f"{what}: a tensor map of {argument.dtype} over {spec}")
     if argument.swizzle_bytes not in _SWIZZLES:
         raise PlanError(f"{what}: a swizzle of {argument.swizzle_bytes} bytes")

@@ -25,6 +25,10 @@ GROUPS = {
     "tf32, norm and GELU": lambda: groups.tf32(groups.norm_linear(37, 100, 256, F32, gelu=True)),
     "tf32, statistics": lambda: groups.tf32(groups.residual_linear(21, 64, 192, F32)),
     "tf32, odd columns": lambda: groups.tf32(groups.plain_linear(7, 36, 91, F32)),
+    "fp32, norm and GELU": lambda: groups.norm_linear(37, 100, 256, F32, gelu=True),
+    "fp32, statistics": lambda: groups.residual_linear(21, 64, 192, F32),
+    "fp32, odd columns": lambda: groups.plain_linear(7, 36, 91, F32),
+    "fp32, several products": lambda: groups.batched_matmul(2, 33, 136, 40, F32, transposed=True),
 }
 KNOBS = (
     "swap",
@@ -78,6 +82,18 @@ CASES = [
     ("tf32, statistics", (0, 64, 128, 2, 2, 1, 1, 0, 1)),
     ("tf32, odd columns", (1, 64, 8, 2, 2, 1, 1, 0, 1)),
     ("tf32, odd columns", (0, 64, 96, 2, 1, 1, 1, 0, 1)),
+    ("fp32, norm and GELU", (0, 64, 64, 3, 1, 1, 1, 0, 1)),
+    ("fp32, norm and GELU", (0, 128, 32, 2, 1, 1, 1, 0, 1)),
+    ("fp32, norm and GELU", (1, 64, 24, 2, 1, 4, 1, 0, 1)),
+    ("fp32, norm and GELU", (1, 192, 16, 2, 1, 1, 1, 0, 3)),
+    ("fp32, norm and GELU", (0, 64, 32, 2, 3, 1, 1, 0, 1)),
+    ("fp32, statistics", (1, 64, 16, 2, 2, 1, 1, 0, 1)),
+    ("fp32, statistics", (0, 64, 64, 2, 2, 1, 1, 0, 3)),
+    ("fp32, statistics", (1, 128, 24, 2, 1, 1, 1, 0, 1)),
+    ("fp32, odd columns", (1, 64, 8, 2, 2, 1, 1, 0, 1)),
+    ("fp32, odd columns", (0, 64, 96, 2, 1, 1, 1, 0, 1)),
+    ("fp32, several products", (1, 64, 40, 3, 1, 1, 1, 0, 1)),
+    ("fp32, several products", (0, 64, 40, 4, 5, 1, 1, 0, 1)),
 ]
 
 

@@ -23,7 +23,7 @@ A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
 F16 = torch.float16
 UNALIGNED = {"conv_few_channels", "conv_odd"}
 """Cases whose pixels no tensor map describes."""
-WGMMA_CASES = [case for case in groups.CONV_CASES if case not in {*UNALIGNED, "conv_fp32"}]
+WGMMA_CASES = [case for case in groups.CONV_CASES if case not in UNALIGNED]
 
 
 @pytest.mark.compiler
