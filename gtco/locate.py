@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gtco.frontend.onnx import load_onnx
+from gtco.frontend.onnx_inputs import ShapesError
 from gtco.runtime.artifact import SUFFIX
 
 Shapes = Mapping[str, Sequence[int]] | None
@@ -76,7 +77,8 @@ def locate(name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> Loca
         shapes: of an .onnx file's inputs with axes of no fixed size.
 
     Raises:
-        UsageError: no such file, module or function, or it returns something else.
+        UsageError: no such file, module or function, it returns something else, or `shapes` does
+            not fit the file's inputs.
         ModelError: the user's code raised.
         OnnxError: the file cannot be read, is not supported, or has an input of no fixed size.
     """
@@ -108,7 +110,10 @@ def locate(name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> Loca
 def _onnx(name: str, path: Path, shapes: Shapes, args: Sequence[Any] | None) -> Located:
     if not path.is_file():
         raise UsageError(f"there is no file {str(path)!r}")
-    model = load_onnx(path, shapes=shapes)
+    try:
+        model = load_onnx(path, shapes=shapes)
+    except ShapesError as error:
+        raise UsageError(f"--shape does not fit {name}: {error}") from error
     return Located(name, model, tuple(args) if args else model.example(), {}, path)
 
 

@@ -54,7 +54,7 @@ def accepted(
     if shapes is not None:
         raise CaptureError(
             "shapes are those of an .onnx file's inputs; those of a module are its example "
-            "arguments': pass args and leave shapes out"
+            "arguments: pass args and leave shapes out"
         )
     _check_model(model)
     return model, tuple(args), dict(kwargs)

@@ -413,7 +413,7 @@ def parse_shapes(flags: Sequence[str] | None) -> dict[str, tuple[int, ...]] | No
     shapes: dict[str, tuple[int, ...]] = {}
     for flag in flags or ():
         name, equals, sizes = flag.rpartition("=")
-        if not equals or not name or not re.fullmatch(r"\d+(x\d+)*", sizes):
+        if not equals or not name or not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
             raise UsageError(f"--shape is INPUT=SIZES, such as x=1x3x224x224, not {flag!r}")
         if name in shapes:
             raise UsageError(f"--shape names the input {name!r} twice")

@@ -18,6 +18,10 @@ from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS
 from gtco.frontend.onnx_sizes import TooLargeError, check_size
 
 
+class ShapesError(OnnxError):
+    """The sizes given for inputs do not fit the model: it may be sound, the asking is not."""
+
+
 @dataclass(frozen=True)
 class Input:
     """An input as the graph declares it; a dimension without a fixed size is its name or None."""
@@ -100,12 +104,12 @@ def with_shapes(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]]) ->
     """`inputs` with the sizes of `shapes`, by input; one axis name is one size everywhere.
 
     Raises:
-        OnnxError: a name is no input's, a shape does not fit what the model declares, or is of a
+        ShapesError: a name is no input's, a shape does not fit what the model declares, or is of a
             tensor larger than memory.
     """
     unknown = sorted(set(shapes) - {declared.name for declared in inputs})
     if unknown:
-        raise OnnxError(
+        raise ShapesError(
             f"shapes names {', '.join(map(repr, unknown))}, but the model's inputs are "
             f"{'; '.join(map(str, inputs))}"
         )
@@ -116,19 +120,21 @@ def with_shapes(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]]) ->
         shape = tuple(shapes[declared.name])
         whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 0 for n in shape)
         if not whole or not _fits(declared, shape, sizes):
-            raise OnnxError(
+            raise ShapesError(
                 f"shapes gives input {declared} the sizes {list(shape)}, which do not fit: give "
                 f"a whole number for each axis, the declared one where it is fixed, and one size "
                 f"to all axes of one name"
             )
-    return tuple(
-        _sized(
-            replace(declared, shape=tuple(shapes[declared.name]))
-            if declared.name in shapes
-            else replace(declared, shape=_bound(declared.shape, sizes))
-        )
+    sized = tuple(
+        replace(declared, shape=tuple(shapes[declared.name]))
+        if declared.name in shapes
+        else replace(declared, shape=_bound(declared.shape, sizes))
         for declared in inputs
     )
+    try:
+        return tuple(_sized(each) for each in sized)
+    except OnnxError as error:
+        raise ShapesError(f"shapes: {error}") from error
 
 
 def _fits(declared: Input, shape: Sequence[int], sizes: dict[str, int]) -> bool:

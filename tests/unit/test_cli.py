@@ -337,6 +337,25 @@ def test_a_misspelt_log_is_bad_usage(run: Run, monkeypatch: pytest.MonkeyPatch) 
     assert "did you mean 'fusion'" in outcome.stderr
 
 
+WRONG_SHAPES = {
+    "y=2x8": "names 'y', but the model's inputs are 'x'",
+    "x=2": "the sizes [2], which do not fit",
+    "x=2x9": "the sizes [2, 9], which do not fit",
+    "x=99999999999999x8": "input 'x'",
+    f"x={'9' * 5000}x8": "x=1x3x224x224",
+}
+
+
+@pytest.mark.usefixtures("free")
+@pytest.mark.parametrize("shape", WRONG_SHAPES, ids=WRONG_SHAPES.values())
+@pytest.mark.parametrize("command", ["inspect", "compile"])
+def test_shapes_that_do_not_fit_the_file_are_bad_usage(run: Run, command: str, shape: str) -> None:
+    outcome = run(command, "free.onnx", "--shape", shape, "--target", "sm_90a")
+    assert outcome.code == 2, outcome.stderr
+    assert "--shape" in outcome.stderr and WRONG_SHAPES[shape] in outcome.stderr
+    assert "unexpected" not in outcome.stderr
+
+
 BAD_USAGE = {
     "no function": (["compile", "models_here"], "module:function"),
     "no such module": (["compile", "model_here:mlp"], "did you mean 'models_here'"),
@@ -405,12 +424,18 @@ def test_an_interrupt_ends_with_its_code(run: Run, monkeypatch: pytest.MonkeyPat
     assert outcome.code == 130 and json.loads(outcome.stdout)["error"]["kind"] == "Interrupted"
 
 
-def test_a_function_may_name_an_onnx_file(run: Run, tmp_path: Path) -> None:
-    """With the sizes of its free axes from the command line or from arguments."""
+@pytest.fixture
+def free(tmp_path: Path) -> None:
+    """The file free.onnx, with an input of [n, 8]."""
     x = onnx.helper.make_tensor_value_info("x", onnx.TensorProto.FLOAT, ["n", 8])
     y = onnx.helper.make_tensor_value_info("y", onnx.TensorProto.FLOAT, ["n", 8])
     graph = onnx.helper.make_graph([onnx.helper.make_node("Relu", ["x"], ["y"])], "g", [x], [y])
     onnx.save(onnx.helper.make_model(graph), tmp_path / "free.onnx")
+
+
+@pytest.mark.usefixtures("free")
+def test_a_function_may_name_an_onnx_file(run: Run, tmp_path: Path) -> None:
+    """With the sizes of its free axes from the command line or from arguments."""
     code = "import torch\ndef path(): return 'free.onnx'\n"
     code += "def given(): return 'free.onnx', (torch.ones(3, 8),)\n"
     (tmp_path / "files_here.py").write_text(code)
