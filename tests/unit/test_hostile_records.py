@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.compiler import select
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import VERSIONS, Knowledge
-from gtco.cost_model.record import LONGEST_LINE, DatabaseError, TuningRecord, scan_jsonl
+from gtco.cost_model.record import LONGEST_LINE, PLAN, DatabaseError, TuningRecord, scan_jsonl
 from gtco.ir.graph import FusedGraph
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
@@ -26,6 +27,7 @@ GOOD = TuningRecord(
     WORKLOAD, "a card", "gemm_mma", VERSIONS["gemm_mma"], {"stages": 2}, 3.0, work={"blocks": 8}
 )
 CONTENT = json.loads(WORKLOAD)
+EVERY_KNOB = tuple(knob.name for knob in GemmMma(GROUP, H100).knobs())
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -42,8 +44,12 @@ def without(field: str) -> str:
     return json.dumps({k: v for k, v in json.loads(GOOD.to_json()).items() if k != field})
 
 
+def key(**changed: Any) -> str:
+    return json.dumps({**CONTENT, **changed})
+
+
 def workload(**changed: Any) -> str:
-    return line(workload=json.dumps({**CONTENT, **changed}))
+    return line(workload=key(**changed))
 
 
 HOSTILE: dict[str, tuple[str | bytes, str]] = {
@@ -125,7 +131,49 @@ HOSTILE: dict[str, tuple[str | bytes, str]] = {
     "work of no blocks": (line(work={"blocks": 0}), "work.blocks is 0, not at least 1"),
     "work below 0": (line(work={"read_bytes": -1}), "work.read_bytes is -1, not from 0"),
     "work huge": (line(work={"read_bytes": 2**63}), "work.read_bytes is a number of more"),
+    "text": ('"a record"', "'a record' is not an object"),
+    "a truth": ("true", "True is not an object"),
+    "NaN": ("NaN", "NaN is no number"),
+    "Python's own writing": (str(json.loads(GOOD.to_json())), "property name"),
+    "a comment": (GOOD.to_json() + " // good", "Extra data"),
+    "a comma at the end": (GOOD.to_json()[:-1] + ",}", "property name"),
+    "a byte order mark": (b"\xef\xbb\xbf" + GOOD.to_json().encode(), "BOM"),
+    "only NULs": (b"\0" * 64, "Expecting value"),
+    "an empty object": ("{}", "lacks workload, device, sketch, version, schedule, run_us"),
+    "fields in capitals": (GOOD.to_json().replace('"run_us"', '"RUN_US"'), "lacks run_us"),
+    "a field of a class": (line(__class__="os"), "unknown field '__class__'"),
+    "time an object": (line(run_us={"us": 3.0}), "run_us is an object"),
+    "time just too short": (line(run_us=0.009), "run_us is 0.009: no time"),
+    "time minus infinite": (line(run_us=float("-inf")), "-Infinity is no number"),
+    "time false": (line(run_us=False), "run_us is False, not a number"),
+    "workload NaN": (raw("workload", "NaN"), "NaN is no number"),
+    "workload with NUL": (line(workload=WORKLOAD + "\0"), "workload has a NUL"),
+    "workload of two keys": (line(workload=WORKLOAD * 2), "workload is no key of gtco's: Extra"),
+    "workload a list": (line(workload="[]"), "names no architecture"),
+    "workload of an odd architecture": (workload(arch=90), "names no architecture"),
+    "workload of no lists": (workload(outputs={}), "no lists of"),
+    "workload of nodes without specs": (workload(nodes=[["add", {}, [1], []]]), "node a list"),
+    "workload of an operator 3": (workload(nodes=[[3, {}, ["f16[1]"], []]]), "node a list"),
+    "workload of odd attributes": (workload(nodes=[["add", [], ["f16[1]"], []]]), "node a list"),
+    "workload of sizes below 0": (workload(externals=[["f16[-1]", False]]), "external a list"),
+    "workload of a spec of lines": (workload(externals=[["f16[1]\n", False]]), "external a list"),
+    "device a list": (line(device=["a card"]), "device is a list, not text"),
+    "device of two lines": (line(device="a\nb"), "which is no name"),
+    "device that turns text around": (line(device="a\u202eb"), "which is no name"),
+    "sketch none": (line(sketch=None), "sketch is None, not text"),
+    "sketch empty": (line(sketch=""), "which is no name"),
+    "schedule none": (line(schedule=None), "schedule is None, not an object"),
+    "knob none": (line(schedule={"stages": None}), "schedule.stages is None, not a whole"),
+    "error none": (line(error=None), "error is None, not text"),
+    "error with NUL": (line(error="\0"), "error has a NUL"),
+    "versions none": (line(versions=None), "versions is None, not an object"),
+    "work of no threads": (line(work={"threads": 0}), "work.threads is 0, not at least 1"),
+    "work true": (line(work={"blocks": True}), "work.blocks is True, not a whole number"),
 }
+
+
+def test_there_are_100_hostile_lines() -> None:
+    assert len({text for text, _ in HOSTILE.values()}) >= 100
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -155,12 +203,25 @@ HARMLESS = {
     "unknown knob": {"schedule": {"colour": 1}},
     "no knobs": {"schedule": {}},
     "knob out of range": {"schedule": {"stages": 2**31 - 1}},
-    "another architecture": {"workload": json.dumps({**CONTENT, "arch": "sm_1"})},
-    "no nodes": {"workload": json.dumps({**CONTENT, "nodes": []})},
+    "another architecture": {"workload": key(arch="sm_1")},
+    "no nodes": {"workload": key(nodes=[])},
     "a long name": {"device": "x" * 10_000},
     "a failure without a cause": {"run_us": None},
     "no work": {"work": {}},
     "unknown work": {"work": {"colour": 1}},
+    "every knob 0": {"schedule": dict.fromkeys(EVERY_KNOB, 0)},
+    "every knob 1": {"schedule": dict.fromkeys(EVERY_KNOB, 1)},
+    "every knob at its largest": {"schedule": dict.fromkeys(EVERY_KNOB, 2**31 - 1)},
+    "a thousand knobs": {"schedule": {f"knob {n}": n for n in range(1000)}},
+    "a time and an error": {"error": "it failed", "run_us": 0.01},
+    "an error of escapes": {"error": "\x1b[2J\n", "run_us": None},
+    "a plan of a group": {"sketch": PLAN, "work": {}},
+    "tensors of 10**30": {"workload": key(externals=[[f"f16[{10**30}]", False]])},
+    "no externals": {"workload": key(externals=[])},
+    "odd outputs": {"workload": key(outputs=[DEEP[:100], -1, None])},
+    "odd operands": {"workload": key(nodes=[["add", {}, ["f16[1]"], [{"of": [-1]}, 9]]])},
+    "an unknown operator": {"workload": key(nodes=[["x", {}, ["f16[1]"], []]])},
+    "an unknown type": {"workload": key(externals=[["q3[1]", False]])},
 }
 
 
