@@ -19,7 +19,7 @@ from gtco.codegen.program import Pointer
 from gtco.codegen.sketch import Illegal, check
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.spec import TensorSpec
-from gtco.ir.views import Axis, Layout, NotAView, resolve, store_layout
+from gtco.ir.views import Axis, Layout, NotAView, piece_layout, resolve, store_layout
 
 C_TYPES = {
     torch.float16: "half_t",
@@ -296,6 +296,9 @@ class PointwiseEmitter:
         for node in nodes:
             if node.definition.is_view or node.op == "row_stats":
                 continue
+            if node.op == "concat":
+                self.names[node.values[0]] = self.names[self._piece(node)[1]]
+                continue
             if node.values[0] in given:
                 self._write_bias(node)
             else:
@@ -421,15 +424,26 @@ class PointwiseEmitter:
             self._scalars.add(value)
 
     def _plan_store(self, value: str, output: str) -> Layout:
-        region = self.region
-        check(region.is_tile(value), f"%{value} has not the tile's shape, so no tile stores it")
+        region, node = self.region, self.region.graph.producers[value]
+        own = self._piece(node)[1] if node.op == "concat" else value
+        check(region.is_tile(own), f"%{own} has not the tile's shape, so no tile stores it")
         try:
-            layout = store_layout(region.graph, value, output)
+            if node.op == "concat":
+                layout = piece_layout(region.graph, node, self._piece(node)[0], output)
+            else:
+                layout = store_layout(region.graph, value, output)
             layout = layout.reshape((region.rows, region.columns))
         except NotAView as error:
             raise Illegal(f"%{output} cannot be stored in the order of the tile: {error}") from None
         region.fit_vector(layout)
         return layout
+
+    def _piece(self, concat: Node) -> tuple[int, str]:
+        """Position and value of the one input of `concat` that is made here."""
+        found = [(at, self._inner(name)) for at, name in enumerate(concat.inputs)]
+        made = [(at, value) for at, value in found if value is not None]
+        check(len(made) == 1, f"%{concat.name} joins {len(made)} values that are made here")
+        return made[0]
 
     def _store(self, value: str, output: str) -> None:
         region = self.region

@@ -120,6 +120,43 @@ class Flow:
                 masks[ancestor] |= 1 << position
         return tuple(masks)
 
+    def connected(self, within: int, start: int, *, siblings: bool = False) -> int:
+        """The compute nodes of the bit set `within` that values connect with those of `start`.
+
+        With `siblings` images that several read connect these as well.
+        """
+        reached = frontier = start
+        while frontier:
+            grown = 0
+            for position in bits(within & ~reached):
+                if self.predecessors[position] & frontier:
+                    grown |= 1 << position
+            for position in bits(frontier):
+                grown |= self.predecessors[position]
+                grown |= self.siblings[position] if siblings else 0
+            frontier = grown & within & ~reached
+            reached |= frontier
+        return reached
+
+    @cached_property
+    def siblings(self) -> tuple[int, ...]:
+        """Bit set of the others that read the windows of one image, of each compute node that does.
+
+        One kernel may hold them although no value passes between them.
+        """
+        alike: dict[str, int] = {}
+        images = [
+            self.reads[node.name][0].value
+            if node.definition.family == "stencil" and "stride" in node.attrs
+            else ""
+            for node in self.compute
+        ]
+        for position, image in enumerate(images):
+            alike[image] = alike.get(image, 0) | 1 << position
+        return tuple(
+            alike[image] & ~(1 << position) if image else 0 for position, image in enumerate(images)
+        )
+
     def layout(self, read: Read) -> Layout:
         """Where the operand's elements lie in the stored form of its base.
 

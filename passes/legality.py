@@ -7,7 +7,8 @@ or a row value (one element per row):
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
-    stencil      one depthwise convolution, pooling or resize; then pointwise nodes of the result.
+    stencil      one depthwise convolution, pooling or resize, or several of the first two that read
+                 one image; then pointwise nodes of each result, and a concat of it and of others.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
@@ -35,6 +36,7 @@ from gtco.passes.dataflow import Flow, Read, bits
 from gtco.passes.frames import Frame, iteration_shape, reduced
 from gtco.passes.projection import projected_heads
 from gtco.passes.squeeze import Gates
+from gtco.passes.stencils import Stencils
 
 MAX_REDUCTIONS = 4
 MAX_COLUMNS = 16384
@@ -107,6 +109,7 @@ class Legality:
         self._frames: dict[str, Frame] = {}
         self._projections: dict[str, Node | str] = {}
         self._gates = Gates(flow)
+        self._stencils = Stencils(flow)
 
     def explain(self, nodes: Sequence[Node]) -> str | None:
         """Why `nodes` are not one legal group, or None if they are."""
@@ -117,7 +120,7 @@ class Legality:
         if reason := self._first_refusal(nodes):
             return reason
         mask = sum(1 << self.flow.index[node.name] for node in nodes)
-        if not self._is_connected(mask):
+        if self.flow.connected(mask, mask & -mask, siblings=True) != mask:
             return "the nodes are not connected: no value passes between them"
         if not is_convex(self.flow, mask):
             return "a path between two members leads through a node outside the group"
@@ -262,7 +265,8 @@ class Legality:
                     f"%{made_by.name} is complete only after the last tile of a row is stored, "
                     f"so %{user.name} cannot read it in the same kernel"
                 )
-            if user.op == "merge_stats" or user.definition.gathers:
+            joins = user.op == "concat" and self._stencils.behind(made_by)
+            if user.op == "merge_stats" or (user.definition.gathers and not joins):
                 return f"{user.op} reads stored values only, and %{read.value} is computed here"
             if user.op == "normalize_groups" and slot == 1:
                 return f"{user.op} reads its statistics whole: %{read.value} must be stored first"
@@ -289,6 +293,10 @@ class Legality:
             return self._kinds(projection, node)
         if _is_anchor(anchor):
             if node.op == "attention" and self.projection(node) is anchor:
+                return None
+            if (beside := self._stencils.beside(anchor, node)) is not None:
+                return None if beside is node else self._kinds(beside, node)
+            if node.op == "concat" and anchor.name in self._stencils.behind(node):
                 return None
             if _is_anchor(node):
                 return f"{anchor.op} and {node.op} are two contractions"
@@ -334,25 +342,14 @@ class Legality:
 
     # -- rules about a whole group ------------------------------------------------------------
 
-    def _is_connected(self, mask: int) -> bool:
-        reached = frontier = mask & -mask
-        while frontier:
-            grown = 0
-            for position in bits(mask & ~reached):
-                if self.flow.predecessors[position] & frontier:
-                    grown |= 1 << position
-            for position in bits(frontier):
-                grown |= self.flow.predecessors[position]
-            frontier = grown & mask & ~reached
-            reached |= frontier
-        return reached == mask
-
     def _members(self, nodes: Sequence[Node]) -> str | None:
         kind = _family(nodes)
         if kind == "squeeze":
             return self._squeeze(nodes)
+        if kind == "stencil":
+            return self._windowed(nodes)
         reductions = [node for node in nodes if _is_reduction(node)]
-        if kind in ("gemm", "attention", "stencil"):
+        if kind in ("gemm", "attention"):
             anchors = [node for node in nodes if _is_anchor(node)]
             anchor = max(anchors, key=lambda node: _contracts(node))  # a projection, if any
             if sum(node.op == "row_stats" for node in reductions) > 1:
@@ -387,6 +384,25 @@ class Legality:
             for node in part:
                 if reason := self._pointwise(node, frame, inside, full):
                     return reason
+        return None
+
+    def _windowed(self, nodes: Sequence[Node]) -> str | None:
+        mask = sum(1 << self.flow.index[node.name] for node in nodes)
+        while mask:
+            reached = self.flow.connected(mask, mask & -mask)
+            mask ^= reached
+            part = [self.flow.compute[position] for position in bits(reached)]
+            anchors = [node for node in part if _is_anchor(node)]
+            if len(anchors) != 1:
+                return f"the kernel stores each result of {anchors[0].op} by itself"
+            frame = self.frame(anchors[0])
+            concats = [node for node in part if node.op == "concat"]
+            computed = [node for node in part if node.op != "concat"]
+            if reason := self._operands(computed, frame, anchors[0]):
+                return reason
+            inside = {node.name for node in computed}
+            if reason := self._stencils.joined(concats, inside, frame.full):
+                return reason
         return None
 
     def _elementwise(self, nodes: Sequence[Node]) -> str | None:
@@ -457,6 +473,8 @@ class Legality:
                 continue
             operand = self.flow.graph.specs[read.value].sizes
             made_by = self._inner(read, inside)
+            if made_by is not None and node.definition.gathers:
+                return f"{node.op} reads stored values only, and %{read.value} is computed here"
             where = f"%{read.value}, an operand of %{node.name},"
             try:
                 if made_by is None:

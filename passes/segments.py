@@ -21,6 +21,7 @@ and the reverse, so the parts are solved one by one.
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,9 +74,15 @@ def joined_parts(legality: Legality, nodes: Sequence[Node]) -> list[list[Node]]:
     flow = legality.flow
     links: nx.Graph[str] = nx.Graph()
     links.add_nodes_from(node.name for node in nodes)
-    for made_by, user in _edges(legality, nodes):
-        if legality.span(made_by, user) is None:
-            links.add_edge(made_by.name, user.name)
+    inside = sum(1 << flow.index[node.name] for node in nodes)
+    siblings = (
+        (node, flow.compute[position])
+        for node in nodes
+        for position in bits(flow.siblings[flow.index[node.name]] & inside)
+    )
+    for first, second in itertools.chain(_edges(legality, nodes), siblings):
+        if legality.span(first, second) is None:
+            links.add_edge(first.name, second.name)
     return [
         sorted((flow.compute[flow.index[name]] for name in part), key=lambda n: flow.index[n.name])
         for part in nx.connected_components(links)
@@ -132,6 +139,9 @@ def legal_groups(legality: Legality, segment: Sequence[Node]) -> list[int]:
             if (before := position.get(flow.compute[other].name)) is not None:
                 neighbours[index] |= 1 << before
                 neighbours[before] |= 1 << index
+        for other in bits(flow.siblings[flow.index[node.name]]):
+            if (beside := position.get(flow.compute[other].name)) is not None:
+                neighbours[index] |= 1 << beside
         for before in range(index):
             if legality.pair(segment[before], node) is not None:
                 refused[index] |= 1 << before

@@ -121,3 +121,82 @@ CASES: dict[str, Callable[[], Group]] = {
     ),
     "avg_divisor": lambda: pool("avg_pool", (1, 6, 5, 3), (2, 2), (1, 1), divisor=7),
 }
+
+
+def projections(
+    tokens: int,
+    image: tuple[int, int, int],
+    strides: tuple[int, ...] = (2, 1, 2),
+    dtype: torch.dtype = F16,
+    *,
+    last: bool = False,
+    permuted: bool = False,
+) -> Group:
+    """Depthwise convolutions of the pixels of x [1, tokens + H W, C], each behind the first tokens.
+
+    The tokens come after the pixels with `last`; with `permuted` the results are stored as their
+    reader, attention's heads of 8 channels, asks for them.
+    """
+    b = GraphBuilder()
+    height, width, c = image
+    rows = tokens + height * width
+    pixels = x = b.input("x", TensorSpec((1, rows, c), dtype))
+    if tokens:
+        first = b.add("slice", x, dim=1, start=0, end=tokens)
+        pixels = b.add("slice", x, dim=1, start=tokens, end=rows)
+    pixels = b.add("reshape", pixels, shape=(1, height, width, c))
+    generator = torch.Generator().manual_seed(1)
+    results = []
+    for number, stride in enumerate(strides):
+        weight = torch.randn(3, 3, c, generator=generator) / 3
+        border = {"before": (1, 1), "after": (1, 1), "dilation": (1, 1)}
+        w = b.constant(f"w{number}", weight.to(dtype))
+        y = b.add("depthwise_conv", pixels, w, stride=(stride, stride), **border)
+        bias = torch.randn(c, generator=generator).to(dtype)
+        y = b.add("add", y, b.constant(f"bias{number}", bias))
+        rows = b.specs[y].numel // c
+        y = b.add("reshape", y, shape=(1, rows, c))
+        if tokens:
+            y = b.add("concat", *((y, first) if last else (first, y)), dim=1)
+        if permuted:
+            y = b.add("reshape", y, shape=(tokens + rows, c // 8, 8))
+            y = b.add("permute", y, dims=(1, 0, 2))
+        results.append(y)
+    return Group("projections", b.build(results))
+
+
+def skipped(
+    image: tuple[int, int, int, int],
+    channels: tuple[int, ...],
+    dtype: torch.dtype = F16,
+    op: str = "resize",
+) -> Group:
+    """concat(skip, ..., image made larger or averaged, skip) of so many channels each."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(image, dtype))
+    n, h, w, _ = image
+    if op == "resize":
+        given = {"mode": "bilinear", "align_corners": False, "scales": (None, None)}
+        y = b.add("resize", x, size=(2 * h + 1, 2 * w), **given)
+    else:
+        attrs = {"kernel": (2, 2), "stride": (1, 1), "padding": (0, 0), "ceil_mode": False}
+        y = b.add("avg_pool", x, count_padding=True, divisor=None, **attrs)
+    _, rows, across, _ = b.specs[y].sizes
+    skips = [
+        b.input(f"skip{at}", TensorSpec((n, rows, across, c), dtype))
+        for at, c in enumerate(channels)
+    ]
+    return Group("skipped", b.build([b.add("concat", *skips[1:], y, skips[0], dim=3)]))
+
+
+CASES |= {
+    "three_of_one_image": lambda: projections(0, (9, 7, 24)),
+    "three_behind_a_token": lambda: projections(1, (7, 6, 40)),
+    "two_ahead_of_tokens": lambda: projections(3, (5, 4, 9), (1, 3), BF16, last=True),
+    "three_permuted": lambda: projections(1, (4, 5, 32), permuted=True),
+    "mean_beside_skips": lambda: skipped((2, 4, 5, 12), (8, 4), F32, "avg_pool"),
+}
+RESIZES |= {
+    "resize_beside_a_skip": lambda: skipped((1, 3, 4, 16), (24,)),
+    "resize_between_skips": lambda: skipped((2, 3, 2, 7), (5, 3), BF16),
+}

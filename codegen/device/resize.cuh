@@ -7,6 +7,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "pieces.cuh"
 
 namespace gtco {
 
@@ -58,10 +59,10 @@ struct Cubic {
 };
 
 template <class C, class Axis, class Image, class Functor>
-__device__ __forceinline__ void resize(const Image& image, const Functor& functor) {
+__device__ __forceinline__ void resize(const Image& image, const Functor& functor, int block) {
   constexpr int V = Functor::VECTOR, VECTORS = C::COLUMNS / V, T = Axis::TAPS;
   static_assert(C::COLUMNS % V == 0, "a vector does not cross a pixel's end");
-  const int item = blockIdx.x * C::THREADS + threadIdx.x;
+  const int item = block * C::THREADS + threadIdx.x;
   const int col = item % VECTORS * V, row = item / VECTORS;
   const bool active = row < C::IMAGES * C::P * C::Q;
   const int n = active ? row / (C::P * C::Q) : 0;

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "pieces.cuh"
 #include "windows.cuh"
 
 namespace gtco {
@@ -27,8 +28,8 @@ __device__ __forceinline__ Vec<float, V> unpack(const NoWeights&) {
 }
 
 template <class C, class Image, class Tap, class Functor>
-__device__ __forceinline__ void stencil(const Image& image, const Tap& tap,
-                                        const Functor& functor) {
+__device__ __forceinline__ void stencil(const Image& image, const Tap& tap, const Functor& functor,
+                                        int block) {
   using Element = typename C::Element;
   constexpr int V = Functor::VECTOR;
   constexpr int VECTORS = ceil_div(C::COLUMNS, V), STRIPS = ceil_div(C::Q, C::STRIP);
@@ -42,7 +43,7 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap,
   constexpr int TAPS = C::KERNEL_H * C::KERNEL_W;
   constexpr bool AHEAD = Tap::CONSTANT && TAPS * static_cast<int>(sizeof(Weights)) <= 4 * REGISTERS;
 
-  const int item = blockIdx.x * C::THREADS + threadIdx.x;
+  const int item = block * C::THREADS + threadIdx.x;
   const int col = item % VECTORS * V, q0 = item / VECTORS % STRIPS * C::STRIP;
   const int line = item / (VECTORS * STRIPS);  // of the result: P of each image
   const bool on = line < C::IMAGES * C::P;

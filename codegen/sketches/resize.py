@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
 from gtco.codegen.sketches.stencil import DTYPES, THREADS
 from gtco.ir.graph import Group
 from gtco.ir.views import NotAView, resolve
@@ -24,7 +25,7 @@ class Resize(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        anchors = [node for node in group.nodes if node.definition.family == self.family]
+        anchors = [node for node in group.compute if node.definition.family == self.family]
         check(len(anchors) == 1, f"a resize has one windowed op, not {len(anchors)}")
         (self.anchor,) = anchors
         check(self.anchor.op == "resize", f"{self.anchor.op} is no resize")
@@ -70,16 +71,14 @@ class Resize(Sketch):
             literal(step) for step in steps((height, width), (rows, across), self.anchor.attrs)
         ]
         image = region.parameter(self.base, "in")
+        copied = list(copies(self.group, region, threads))
         functor = emitter.functor("Epilogue", "acc")  # has all parameters by now
         at = index(self.layout, ("n", "y", "x", "channel"))
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         element = C_TYPES[self.dtype]
         items = region.rows * columns // region.vector
-        source = f"""#include "resize.cuh"
-using namespace gtco;
-
-struct Config {{
+        text = f"""struct Config {{
   using Element = {element};
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
   static constexpr int COLUMNS = {columns}, P = {rows}, Q = {across}, THREADS = {threads};
@@ -93,13 +92,20 @@ struct Image {{
   }}
 }};
 
-{functor}
+{functor}"""
+        call = f"resize<Config, {self._axis()}>(Image{{{image}}}, Epilogue{{{names}}}, {BLOCK});"
+        parts = [Part(text, call, -(-items // threads)), *copied]
+        source = f"""#include "resize.cuh"
+using namespace gtco;
+
+{"".join(part.text for part in parts)}
 extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declarations}) {{
-  resize<Config, {self._axis()}>(Image{{{image}}}, Epilogue{{{names}}});
+{dispatch(parts)}
 }}
 """
+        blocks = sum(part.blocks for part in parts)
         arguments = (argument for _, argument in region.parameters.values())
-        return self.program(schedule, source, (-(-items // threads), 1, 1), threads, 0, arguments)
+        return self.program(schedule, source, (blocks, 1, 1), threads, 0, arguments)
 
     def _axis(self) -> str:
         mode, align = self.anchor.attrs["mode"], str(self.anchor.attrs["align_corners"]).lower()

@@ -1,19 +1,22 @@
-"""Windows of images, each channel by itself: depthwise convolution, maximum and mean."""
+"""Windows of an image, each channel by itself: depthwise convolution, maximum and mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index
-from gtco.codegen.program import KernelProgram
+from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Window
 from gtco.ir.views import Layout, NotAView, resolve
+from gtco.passes.dataflow import Flow, bits
 from gtco.target import Target
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -23,8 +26,41 @@ THREADS = 512
 """Of a multiprocessor, that hide each other's loads."""
 
 
+@dataclass(frozen=True)
+class Windowed:
+    """One windowed op of a kernel.
+
+    Args:
+        anchor: the op.
+        nodes: it, and what is computed from it.
+        image: its operand.
+    """
+
+    anchor: Node
+    nodes: tuple[Node, ...]
+    image: WindowOperand
+
+    @property
+    def columns(self) -> int:
+        return self.image.layout.shape[3]
+
+    def items(self, strip: int, vector: int) -> int:
+        """Threads that have something to do."""
+        images = self.image.layout.shape[0]
+        lines = self.image.out[0] * images
+        return -(-self.image.out[1] // strip) * lines * self.columns // vector
+
+    def values(self, strip: int, vector: int) -> int:
+        """Sums and pixels that a thread holds."""
+        span = (strip - 1) * self.image.stride[1] + self.image.kernel[1]
+        return (strip + span) * vector
+
+
 class Stencil(Sketch):
-    """A thread has a vector of channels of a strip of windows, and reads what they share once."""
+    """A thread has a vector of channels of a strip of windows, and reads what they share once.
+
+    Several ops with windows of one image are parts of one kernel, each of blocks of its own.
+    """
 
     name: ClassVar[str] = "stencil"
     family: ClassVar[str] = "stencil"
@@ -33,31 +69,39 @@ class Stencil(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        anchors = [node for node in group.nodes if node.definition.family == self.family]
-        check(len(anchors) == 1, f"a stencil has one windowed op, not {len(anchors)}")
-        (self.anchor,) = anchors
-        check("stride" in self.anchor.attrs, f"{self.anchor.op} has no windows of one size")
-        try:
-            self.image = windows_of(group.graph, self.anchor)
-        except NotAView as error:
-            raise Illegal(f"%{self.anchor.name} reads no strided image: {error}") from None
-        for value in self.anchor.inputs:
-            base, _ = resolve(group.graph, value)
-            stored = base in group.graph.inputs or base in group.graph.constants
-            check(stored, f"operand %{base} is made in the same kernel")
-        dtype = group.graph.specs[self.anchor.inputs[0]].dtype
+        flow = Flow(group.graph)
+        anchors = [node for node in group.compute if node.definition.family == self.family]
+        self.windowed = tuple(self._windowed(flow, anchor) for anchor in anchors)
+        dtype = group.graph.specs[anchors[0].inputs[0]].dtype
         check(dtype in DTYPES, f"this sketch sums no {dtype}")
         self.dtype = dtype
-        self.vector = self._write(16 // dtype.itemsize)[0].vector
+        self.vector = min(
+            self._write(each, 16 // dtype.itemsize, {})[0].vector for each in self.windowed
+        )
 
-    def _write(self, vector: int) -> tuple[Region, PointwiseEmitter]:
+    def _windowed(self, flow: Flow, anchor: Node) -> Windowed:
+        graph = self.group.graph
+        check("stride" in anchor.attrs, f"{anchor.op} has no windows of one size")
+        try:
+            image = windows_of(graph, anchor)
+        except NotAView as error:
+            raise Illegal(f"%{anchor.name} reads no strided image: {error}") from None
+        for value in anchor.inputs:
+            base, _ = resolve(graph, value)
+            stored = base in graph.inputs or base in graph.constants
+            check(stored, f"operand %{base} is made in the same kernel")
+        part = flow.connected((1 << len(flow.compute)) - 1, 1 << flow.index[anchor.name])
+        return Windowed(anchor, tuple(flow.compute[at] for at in bits(part)), image)
+
+    def _write(
+        self, windowed: Windowed, vector: int, parameters: dict[str, tuple[str, Pointer]]
+    ) -> tuple[Region, PointwiseEmitter]:
         """The epilogue of so many channels a thread, or of as many as fit it and the image."""
-        *_, columns = self.anchor.outputs[0].sizes
-        rows = self.anchor.outputs[0].numel // columns
-        region = Region(self.group, (rows, columns), vector)
-        region.fit_vector(self.image.layout)
-        emitter = PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
-        return region, emitter
+        (spec,) = windowed.anchor.outputs
+        shape = (spec.numel // windowed.columns, windowed.columns)
+        region = Region(self.group, shape, vector, parameters)
+        region.fit_vector(windowed.image.layout)
+        return region, PointwiseEmitter(region, {windowed.anchor.values[0]: "acc"}, windowed.nodes)
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -71,71 +115,91 @@ class Stencil(Sketch):
         narrow = max(1, self.vector // 2)
         tiles = ((4, self.vector), (2, self.vector), (1, self.vector), (1, narrow))
         fitting = [tile for tile in tiles if self._values(*tile) <= MOST_VALUES]
-        filling = [tile for tile in fitting if self._items(*tile) >= THREADS * self.target.sm_count]
+        enough = THREADS * self.target.sm_count
+        filling = [
+            tile for tile in fitting if sum(each.items(*tile) for each in self.windowed) >= enough
+        ]
         for strip, vector in dict.fromkeys((*filling, (1, narrow))):
             yield {"strip": strip, "vector": vector, "threads": 128}
 
-    def _items(self, strip: int, vector: int) -> int:
-        """Threads that have something to do."""
-        images, _, _, columns = self.image.layout.shape
-        return -(-self.image.out[1] // strip) * self.image.out[0] * images * columns // vector
-
     def _values(self, strip: int, vector: int) -> int:
-        span = (strip - 1) * self.image.stride[1] + self.image.kernel[1]
-        return (strip + span) * vector
+        return max(each.values(strip, vector) for each in self.windowed)
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         strip, threads = schedule["strip"], schedule["threads"]
-        region, emitter = self._write(schedule["vector"])
-        values = self._values(strip, region.vector)
+        parameters: dict[str, tuple[str, Pointer]] = {}
+        written = [self._write(each, schedule["vector"], parameters) for each in self.windowed]
+        values = max(
+            each.values(strip, region.vector)
+            for each, (region, _) in zip(self.windowed, written, strict=True)
+        )
         check(strip == 1 or values <= MOST_VALUES, f"{values} values a thread leave no registers")
-        images, height, width, columns = self.image.layout.shape
-        image = region.parameter(self.image.base, "in")
-        tap, given = self._tap(region)
-        functor = emitter.functor("Epilogue", "acc")  # has all parameters by now
-        at = index(self.image.layout, ("n", "y", "x", "channel"))
-        declarations = ", ".join(text for text, _ in region.parameters.values())
-        names = ", ".join(region.parameters)
-        items = self._items(strip, region.vector)
+        operands = [
+            (region.parameter(each.image.base, "in"), *self._tap(each, region))
+            for each, (region, _) in zip(self.windowed, written, strict=True)
+        ]
+        copied = list(copies(self.group, written[0][0], threads))
+        parts: list[Part] = []  # the functors have all parameters by now
+        for number, (each, (region, emitter)) in enumerate(
+            zip(self.windowed, written, strict=True)
+        ):
+            suffix = str(number) if number else ""
+            image, tap, given = operands[number]
+            text = self._structs(each, schedule, suffix)
+            text += f"\n{tap.replace('struct Tap ', f'struct Tap{suffix} ')}"
+            text += f"\n{emitter.functor(f'Epilogue{suffix}', 'acc')}"
+            operators = f"Image{suffix}{{{image}}}, Tap{suffix}{{{given}}}"
+            call = f"stencil<Config{suffix}>({operators}, "
+            call += f"Epilogue{suffix}{{{', '.join(parameters)}}}, {BLOCK});"
+            parts.append(Part(text, call, -(-each.items(strip, region.vector) // threads)))
+        parts += copied
+        declarations = ", ".join(text for text, _ in parameters.values())
+        texts = "".join(part.text for part in parts)
         source = f"""#include "stencil.cuh"
 using namespace gtco;
 
-struct Config {{
-  using Element = {C_TYPES[self.dtype]};
-{self.image.fields}
-  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
-  static constexpr int COLUMNS = {columns}, STRIP = {strip}, THREADS = {threads};
-}};
-
-struct Image {{
-  const {C_TYPES[self.dtype]}* base;
-  __device__ __forceinline__ const {C_TYPES[self.dtype]}* at(int n, int y, int x,
-                                                             int channel) const {{
-    return base + {at};
-  }}
-}};
-
-{tap}
-{functor}
+{texts}
 extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declarations}) {{
-  stencil<Config>(Image{{{image}}}, Tap{{{given}}}, Epilogue{{{names}}});
+{dispatch(parts)}
 }}
 """
         return self.program(
             schedule,
             source,
-            (-(-items // threads), 1, 1),
+            (sum(part.blocks for part in parts), 1, 1),
             threads,
             0,
-            (argument for _, argument in region.parameters.values()),
+            (argument for _, argument in parameters.values()),
         )
 
-    def _tap(self, region: Region) -> tuple[str, str]:
+    def _structs(self, windowed: Windowed, schedule: Schedule, suffix: str) -> str:
+        image, element = windowed.image, C_TYPES[self.dtype]
+        images, height, width, columns = image.layout.shape
+        strip, threads = schedule["strip"], schedule["threads"]
+        at = index(image.layout, ("n", "y", "x", "channel"))
+        return f"""struct Config{suffix} {{
+  using Element = {element};
+{image.fields}
+  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
+  static constexpr int COLUMNS = {columns}, STRIP = {strip}, THREADS = {threads};
+}};
+
+struct Image{suffix} {{
+  const {element}* base;
+  __device__ __forceinline__ const {element}* at(int n, int y, int x,
+                                                             int channel) const {{
+    return base + {at};
+  }}
+}};
+"""
+
+    def _tap(self, windowed: Windowed, region: Region) -> tuple[str, str]:
         """The struct of what a window does with its pixels, and what it is made of."""
-        window = self.anchor.definition.window
+        anchor = windowed.anchor
+        window = anchor.definition.window
         if window is not None:
-            return _pooled(window, _count(self.anchor, self.image) if window.mean else ""), ""
-        weights, layout = resolve(self.group.graph, self.anchor.inputs[1])
+            return _pooled(window, _count(anchor, windowed.image) if window.mean else ""), ""
+        weights, layout = resolve(self.group.graph, anchor.inputs[1])
         parameter = region.parameter(weights, "in")
         dtype = self.group.graph.specs[weights].dtype
         constant = weights in self.group.graph.constants

@@ -266,3 +266,18 @@ def store_layout(graph: Graph, value: str, stored: str) -> Layout:
         else:
             raise NotAView(f"{node.op} drops or repeats elements")
     return layout
+
+
+def piece_layout(graph: Graph, concat: Node, position: int, stored: str) -> Layout:
+    """Where elements of input `position` of `concat` go in the contiguous buffer of `stored`.
+
+    `stored` is `concat`'s value or reached from it as for `store_layout`.
+
+    Raises:
+        NotAView: likewise.
+    """
+    dim = concat.attrs["dim"] % concat.outputs[0].rank
+    sizes = [graph.specs[name].sizes[dim] for name in concat.inputs]
+    start = sum(sizes[:position])
+    layout = store_layout(graph, concat.values[0], stored)
+    return layout.slice(dim, start, start + sizes[position])

@@ -10,7 +10,10 @@ from torch import Tensor, nn
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.ir.graph import GraphBuilder
+from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
+from gtco.passes.legality import explain
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import stencil_groups
@@ -83,3 +86,76 @@ def test_a_block_of_mobilenet_is_two_kernels() -> None:
     fused = gtco.fuse(graph)
     kinds = [derive(group, group.name.split("_")[0], H100).sketches for group in fused]
     assert [sketches[0].family for sketches in kinds] == ["stencil", "gemm"]
+
+
+class Projections(nn.Module):
+    """What attention of CvT reads: convolutions of the pixels, each behind the class token."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(
+            nn.Conv2d(channels, channels, 3, stride, 1, groups=channels) for stride in (1, 2, 2)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        token, pixels = x.split([1, x.shape[1] - 1], 1)
+        side = int(pixels.shape[1] ** 0.5)
+        image = pixels.transpose(1, 2).unflatten(2, (side, side))
+        rows = (conv(image).flatten(2).transpose(1, 2) for conv in self.convs)
+        return tuple(torch.cat((token, row), 1) for row in rows)
+
+
+class Skip(nn.Module):
+    """A resized image beside another; `shown` returns the former as well."""
+
+    def __init__(self, shown: bool = False) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(8, 16, 1) for _ in range(3))
+        self.last = nn.Conv2d(32, 8, 3)
+        self.shown = shown
+
+    def forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        small, large = self.convs[0](x), self.convs[1](y)
+        up = F.interpolate(small, scale_factor=2.0)
+        result = self.last(torch.cat((up, large), 1))
+        return (result, up) if self.shown else (result,)
+
+
+def fused(module: nn.Module, *shapes: tuple[int, ...]) -> list[list[str]]:
+    """The ops of each group."""
+    graph = gtco.capture(module.eval().half(), tuple(torch.randn(*s).half() for s in shapes))
+    return [[node.op for node in group.compute] for group in gtco.fuse(graph)]
+
+
+def test_the_projections_of_cvt_are_one_kernel() -> None:
+    (group,) = fused(Projections(32), (1, 197, 32))
+    assert sorted(group) == ["add"] * 3 + ["concat"] * 3 + ["depthwise_conv"] * 3
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_resize_stores_beside_its_skip(shown: bool) -> None:
+    groups = fused(Skip(shown), (1, 8, 6, 6), (1, 8, 12, 12))
+    assert ["resize", "concat"] in groups and len(groups) == 4
+
+
+def test_a_concat_of_what_is_computed_needs_its_stencil() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, 4, 6, 8), torch.float16))
+    given = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "ceil_mode": False}
+    y = b.add("relu", b.add("max_pool", x, dilation=(1, 1), **given))
+    graph = b.build([b.add("concat", y, dim=3)])
+    assert explain(graph, graph.nodes) is None
+    reason = explain(graph, graph.nodes[1:])
+    assert reason is not None and reason.startswith("concat reads stored values only")
+
+
+def test_two_results_of_one_concat_are_refused() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, 4, 6, 8), torch.float16))
+    given = {"kernel": (3, 3), "stride": (1, 1), "padding": (1, 1), "ceil_mode": False}
+    large = b.add("max_pool", x, dilation=(1, 1), **given)
+    mean = b.add("avg_pool", x, count_padding=True, divisor=None, **given)
+    graph = b.build([b.add("concat", large, mean, dim=3)])
+    assert explain(graph, graph.nodes[:2]) is None
+    reason = explain(graph, graph.nodes)
+    assert reason == "the kernel stores each result of max_pool by itself"
