@@ -29,7 +29,8 @@ CASES: dict[str, Callable[[], Group]] = {
     **{f"attention_{name}": make for name, make in attention_groups.CASES.items()},
 }
 LARGE = {"qkv", "fc1", "fc1_huge", "fc2", "projection", "patch_16", "attention_vit_384",
-         "attention_detr_self", "attention_cvt", "attention_vit_h", "gelu_197"}  # fmt: skip
+         "attention_detr_self", "attention_cvt", "attention_vit_h", "gelu_197",
+         "tf32_fc1", "tf32_projection", "fp32_fc1"}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
