@@ -57,6 +57,19 @@ def test_who_answers_wrongly_is_marked_and_in_no_chart() -> None:
     assert "| 100 us | 150 us | **1.50x** |" in readme_table.summary([benchmark("vit_b16", 100)])
 
 
+def test_the_better_layout_stands_for_a_peer() -> None:
+    result = benchmark("vit_b16", 100)
+    name, key = "inductor reduce-overhead, channels last", "inductor-channels-last"
+    timing = {"single_us": {"p50": 140}, "back_to_back_us": 120, "rounds_us": [120]}
+    result["timings"][name], result["best"][key] = timing, name
+    result["verdicts"][name] = {"normal": {"ok": True}}
+    result["ratios"][key] = {"back_to_back": 1.2}
+    assert "120, 1.20x (reduce-overhead, channels last)" in readme_table.table([result])
+    assert "| 100 us | 120 us | **1.20x** |" in readme_table.summary([result])
+    result["verdicts"][name]["normal"]["ok"] = False
+    assert "| 100 us | 150 us | **1.50x** |" in readme_table.summary([result])
+
+
 def test_the_last_result_of_a_case_counts_and_failures_are_shown(tmp_path: Path) -> None:
     (tmp_path / "1.json").write_text(json.dumps(benchmark("vit_b16", 500), indent=2))
     failed = {"model": "a:b", "error": "no", "environment": {"gpus": [{"name": "NVIDIA H100"}]}}
