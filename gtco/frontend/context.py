@@ -23,6 +23,13 @@ class Value:
     name: str
 
 
+@dataclass(frozen=True)
+class Number:
+    """A number read out of a tensor of one element, for an argument that takes no tensor."""
+
+    value: Value
+
+
 @dataclass
 class Context:
     """What a lowering builds with.
@@ -84,7 +91,7 @@ class Context:
         return Value(self.builder.constant(hint, tensor))
 
 
-Lowering = Callable[..., Value | tuple[Value | None, ...] | None]
+Lowering = Callable[..., Value | Number | tuple[Value | None, ...] | None]
 
 
 def registrar(

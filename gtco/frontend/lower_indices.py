@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch._ops import OpOverload
 
-from gtco.frontend.context import Context, Lowering, Value, registrar
+from gtco.frontend.context import Context, Lowering, Number, Value, registrar
 
 aten = torch.ops.aten
 
@@ -16,7 +16,7 @@ INDICES: dict[OpOverload, Lowering] = {}
 _lowers = registrar(INDICES)
 
 
-def _named(ctx: Context, x: Value, dim: int, index: Value) -> Value:
+def named(ctx: Context, x: Value, dim: int, index: Value) -> Value:
     """What `index`, of any shape, names along dimension `dim` of x; that shape stands there."""
     shape, places = ctx.shape(x), ctx.shape(index)
     before, after = shape[:dim], shape[dim + 1 :]
@@ -24,6 +24,11 @@ def _named(ctx: Context, x: Value, dim: int, index: Value) -> Value:
     flat = ctx.reshape(index, (*(1 for _ in before), count, *(1 for _ in after)))
     whole = ctx.expand(flat, (*before, count, *after))
     return ctx.reshape(ctx.add("gather", x, whole, dim=dim), (*before, *places, *after))
+
+
+@_lowers(aten._local_scalar_dense.default)
+def _number(ctx: Context, x: Value) -> Number:
+    return Number(ctx.reshape(x, ()))
 
 
 @_lowers(aten.embedding.default)
@@ -35,12 +40,12 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:
-    return _named(ctx, table, 0, index)
+    return named(ctx, table, 0, index)
 
 
 @_lowers(aten.index_select.default)
 def _index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value | None:
-    return _named(ctx, x, dim % ctx.rank(x), index) if ctx.rank(x) and ctx.rank(index) else None
+    return named(ctx, x, dim % ctx.rank(x), index) if ctx.rank(x) and ctx.rank(index) else None
 
 
 @_lowers(aten.gather.default)
@@ -55,17 +60,17 @@ def _gather(
 @_lowers(aten.index.Tensor)
 def _index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value | None:
     """`x[:, i, j]` for tensors of integers that stand side by side: one index into both."""
-    named = [index for index in indices if index is not None]
+    given = [index for index in indices if index is not None]
     first = next(at for at, index in enumerate(indices) if index is not None)
-    adjacent = all(index is not None for index in indices[first : first + len(named)])
-    if not adjacent or any(ctx.dtype(x) not in (torch.int64, torch.int32) for x in named):
+    adjacent = all(index is not None for index in indices[first : first + len(given)])
+    if not adjacent or any(ctx.dtype(x) not in (torch.int64, torch.int32) for x in given):
         return None
-    shape, end = ctx.shape(x), first + len(named)
-    whole = named[0] if len(named) == 1 else _counted(ctx, named[0], shape[first])
-    for size, index in zip(shape[first + 1 : end], named[1:], strict=True):
+    shape, end = ctx.shape(x), first + len(given)
+    whole = given[0] if len(given) == 1 else _counted(ctx, given[0], shape[first])
+    for size, index in zip(shape[first + 1 : end], given[1:], strict=True):
         whole = ctx.add("add", ctx.add("mul", whole, other=size), _counted(ctx, index, size))
     x = ctx.reshape(x, (*shape[:first], math.prod(shape[first:end]), *shape[end:]))
-    return _named(ctx, x, first, whole)
+    return named(ctx, x, first, whole)
 
 
 def _counted(ctx: Context, index: Value, size: int) -> Value:

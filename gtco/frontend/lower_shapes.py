@@ -12,12 +12,14 @@ from torch._ops import OpOverload
 from gtco.frontend.context import (
     Context,
     Lowering,
+    Number,
     Scalar,
     Value,
     all_dims,
     registrar,
     resolve_shape,
 )
+from gtco.frontend.lower_indices import named
 
 aten = torch.ops.aten
 
@@ -180,7 +182,9 @@ def _select_index(ctx: Context, x: Value, dim: int, index: int) -> Value:
 
 
 @_lowers(aten.select.int)
-def _select(ctx: Context, x: Value, dim: int, index: int) -> Value:
+def _select(ctx: Context, x: Value, dim: int, index: int | Number) -> Value:
+    if isinstance(index, Number):
+        return named(ctx, x, dim % ctx.rank(x), ctx.cast(index.value, torch.int64))
     return _select_index(ctx, x, dim, index)
 
 

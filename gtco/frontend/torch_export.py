@@ -31,7 +31,7 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from gtco.frontend.context import Context, Value
+from gtco.frontend.context import Context, Number, Value
 from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
 from gtco.frontend.refusals import (
     ONE_TYPE,
@@ -258,6 +258,10 @@ READ_MEMORY = frozenset(
 """Operators whose result depends on how their first operand lies in memory."""
 
 
+TAKE_NUMBERS = frozenset((aten.select.int,))
+"""Operators whose lowering takes a number that is read out of a tensor."""
+
+
 class _Lowerer:
     """Walks one decomposed program; `values` maps its nodes to ours."""
 
@@ -344,6 +348,11 @@ class _Lowerer:
                 template.append(spec.arg.value)
                 continue
             value = self.values[spec.arg.name]
+            if isinstance(value, Number):
+                raise CaptureError(
+                    f"{self.label}: the model returns a number that is read out of a tensor "
+                    f"({spec.arg.name}); return the tensor"
+                )
             template.append(Slot(len(names)))
             names.append(value.name)
         return names, tuple(template)
@@ -360,13 +369,14 @@ class _Lowerer:
         target = node.target
         if target is operator.getitem:
             return args[0][args[1]]
+        if isinstance(target, OpOverload) and not target._schema.returns:
+            return None  # an assertion, which the exporter proved or the shapes imply
+        self._refuse_numbers(node, args, kwargs)
         if not isinstance(target, OpOverload):
             raise CaptureError(
                 f"{self.label}: {where(node)} calls {target}, which is no ATen operator (control "
                 f"flow or autocast inside the model?); move it outside the model"
             )
-        if not target._schema.returns:
-            return None  # an assertion, which the exporter proved or the shapes imply
         self.context.source = source(node)
         self.context.device = _device(node)
         self.context.used_outputs = _used_outputs(node)
@@ -387,6 +397,20 @@ class _Lowerer:
                 f"{self.label}: {where(node)} ({target}) cannot be lowered ({_reason(error)}); "
                 f"leave it outside the model, or report it with this message"
             ) from error
+
+    def _refuse_numbers(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> None:
+        """Refuse to compute with a number that is read out of a tensor; it may be an index.
+
+        Eager takes a uint8 index for a mask, which torch.export does not.
+        """
+        leaves = pytree.tree_leaves((args, kwargs))
+        dtypes = {self.context.dtype(leaf.value) for leaf in leaves if isinstance(leaf, Number)}
+        if dtypes and (node.target not in TAKE_NUMBERS or torch.uint8 in dtypes):
+            raise CaptureError(
+                f"{self.label}: {where(node)} ({node.target}) depends on a number that is read "
+                f"out of a tensor (.item(), or int(), float() or bool() of it); compute with the "
+                f"tensor itself, or index with one of int64"
+            )
 
     def _refuse_strided(self, node: fx.Node) -> None:
         """Values lie contiguous in gtco, so what reads their memory must mean that layout."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.frontend.torch_export import CaptureError
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
 from gtco.runtime.host import run_on_host
@@ -26,6 +28,9 @@ FORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "rows": lambda m, x: x[m.i],
     "one of each": lambda m, x: x[:, m.i, m.j],
     "three": lambda m, x: x[m.j, m.j, m.j],
+    "a tensor of rank 0": lambda m, x: x[m.j[0]] + x[:, m.j[2]] * x[m.j[1].int(), :, None],
+    "two of rank 0": lambda m, x: x[m.j[0], m.j[2]] + x[..., m.j[0].to(torch.int16)].sum(),
+    "one of what is computed": lambda m, x: x[x[0].sum(-1).argmax()],
 }
 
 
@@ -44,6 +49,20 @@ def test_is_captured(form: str) -> None:
 def test_indices_that_stand_apart_stay_atens() -> None:
     graph, _ = captured(lambda m, x: x[m.j, :, m.j], random(3, 3, 3), j=J)
     assert "aten" in ops(graph)
+
+
+@pytest.mark.parametrize(
+    "form, words",
+    [
+        (lambda m, x: x * m.j[0].item(), r"node mul \(aten.mul.Tensor\) depends on a number"),
+        (lambda m, x: x.to(torch.int64) % (m.j[0] + 3).item(), "depends on a number"),
+        (lambda m, x: x[m.j[0].to(torch.uint8)], "index with one of int64"),
+        (lambda m, x: (x, x.mean().item()), "returns a number.*return the tensor"),
+    ],
+)
+def test_numbers_that_are_read_out_of_tensors_are_refused(form: Any, words: str) -> None:
+    with pytest.raises(CaptureError, match=words):
+        captured(form, random(3, 3), j=J)
 
 
 @pytest.mark.compiler
