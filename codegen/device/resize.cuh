@@ -1,8 +1,9 @@
-// Images made larger or smaller: a thread has V channels of one pixel of the result, and weighs the
-// TAPS x TAPS pixels around its place in the image, which follows torch's rules in fp32.
+// Images made larger or smaller: a thread has REPEAT times V channels of one pixel of the result,
+// and weighs the TAPS x TAPS pixels around its place in the image, which follows torch's rules in
+// fp32. Finding that place takes more instructions than weighing two channels does.
 //
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), P, Q (rows and columns of the
-// result), SCALE_H, SCALE_W (pixels of the image for one of the result), THREADS. Image has
+// result), SCALE_H, SCALE_W (pixels of the image for one of the result), REPEAT, THREADS. Image has
 // `at(image, y, x, channel)`. Axis has TAPS and `place(dst, scale, size, at, weight)`.
 #pragma once
 
@@ -60,10 +61,11 @@ struct Cubic {
 
 template <class C, class Axis, class Image, class Functor>
 __device__ __forceinline__ void resize(const Image& image, const Functor& functor, int block) {
-  constexpr int V = Functor::VECTOR, VECTORS = C::COLUMNS / V, T = Axis::TAPS;
-  static_assert(C::COLUMNS % V == 0, "a vector does not cross a pixel's end");
+  constexpr int V = Functor::VECTOR, T = Axis::TAPS;
+  constexpr int VECTORS = C::COLUMNS / V / C::REPEAT;  // of a pixel side by side in a warp
+  static_assert(C::COLUMNS % (V * C::REPEAT) == 0, "no vector crosses a pixel's end");
   const int item = block * C::THREADS + threadIdx.x;
-  const int col = item % VECTORS * V, row = item / VECTORS;
+  const int first = item % VECTORS * V, row = item / VECTORS;
   const bool active = row < C::IMAGES * C::P * C::Q;
   const int n = active ? row / (C::P * C::Q) : 0;
   int ys[T], xs[T];
@@ -73,31 +75,38 @@ __device__ __forceinline__ void resize(const Image& image, const Functor& functo
 
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  Packed<typename C::Element, V> pixels[T][T];
+  Packed<typename C::Element, V> pixels[C::REPEAT][T][T];
 #pragma unroll
-  for (int y = 0; y < T; ++y) {
+  for (int r = 0; r < C::REPEAT; ++r)
 #pragma unroll
-    for (int x = 0; x < T; ++x) pixels[y][x] = load_packed<V>(image.at(n, ys[y], xs[x], col));
-  }
+    for (int y = 0; y < T; ++y)
+#pragma unroll
+      for (int x = 0; x < T; ++x)
+        pixels[r][y][x] = load_packed<V>(image.at(n, ys[y], xs[x], first + r * VECTORS * V));
   typename Functor::Row values{};
   if constexpr (Functor::ROW_VALUES > 0) {
     if (active) values = functor.row_values(row, true);
   }
-  auto acc = map<V>([&](int) { return 0.0f; });
 #pragma unroll
-  for (int y = 0; y < T; ++y) {
-    auto line = map<V>([&](int) { return 0.0f; });
+  for (int r = 0; r < C::REPEAT; ++r) {
+    const int col = first + r * VECTORS * V;
+    auto acc = map<V>([&](int) { return 0.0f; });
 #pragma unroll
-    for (int x = 0; x < T; ++x) {
-      const auto pixel = unpack<V>(pixels[y][x]);
+    for (int y = 0; y < T; ++y) {
+      auto line = map<V>([&](int) { return 0.0f; });
 #pragma unroll
-      for (int i = 0; i < V; ++i) line[i] = T == 1 ? pixel[i] : fmaf(across[x], pixel[i], line[i]);
+      for (int x = 0; x < T; ++x) {
+        const auto pixel = unpack<V>(pixels[r][y][x]);
+#pragma unroll
+        for (int i = 0; i < V; ++i)
+          line[i] = T == 1 ? pixel[i] : fmaf(across[x], pixel[i], line[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < V; ++i) acc[i] = T == 1 ? line[i] : fmaf(down[y], line[i], acc[i]);
     }
-#pragma unroll
-    for (int i = 0; i < V; ++i) acc[i] = T == 1 ? line[i] : fmaf(down[y], line[i], acc[i]);
+    const auto inputs = functor.template inputs<V>(row, col, active);
+    functor.template operator()<V>(row, col, values, active, inputs, acc);
   }
-  const auto inputs = functor.template inputs<V>(row, col, active);
-  functor.template operator()<V>(row, col, values, active, inputs, acc);
 }
 
 }  // namespace gtco

@@ -14,14 +14,17 @@ from gtco.ir.graph import Group
 from gtco.ir.views import NotAView, resolve
 from gtco.target import Target
 
+WIDE = 12
+"""Most channels of a thread by default: a bicubic resize keeps 16 pixels of each."""
+
 
 class Resize(Sketch):
-    """A thread has a vector of channels of one pixel of the result."""
+    """A thread has some vectors of channels of one pixel of the result."""
 
     name: ClassVar[str] = "resize"
     family: ClassVar[str] = "stencil"
-    version: ClassVar[int] = 1
-    schedule_version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
+    schedule_version: ClassVar[int] = 2
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -51,20 +54,35 @@ class Resize(Sketch):
     def knobs(self) -> tuple[Knob, ...]:
         return (
             Knob("vector", tuple(size for size in (1, 2, 4, 8) if size <= self.vector)),
+            Knob("repeat", (1, 2, 3, 4, 5)),
             Knob("threads", (64, 128, 256)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
-        """The widest vector that leaves enough threads, else narrower ones."""
+        """The widest vector that leaves enough threads, else narrower ones; where an image allows
+        only narrow ones, as many of them as do."""
         numel, enough = self.anchor.outputs[0].numel, THREADS * self.target.sm_count
         vector = self.vector
         while vector > 1 and numel // vector < enough:
             vector //= 2
-        yield {"vector": vector, "threads": 128}
+        repeats = (
+            repeat
+            for repeat in (5, 4, 3, 2)
+            if vector * repeat <= WIDE
+            and self._repeats(vector, repeat)
+            and numel // (vector * repeat) >= enough
+        )
+        yield {"vector": vector, "repeat": next(repeats, 1), "threads": 128}
+
+    def _repeats(self, vector: int, repeat: int) -> bool:
+        """Whether a pixel's channels are so many vectors for each of some threads."""
+        return self.anchor.outputs[0].sizes[-1] % (vector * repeat) == 0
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
-        threads = schedule["threads"]
+        threads, repeat = schedule["threads"], schedule["repeat"]
         region, emitter = self._write(schedule["vector"])
+        whole = self._repeats(region.vector, repeat)
+        check(whole, f"{repeat} vectors of {region.vector} do not divide a pixel's channels")
         images, height, width, columns = self.layout.shape
         _, rows, across, _ = self.anchor.outputs[0].sizes
         scales = [
@@ -77,11 +95,12 @@ class Resize(Sketch):
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         element = C_TYPES[self.dtype]
-        items = region.rows * columns // region.vector
+        items = region.rows * columns // (region.vector * repeat)
         text = f"""struct Config {{
   using Element = {element};
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
-  static constexpr int COLUMNS = {columns}, P = {rows}, Q = {across}, THREADS = {threads};
+  static constexpr int COLUMNS = {columns}, P = {rows}, Q = {across};
+  static constexpr int REPEAT = {repeat}, THREADS = {threads};
   static constexpr float SCALE_H = {scales[0]}, SCALE_W = {scales[1]};
 }};
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import gtco
+from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.resize import Resize
 from gtco.passes import run_pipeline
 from gtco.runtime.host import run_on_host
@@ -41,6 +42,21 @@ def test_a_pixel_that_does_not_count_may_be_nan(mode: str, align: bool) -> None:
     image[0, 0, 3, 2] = image[0, 1, 0, 5] = float("nan")
     compiled = gtco.compile(Model().eval(), (image,), target="host")
     torch.testing.assert_close(compiled(image), Model()(image), equal_nan=True)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("mode", ["bilinear", "bicubic", "nearest"])
+def test_a_thread_may_have_several_vectors_of_a_pixel(mode: str) -> None:
+    group = stencil_groups.resize((2, 4, 5, 30), (7, 9), mode)
+    sketch = Resize(group, TARGETS["sm_90a"])
+    for repeat in (1, 3, 5):
+        program = sketch.emit({"vector": 2, "repeat": repeat, "threads": 64})
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+    with pytest.raises(Illegal, match="4 vectors of 2 do not divide a pixel's channels"):
+        sketch.emit({"vector": 2, "repeat": 4, "threads": 64})
+    narrow = Resize(stencil_groups.resize((1, 192, 192, 150), (384, 384), mode), sketch.target)
+    wide = Resize(stencil_groups.resize((1, 192, 192, 256), (384, 384), mode), sketch.target)
+    assert [next(iter(each.defaults()))["repeat"] for each in (narrow, wide)] == [5, 1]
 
 
 def test_kernels_compile_without_spills() -> None:
