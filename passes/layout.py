@@ -35,8 +35,9 @@ LAST = (0, 2, 3, 1)
 # -- convolutions ---------------------------------------------------------------------------------
 
 
-def _any(edit: Editor, node: Node) -> Node:
-    return node
+def _convolved(edit: Editor, node: Node) -> Node | None:
+    """A convolution; of no input channels torch makes no output channels, whatever the weights."""
+    return node if node.outputs[0].sizes[1] == edit.shape(node.inputs[1])[0] else None
 
 
 def _is_plain(edit: Editor, node: Node) -> bool:
@@ -247,7 +248,7 @@ def _of_blocks(edit: Editor, node: Node) -> str:
 
 _CONVOLUTIONS: tuple[Rule[Any], ...] = (
     Rule("conv2d(x, w, b) -> permute(conv(permute(x), permute(w)) + b)", ("conv2d",),
-         _any, _channels_last),
+         _convolved, _channels_last),
 )  # fmt: skip
 
 _MOVES: tuple[Rule[Any], ...] = (

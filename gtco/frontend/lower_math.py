@@ -308,7 +308,7 @@ def _group_norm(
     cudnn_enabled: bool = True,
 ) -> Value | None:
     """Of an image [N, C, H, W] with its channels last, of other shapes by the memory's order."""
-    if w is None and b is not None:
+    if groups == 0 or (w is None and b is not None):
         return None
     shape, rank = ctx.shape(x), ctx.rank(x)
     if rank == 4:

@@ -109,6 +109,8 @@ def judge(case: Case, target: str | None = None) -> Outcome:
             try:
                 answer = _tensors(run())
             except Exception as error:
+                if "report a bug to PyTorch" in str(error):
+                    return Outcome("torch", stage, _first_line(error))
                 lacking = stage.startswith("cuda") and _cuda_lacks_it(case)
                 if lacking or _export_differs(case, eager):
                     return Outcome("torch", stage, _first_line(error))

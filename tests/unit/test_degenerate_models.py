@@ -73,6 +73,9 @@ EMPTY: dict[str, tuple[Model, tuple[int, ...]]] = {
     "patches": (
         lambda c, x: F.conv2d(x, c.k, stride=2).flatten(2).transpose(1, 2), (0, 3, 8, 8),
     ),
+    "no channels": (lambda c, x: F.conv1d(x, c.w[..., None][:, :0]) + 1, (1, 0, 4)),
+    "no channels of an image": (lambda c, x: F.conv2d(x, c.k[:, :0]) * 2, (2, 0, 3, 3)),
+    "no instances": (lambda c, x: F.instance_norm(x) + 1, (2, 0, 13)),
     "crop": (lambda c, x: F.pad(x, (-1, -2)) + F.pad(x[:, :0], (0, 0, 1, -1)), (2, 3)),
     "roll": (lambda c, x: torch.roll(x, (1, 2), (0, 1)) * 2, (2, 0)),
     "split": (lambda c, x: (*x.split(0, 1), *x.chunk(3, 1)), (2, 0)),
