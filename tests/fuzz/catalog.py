@@ -336,6 +336,104 @@ IMAGES += [
     )
 ]
 
+MOVES += [
+    f"{{o}} = {call}"
+    for call in (
+        "F.embedding({x}.argmax(-1), {w:(X[-1], N)})",
+        "{w:(X[-1], N)}[{x}.argmax(-1)]",
+        "F.embedding({x}.long().abs() % 5, {w:(5, N)}, padding_idx=0) + {k}",
+        "{w:(5, N)}[({x}.long().abs() % 5), 0]",
+        "{w:(5, N, 3)}[:, {x}.long().abs() % 1]",
+        "{x}[..., torch.arange(-1, 1)]",
+        "{x}[:, [0, 0], ..., [0, -1]]",
+        "{x}[{x}.shape[0] - 1 - torch.arange({x}.shape[0])]",
+        "{x}.gather({d}, torch.zeros_like({x}, dtype=i64))",
+        "{x}.gather(-1, {x}.argmax(-1, keepdim=True)) * {k}",
+        "{x}.index_select({d}, torch.tensor([0, 0]))",
+        "torch.roll({x}, ({n}, -1), (0, -1))",
+        "torch.roll({x}, 100, {d})",
+        "torch.roll({x} + {k}, {n})",
+        "{x}.roll({n}, {d}).roll(-{n}, {d})",
+    )
+]
+
+REDUCTIONS += [
+    f"{{o}} = {call}"
+    for call in (
+        "{x}.flatten()[{x}.flatten().argsort(stable=True)]",
+        "{x}.argmax({d}, keepdim=True) + {k}",
+        "{x}.argmin(-1) * 2",
+        "({x} * {k}).argmax({d})",
+        "{x}.max({d})[1]",
+        "torch.linalg.vector_norm({x}, float('inf'), dim={ds})",
+        "F.normalize({x}, p=1, dim={d})",
+        "torch.linalg.vector_norm({x}, 0, dim={ds})",
+        "torch.linalg.vector_norm({x}, 3, dim={ds})",
+        "torch.linalg.vector_norm({x}, float('-inf'), dim={ds})",
+        "torch.cdist({x}, {s})",
+    )
+]
+
+CASTS += [
+    f"{{o}} = {call}"
+    for call in (
+        "({x} * 300).to(u8)",
+        "({x} * 300).to(i8) + {k}",
+        "({x} * 1000).to(u8).to({t})",
+        "{x}.to(u8).to({x}.dtype) * {k}",
+    )
+]
+
+IMAGES += [
+    f"{{o}} = {call}"
+    for call in (
+        "F.conv2d(torch.cat([torch.zeros_like({x}[..., :1]), {x}], -1), {w:(N, X[1], 2, 3)})",
+        "F.conv2d(torch.cat([{x}, {x}.new_zeros(*{x}.shape[:2], 1, {x}.shape[3])], 2), {w:(N, "
+        "X[1], 2, 2)}, {w:(N,)}, stride=2)",
+        "F.conv2d(torch.cat([torch.zeros_like({x}[:, :1]), {x}], 1), {w:(N, X[1] + 1, 2, 2)})",
+        "F.max_pool2d(torch.cat([torch.zeros_like({x}[..., :1]), {x}], -1), 2)",
+        "F.conv_transpose2d({x}, {w:(X[1], N, 3, 3)}, {w:(N,)}, stride=2, padding=1, "
+        "output_padding=1)",
+        "F.conv_transpose2d({x}, {w:(X[1], N, 4, 4)}, {w:(N,)}, 2, 1)",
+        "F.conv_transpose2d({x}, {w:(X[1], 1, 3, 2)}, None, (1, 3), groups={x}.shape[1])",
+        "F.conv_transpose2d({x}, {w:(X[1], N, 2, 2)}, stride=3, dilation=2)",
+        "F.conv_transpose2d({x}, {w:(X[1], N, 3, 3)}, {w:(N,)}, padding=2)",
+        "F.conv_transpose1d({x}, {w:(X[1], N, 4)}, {w:(N,)}, 2, 1)",
+        "F.conv_transpose1d({x}, {w:(X[1], 2, 3)}, stride=3, groups={x}.shape[1])",
+        "F.conv_transpose3d({x}, {w:(X[1], N, 1, 2, 2)}, stride=2)",
+        "F.gelu(F.conv_transpose2d({x}, {w:(X[1], N, 2, 2)}, {w:(N,)}, 2)) + {k}",
+        "F.adaptive_avg_pool2d({x}, (2, 2))",
+        "F.adaptive_avg_pool2d({x}, 3)",
+        "F.adaptive_avg_pool2d({x}, (None, 4))",
+        "F.adaptive_max_pool2d({x}, (2, 1))",
+        "F.adaptive_avg_pool1d({x}, 3)",
+        "{x}.unfold(-1, 2, 2).unfold(-2, 1, 1)",
+        "{x}.unfold({d}, 2, 2)",
+        "{x}.unfold({d}, 3, 2)",
+        "F.unfold({x}, 3, padding=1, stride=2)",
+        "F.unfold({x}, (1, 2), dilation=2)",
+        "F.fold(F.unfold({x}, 2, stride=2), {x}.shape[-2:], 2, stride=2)",
+        "F.conv1d({x}, {w:(X[1], 1, 3)}, stride=2, groups={x}.shape[1])",
+        "F.conv1d({x}, {w:(N, X[1], 3)}, dilation=2)",
+        "F.conv1d(F.pad({x}, (2, 0)), {w:(N, X[1], 3)}, {w:(N,)})",
+        "F.relu(F.conv1d({x}, {w:(N, X[1], 3)}, {w:(N,)}, stride=2, padding=1))",
+        "F.grid_sample({x}, {w:(X[0], 2, 3, 2)}, align_corners=False)",
+        "F.grid_sample({x}, {w:(X[0], 2, 3, 2)}, mode='nearest', padding_mode='border', "
+        "align_corners=True)",
+        "{x} * torch.sigmoid(F.linear(F.relu(F.linear({x}.mean((2, 3)), {w:(N, X[1])}, "
+        "{w:(N,)})), {w:(X[1], N)}, {w:X[1:2]}))[..., None, None]",
+        "{x} * F.conv2d(F.silu(F.conv2d({x}.mean((2, 3), keepdim=True), {w:(N, X[1], 1, 1)}, "
+        "{w:(N,)})), {w:(X[1], N, 1, 1)}, {w:X[1:2]}).sigmoid()",
+        "F.conv2d({x} * F.conv2d(F.silu(F.conv2d({x}.mean((2, 3), keepdim=True), {w:(N, X[1], "
+        "1, 1)})), {w:(X[1], N, 1, 1)}).sigmoid(), {w:(N, X[1], 1, 1)}, {w:(N,)})",
+        "{x} * F.conv1d({x}.mean((2, 3))[:, None], {w:(1, 1, 3)}, padding=1).transpose(0, "
+        "1).reshape(*{x}.shape[:2], 1, 1).sigmoid()",
+        "{x} * torch.sigmoid({x}.mean((2, 3), keepdim=True) * {w:(1, X[1], 1, 1)} + {w:(1, "
+        "X[1], 1, 1)})",
+        "F.hardsigmoid(F.adaptive_avg_pool2d({x}, 1)) * {x} + {x}",
+    )
+]
+
 _NORM = "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {w:X[-1:]})"
 _LINEAR = "F.linear({0}, {{w:(X[-1], X[-1])}}, {{w:X[-1:]}})"
 _HEADS = ".unflatten(-1, (2, -1)).transpose(1, 2)"
