@@ -36,8 +36,8 @@ def _conv2d(
     dilation: Sequence[int] = (1,),
     groups: int = 1,
 ) -> Value | None:
-    if ctx.rank(x) != 4:
-        return None
+    if ctx.rank(x) != 4 or 0 in ctx.shape(w)[:2]:
+        return None  # torch's result of no channels has none, whatever w says
     return ctx.add(
         "conv2d", x, w, b,
         stride=pair(stride), padding=pair(padding), dilation=pair(dilation), groups=groups,

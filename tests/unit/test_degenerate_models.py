@@ -76,6 +76,7 @@ EMPTY: dict[str, tuple[Model, tuple[int, ...]]] = {
     "no channels": (lambda c, x: F.conv1d(x, c.w[..., None][:, :0]) + 1, (1, 0, 4)),
     "no channels of an image": (lambda c, x: F.conv2d(x, c.k[:, :0]) * 2, (2, 0, 3, 3)),
     "no instances": (lambda c, x: F.instance_norm(x) + 1, (2, 0, 13)),
+    "no channels of patches": (lambda c, x: F.conv2d(x, c.k[:, :0], stride=2), (2, 0, 4, 4)),
     "crop": (lambda c, x: F.pad(x, (-1, -2)) + F.pad(x[:, :0], (0, 0, 1, -1)), (2, 3)),
     "roll": (lambda c, x: torch.roll(x, (1, 2), (0, 1)) * 2, (2, 0)),
     "split": (lambda c, x: (*x.split(0, 1), *x.chunk(3, 1)), (2, 0)),
