@@ -14,7 +14,7 @@ from functools import cached_property
 import torch
 
 from gtco.ir.graph import Graph, Node
-from gtco.ir.views import Layout, apply_view
+from gtco.ir.views import Layout, NotAView, apply_view
 from gtco.passes.dataflow import Flow, Read, bits
 
 MAX_WEIGHTS = 1 << 20
@@ -154,6 +154,9 @@ def _behind(flow: Flow, linear: Node) -> tuple[Node, tuple[Node, ...]] | None:
 def _in_order(read: Read, graph: Graph) -> bool:
     """Whether the views of `read` leave the elements in their order, as permuted ones do."""
     layout = Layout.contiguous(graph.specs[read.base].sizes)
-    for view in read.views:
-        layout = apply_view(layout, view)
+    try:
+        for view in read.views:
+            layout = apply_view(layout, view)
+    except NotAView:
+        return False
     return layout.is_contiguous

@@ -84,3 +84,12 @@ def test_a_decoder_is_generated_whole_and_right() -> None:
     compiled = gtco.compile(model, (x,), target="host", fallback="error")
     verdict = judge(compiled(x), model(x), model.double()(x.double()), torch.float16)
     assert verdict.ok, verdict
+
+
+def test_patches_of_a_cropped_transposed_convolution() -> None:
+    up = nn.ConvTranspose2d(3, 7, 3, 2, 1, output_padding=1)
+    model = nn.Sequential(up, nn.Conv2d(7, 5, 2, stride=2)).double().eval()
+    x = torch.randn(3, 3, 1, 7).double()
+    fused = gtco.fuse(gtco.capture(model, (x,)))
+    (answer,) = gtco.interpret(fused, (x,))
+    torch.testing.assert_close(answer, model(x))
