@@ -342,7 +342,7 @@ def test_a_search_begins_with_what_runs_untuned() -> None:
 
 
 def test_a_group_without_sketches_has_no_programs() -> None:
-    group = groups.plain_linear(4, 64, 64, torch.float32)
+    group = groups.plain_linear(4, 64, 64, torch.float64)
     search = search_task(Task(workload_key(group, H100), group, (group,)), H100, Knowledge(DEVICE))
     assert search.propose(4) == [] and search.best is None
 
