@@ -60,6 +60,7 @@ _TAKEN = (*_PLAIN, enum.Enum)
 """Leaves that it can take."""
 
 
+_RESULT = OutputKind.USER_OUTPUT
 _CONTAINERS = "tensors, numbers and strings, in tuples, lists, dicts or dataclasses"
 ONE_TYPE = (
     "give the example arguments the type of the weights (x.half() for float16), or the model "
@@ -105,6 +106,16 @@ def check_result(result: Any, label: str) -> None:
     _register_dataclasses(result)
     if (foreign := _foreign_result(result)) is not None:
         raise CaptureError(f"{label}: {foreign}")
+
+
+def result_types(program: ExportedProgram) -> list[str]:
+    """The types of the tensors that `program` returns, in order."""
+    (results,) = program.graph.output_node().args
+    kinds = (spec.kind for spec in program.graph_signature.output_specs)
+    nodes = [node for node, kind in zip(results, kinds, strict=True) if kind is _RESULT]
+    values = (node.meta["val"] for node in nodes if isinstance(node, fx.Node))
+    tensors = [value for value in values if isinstance(value, Tensor)]
+    return [DTYPE_NAMES.get(tensor.dtype, str(tensor.dtype)) for tensor in tensors]
 
 
 def failed_in(model: nn.Module, error: BaseException) -> str:

@@ -42,6 +42,7 @@ from gtco.frontend.refusals import (
     failed_in,
     refuse_mutation,
     refuse_training,
+    result_types,
     source,
     where,
 )
@@ -154,6 +155,7 @@ def capture(
             refuse_training(model, label)
             program = _export(model, tuple(args), dict(kwargs or {}), label)
         check_program(program, label)
+        stated = result_types(program)
         try:
             program = program.run_decompositions(_decompositions())
         except Exception as error:
@@ -161,6 +163,12 @@ def capture(
                 f"{label}: its exported program cannot be made functional ({_reason(error)}); "
                 f"rewrite the operation that this names"
             ) from error
+        if result_types(program) != stated:
+            raise CaptureError(
+                f"{label}: torch makes a program functional whose results are of other types "
+                f"({result_types(program)} for {stated}): it leaves autocast out around operators "
+                f"that it takes apart, such as einsum; call torch.matmul there, or cast"
+            )
         names = model.input_names if isinstance(model, NamedInputs) else ()
         captured = _Lowerer(program, label, names).run()
     if isinstance(model, ExportedProgram) and (args or kwargs):
