@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
-from gtco.codegen.emit import Region, axis_index, compute_type, index, kind_cast, literal
+from gtco.codegen.emit import Region, axis_index, index
+from gtco.codegen.scalars import compute_type, kind_cast, literal
 from gtco.codegen.sketch import Illegal, check
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.views import Axis, Layout, NotAView, resolve

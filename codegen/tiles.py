@@ -15,7 +15,8 @@ from collections.abc import Sequence
 
 import torch
 
-from gtco.codegen.emit import c_type, compute_type, convert, index, literal, names_of
+from gtco.codegen.emit import index, names_of
+from gtco.codegen.scalars import c_type, compute_type, convert, literal
 from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.tile_loads import AT, Space, TileLoads
 from gtco.ir.graph import Group, Node

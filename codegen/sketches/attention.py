@@ -11,8 +11,9 @@ from typing import ClassVar
 import torch
 
 from gtco.codegen import timing
-from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
+from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
 from gtco.ir.graph import Group

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import ClassVar
 
-from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
     EXACT,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from gtco.codegen import timing
-from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse_wgmma, eights, pad_to
 from gtco.codegen.sketches.windows import WindowOperand

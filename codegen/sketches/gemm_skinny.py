@@ -9,8 +9,8 @@ from typing import ClassVar
 import torch
 
 from gtco.codegen import timing
-from gtco.codegen.emit import C_TYPES
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import analyse, operand_text, pad_to
 from gtco.ir.graph import Group

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gtco.codegen.emit import C_TYPES, Region, index
+from gtco.codegen.emit import Region, index
+from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import Illegal, check
 from gtco.ir.graph import Group
 from gtco.ir.views import NotAView, piece_layout, resolve, through_views

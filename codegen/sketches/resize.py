@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index, literal
+from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
 from gtco.codegen.sketches.stencil import DTYPES, THREADS

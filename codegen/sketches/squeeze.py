@@ -7,8 +7,9 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from gtco.codegen import timing
-from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index
+from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import KernelProgram, Pointer
+from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import pad_to
 from gtco.ir.graph import Group, Node

@@ -8,8 +8,9 @@ from typing import ClassVar
 
 import torch
 
-from gtco.codegen.emit import C_TYPES, PointwiseEmitter, Region, index
+from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import KernelProgram, Pointer
+from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
 from gtco.codegen.sketches.windows import WindowOperand, windows_of

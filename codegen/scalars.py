@@ -1,0 +1,70 @@
+"""Types, numbers and conversions of single values, as the kernels spell them in C++."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from gtco.codegen.sketch import check
+
+C_TYPES = {
+    torch.float16: "half_t",
+    torch.bfloat16: "bf16_t",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int16: "short",
+    torch.int8: "signed char",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+
+
+def c_type(dtype: torch.dtype) -> str:
+    """The device library's name of a stored element.
+
+    Raises:
+        Illegal: there is none.
+    """
+    check(dtype in C_TYPES, f"no kernel stores {dtype}")
+    return C_TYPES[dtype]
+
+
+def compute_type(dtype: torch.dtype) -> str:
+    """The C++ type that arithmetic on `dtype` is done in (`compute_t` of the device library)."""
+    return "float" if dtype in (torch.float16, torch.bfloat16) else c_type(dtype)
+
+
+def literal(value: Any, dtype: torch.dtype = torch.float32) -> str:
+    """A Python number as a C++ literal of the compute type of `dtype`."""
+    kind = compute_type(dtype)
+    if kind == "bool":
+        return "true" if value else "false"
+    if kind not in ("float", "double"):
+        text = f"{int(value)}{'LL' if kind == 'i64' else ''}"
+        return text if kind in ("i64", "i32") else f"{kind_cast(kind)}({text})"
+    if math.isinf(value):
+        text = "__int_as_float(0x7f800000)" if value > 0 else "__int_as_float(0xff800000)"
+        return text if kind == "float" else f"static_cast<double>({text})"
+    if math.isnan(value):
+        text = "__int_as_float(0x7fffffff)"
+        return text if kind == "float" else f"static_cast<double>({text})"
+    return f"{float(value)!r}{'f' if kind == 'float' else ''}"
+
+
+def kind_cast(kind: str) -> str:
+    """The opening of a conversion to the C++ type `kind`."""
+    return f"static_cast<{kind}>"
+
+
+def convert(expression: str, source: torch.dtype, result: torch.dtype) -> str:
+    """`expression` as a value of the compute type of `result`."""
+    if compute_type(source) == compute_type(result):
+        return expression
+    if source.is_floating_point and result in (torch.uint8, torch.int8, torch.int16):
+        # As torch on CPUs: numbers wrap around, where the GPU's own conversion stops at the ends.
+        expression = f"{kind_cast('i64')}({expression})"
+    return f"{kind_cast(compute_type(result))}({expression})"
