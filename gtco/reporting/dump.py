@@ -23,15 +23,10 @@ from safetensors.torch import save_file
 from gtco.frontend.torch_export import Captured
 from gtco.passes import PIPELINE
 from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.encoding import (
-    EncodingError,
-    decode_graph,
-    decode_signature,
-    encode_graph,
-    encode_signature,
-)
+from gtco.runtime.encoding import EncodingError, decode_graph, encode_graph
 from gtco.runtime.infos import kernel_infos
 from gtco.runtime.plan import Plan
+from gtco.runtime.signature_encoding import decode_signature, encode_signature
 
 log = logging.getLogger("gtco.codegen")
 

@@ -32,15 +32,10 @@ from gtco.frontend.torch_export import Captured
 from gtco.ir.spec import DTYPE_NAMES, GraphError
 from gtco.options import OptionError
 from gtco.runtime.cubin import CompiledKernel
-from gtco.runtime.encoding import (
-    EncodingError,
-    decode_plan,
-    decode_signature,
-    encode_plan,
-    encode_signature,
-)
+from gtco.runtime.encoding import EncodingError, decode_plan, encode_plan
 from gtco.runtime.inputs import check_signature
 from gtco.runtime.plan import Plan, PlanError
+from gtco.runtime.signature_encoding import decode_signature, encode_signature
 from gtco.runtime.soundness import check_soundness
 from gtco.target import TargetError
 from gtco.version import VERSION
