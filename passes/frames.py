@@ -1,4 +1,4 @@
-"""What the kernel of a group iterates over: its points and their rows."""
+"""What the kernel of a group iterates over: its points and rows, and which nodes shape them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gtco.ir.graph import Node
+from gtco.ir.ops import Pattern
 from gtco.ir.spec import TensorSpec
 from gtco.ir.views import Layout
+
+
+def is_anchor(node: Node) -> bool:
+    """Whether a kernel of its own is built around `node`."""
+    return bool(node.definition.family)
+
+
+def is_reduction(node: Node) -> bool:
+    return node.pattern is Pattern.REDUCTION
 
 
 @dataclass(frozen=True)

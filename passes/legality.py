@@ -31,9 +31,9 @@ from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import Dim
-from gtco.ir.views import Layout, NotAView
-from gtco.passes.dataflow import Flow, Read, bits
-from gtco.passes.frames import Frame, iteration_shape, reduced
+from gtco.passes.dataflow import Flow, bits
+from gtco.passes.frames import Frame, is_anchor, is_reduction, iteration_shape, reduced
+from gtco.passes.operands import Operands
 from gtco.passes.projection import projected_heads
 from gtco.passes.squeeze import Gates
 from gtco.passes.stencils import Stencils
@@ -72,21 +72,12 @@ def _family(nodes: Sequence[Node]) -> str:
         return "squeeze" if "mean" in ops else "gemm"
     if any(node.definition.family == "stencil" for node in nodes):
         return "stencil"
-    return "rowwise" if any(_is_reduction(node) for node in nodes) else "elementwise"
-
-
-def _is_reduction(node: Node) -> bool:
-    return node.pattern is Pattern.REDUCTION
+    return "rowwise" if any(is_reduction(node) for node in nodes) else "elementwise"
 
 
 def _contracts(node: Node) -> bool:
     """Whether a GEMM kernel is built around `node`."""
     return node.definition.family == "gemm"
-
-
-def _is_anchor(node: Node) -> bool:
-    """Whether a kernel of its own is built around `node`."""
-    return bool(node.definition.family)
 
 
 def is_convex(flow: Flow, mask: int) -> bool:
@@ -110,6 +101,7 @@ class Legality:
         self._projections: dict[str, Node | str] = {}
         self._gates = Gates(flow)
         self._stencils = Stencils(flow)
+        self._operands = Operands(flow)
 
     def explain(self, nodes: Sequence[Node]) -> str | None:
         """Why `nodes` are not one legal group, or None if they are."""
@@ -146,16 +138,16 @@ class Legality:
             return f"%{node.name} has an empty operand or result"
         if (row := node.definition.row) is not None and row.counts:  # its result is no float
             specs = specs[:1]
-        floats_only = _is_anchor(node) or _is_reduction(node) or node.op == "normalize_groups"
+        floats_only = is_anchor(node) or is_reduction(node) or node.op == "normalize_groups"
         allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
         for spec in specs:
             if spec.dtype not in allowed:
                 return f"{node.op} of {spec} has no generated kernel"
-        if _is_anchor(node) and len({spec.dtype for spec in specs[:2]}) > 1:
+        if is_anchor(node) and len({spec.dtype for spec in specs[:2]}) > 1:
             return f"{node.op} mixes operands of two dtypes"
-        if _is_anchor(node) and node.outputs[0].rank < 2:
+        if is_anchor(node) and node.outputs[0].rank < 2:
             return f"the result of %{node.name} is no matrix"
-        if _is_reduction(node) and node.op != "merge_stats":
+        if is_reduction(node) and node.op != "merge_stats":
             frame = self.frame(node)
             columns = math.prod(frame.full) // math.prod(frame.row or ())
             if columns > MAX_COLUMNS:
@@ -172,7 +164,7 @@ class Legality:
         return self._frames[node.name]
 
     def _make_frame(self, node: Node) -> Frame:
-        if _is_anchor(node):
+        if is_anchor(node):
             columns = node.outputs[0].sizes[-1]
             rows = node.outputs[0].numel // columns
             return Frame((rows, columns), (rows, 1))
@@ -270,7 +262,7 @@ class Legality:
                 return f"{user.op} reads stored values only, and %{read.value} is computed here"
             if user.op == "normalize_groups" and slot == 1:
                 return f"{user.op} reads its statistics whole: %{read.value} must be stored first"
-            if _is_reduction(user) and slot > 0:
+            if is_reduction(user) and slot > 0:
                 return f"the scale or shift %{read.value} of {user.op} must be stored first"
             for view in read.views:
                 if view.op != "reshape":
@@ -291,18 +283,18 @@ class Legality:
             if node.op == "row_stats" and share % STATS_CHUNK:
                 return f"{share} columns of a head's block cut the chunks of the row statistics"
             return self._kinds(projection, node)
-        if _is_anchor(anchor):
+        if is_anchor(anchor):
             if node.op == "attention" and self.projection(node) is anchor:
                 return None
             if (beside := self._stencils.beside(anchor, node)) is not None:
                 return None if beside is node else self._kinds(beside, node)
             if node.op == "concat" and anchor.name in self._stencils.behind(node):
                 return None
-            if _is_anchor(node):
+            if is_anchor(node):
                 return f"{anchor.op} and {node.op} are two contractions"
             if node.op == "normalize_groups" or node.definition.gathers:
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
-            if _is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
+            if is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
             if node.op == "row_stats" and not _contracts(anchor):
                 return f"the epilogue of {anchor.op} has no row statistics"
@@ -315,9 +307,9 @@ class Legality:
                     return f"row_stats takes pairs of columns, and {columns} is odd"
                 return None
             return self._in_frame(anchor, node)
-        if not _is_reduction(anchor) or anchor.op == "merge_stats":
+        if not is_reduction(anchor) or anchor.op == "merge_stats":
             return None
-        if _is_reduction(node) and node.op != "merge_stats":
+        if is_reduction(node) and node.op != "merge_stats":
             if self.frame(anchor) != self.frame(node):
                 return f"%{anchor.name} and %{node.name} do not reduce the same rows"
         elif node.op == "normalize_groups":
@@ -325,7 +317,7 @@ class Legality:
         elif node.op == "merge_stats":
             if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
                 return f"merge_stats and {anchor.op} reduce different things"
-        elif not _is_anchor(node):
+        elif not is_anchor(node):
             return self._in_frame(anchor, node)
         return None
 
@@ -348,9 +340,9 @@ class Legality:
             return self._squeeze(nodes)
         if kind == "stencil":
             return self._windowed(nodes)
-        reductions = [node for node in nodes if _is_reduction(node)]
+        reductions = [node for node in nodes if is_reduction(node)]
         if kind in ("gemm", "attention"):
-            anchors = [node for node in nodes if _is_anchor(node)]
+            anchors = [node for node in nodes if is_anchor(node)]
             anchor = max(anchors, key=lambda node: _contracts(node))  # a projection, if any
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
@@ -363,7 +355,9 @@ class Legality:
             anchor = reductions[0]
         else:
             return self._elementwise(nodes)
-        return self._operands(nodes, self.frame(anchor), anchor if kind != "rowwise" else None)
+        return self._operands.explain(
+            nodes, self.frame(anchor), anchor if kind != "rowwise" else None
+        )
 
     def _squeeze(self, nodes: Sequence[Node]) -> str | None:
         inside = {node.name for node in nodes}
@@ -382,7 +376,7 @@ class Legality:
         ):
             frame = Frame((gate.images, width_of.outputs[0].sizes[-1]), None)
             for node in part:
-                if reason := self._pointwise(node, frame, inside, full):
+                if reason := self._operands.pointwise(node, frame, inside, full):
                     return reason
         return None
 
@@ -392,13 +386,13 @@ class Legality:
             reached = self.flow.connected(mask, mask & -mask)
             mask ^= reached
             part = [self.flow.compute[position] for position in bits(reached)]
-            anchors = [node for node in part if _is_anchor(node)]
+            anchors = [node for node in part if is_anchor(node)]
             if len(anchors) != 1:
                 return f"the kernel stores each result of {anchors[0].op} by itself"
             frame = self.frame(anchors[0])
             concats = [node for node in part if node.op == "concat"]
             computed = [node for node in part if node.op != "concat"]
-            if reason := self._operands(computed, frame, anchors[0]):
+            if reason := self._operands.explain(computed, frame, anchors[0]):
                 return reason
             inside = {node.name for node in computed}
             if reason := self._stencils.joined(concats, inside, frame.full):
@@ -411,92 +405,4 @@ class Legality:
             return f"the nodes have {min(sizes)} and {max(sizes)} elements: two iteration shapes"
         if sum(node.op == "normalize_groups" for node in nodes) > 1:
             return "two normalize_groups would merge their statistics in the same shared memory"
-        return self._operands(nodes, Frame(iteration_shape(nodes), None), None)
-
-    def _operands(self, nodes: Sequence[Node], frame: Frame, anchor: Node | None) -> str | None:
-        """Check each operand of each member of a group with this frame.
-
-        `anchor` is the contraction, if there is one: its operands are the pairs' business.
-        """
-        inside = {node.name for node in nodes}
-        full: dict[str, bool] = {}
-        for node in sorted(nodes, key=lambda node: self.flow.index[node.name]):
-            if _is_anchor(node):
-                full[node.name] = True
-                continue
-            if node.op == "merge_stats":
-                full[node.name] = anchor is None
-                spec = node.outputs[0]
-                if not (frame.is_full(spec) if anchor is None else frame.is_row(spec)):
-                    return f"%{node.name} gives {spec}, not one value for each row"
-                continue
-            if _is_reduction(node):
-                reason = self._reduction(node, anchor, inside, full)
-                row = node.definition.row
-                full[node.name] = row is not None and row.whole
-            else:
-                full[node.name] = frame.is_full(node.outputs[0])
-                if not full[node.name] and not frame.is_row(node.outputs[0]):
-                    return f"%{node.name} is {node.outputs[0]}, neither a full nor a row value"
-                reason = self._pointwise(node, frame, inside, full)
-            if reason:
-                return reason
-        if anchor is None:
-            return None
-        for node in nodes:
-            row_value = not full[node.name] and node.op != "row_stats"
-            if row_value and any(self.flow.escapes(value, inside) for value in node.values):
-                return f"%{node.name} is a row value, and no one block of a GEMM stores it"
-        return None
-
-    def _reduction(
-        self, node: Node, anchor: Node | None, inside: set[str], full: dict[str, bool]
-    ) -> str | None:
-        read = self.flow.reads[node.name][0]
-        made_by = self._inner(read, inside)
-        if made_by is not None and not full[made_by.name]:
-            return f"%{node.name} reduces the row value %{read.value}"
-        if anchor is not None and not self.flow.escapes(read.base, inside):
-            return f"row_stats describes stored values, and nobody stores %{read.base}"
-        return None
-
-    def _pointwise(
-        self, node: Node, frame: Frame, inside: set[str], full: dict[str, bool]
-    ) -> str | None:
-        shape = node.outputs[0].sizes
-        target = frame.full if full[node.name] else frame.row
-        assert target is not None
-        for slot, read in enumerate(self.flow.reads[node.name]):
-            if node.op == "normalize_groups" and slot == 1:
-                if not self.flow.layout(read).is_contiguous:
-                    return f"%{node.name} reads its statistics through a view"
-                continue
-            operand = self.flow.graph.specs[read.value].sizes
-            made_by = self._inner(read, inside)
-            if made_by is not None and node.definition.gathers:
-                return f"{node.op} reads stored values only, and %{read.value} is computed here"
-            where = f"%{read.value}, an operand of %{node.name},"
-            try:
-                if made_by is None:
-                    layout = self.flow.layout(read)
-                    if node.definition.gathers:
-                        if shape != frame.full:
-                            return f"the result of %{node.name} is reshaped in the kernel"
-                    else:
-                        layout.expand(shape).reshape(target)
-                    continue
-                seen = Layout.contiguous(operand).expand(shape).reshape(target)
-            except NotAView as error:
-                return f"{where} has no strides over {list(target)}: {error}"
-            if full[node.name] and not full[made_by.name]:
-                row_map = frame.row_map
-                if row_map is None or seen.dims != row_map.dims:
-                    return f"{where} is no row value of {list(frame.full)}"
-            elif seen.dims != Layout.contiguous(target).dims:
-                return f"{where} is broadcast inside the kernel"
-        return None
-
-    def _inner(self, read: Read, inside: set[str]) -> Node | None:
-        """The member that makes the operand, or None if it comes from outside."""
-        made_by = self.flow.producer(read)
-        return made_by if made_by is not None and made_by.name in inside else None
+        return self._operands.explain(nodes, Frame(iteration_shape(nodes), None), None)
