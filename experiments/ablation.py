@@ -56,8 +56,9 @@ from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks, workload_key
 from gtco.runtime.module import CompiledModule
 from gtco.target import HOST, Target
+from gtco.tuning.measuring import BATCH
 from gtco.tuning.replay import clock, in_turns
-from gtco.tuning.tuner import BATCH, PLANS
+from gtco.tuning.tuner import PLANS
 
 NONE, GREEDY, DRAFT, MEASURED = "no fusion", "greedy", "DP, draft prices", "DP, measured prices"
 UNTUNED = ", untuned"

@@ -1,4 +1,4 @@
-"""What `gtco.tuning.tuner` keeps of its limits and of each task."""
+"""What a call of `gtco.tune` keeps of its limits and of each task."""
 
 from __future__ import annotations
 

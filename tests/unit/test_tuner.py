@@ -33,7 +33,7 @@ from gtco.passes.tasks import tasks
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
 from gtco.target import TargetError
-from gtco.tuning import replay, tuner
+from gtco.tuning import measuring, replay, tuner
 from gtco.tuning.result import TuneResult, TuneStatus, row_of
 from gtco.tuning.state import TaskState, wanted_rings
 from tests.perceptron import ARGS, CARD, DEVICE, H100, Mlp, mlp, record
@@ -217,7 +217,7 @@ def test_the_first_batch_has_the_defaults(runner: type[Runner], tmp_path: Path) 
     graph = run_pipeline(gtco.capture(Mlp(), ARGS))
     for task in tasks(fuse_with(Knowledge(DEVICE), graph, H100)[0], H100):
         sampler = Sampler(derive(task.group, family(task.group), H100).sketches, 0)
-        first = [key for workload, key, _ in used.ran if workload == task.key][: tuner.BATCH]
+        first = [key for workload, key, _ in used.ran if workload == task.key][: measuring.BATCH]
         assert {each.key for each in sampler.defaults(8)} <= set(first)
     assert result.trials == 200
 
