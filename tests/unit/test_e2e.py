@@ -212,3 +212,11 @@ def test_what_the_card_did() -> None:
     assert card.summary(lines)["clocks.sm"] == {"least": 1200, "median": 1590, "most": 1980}
     assert card.summary(card.parse("[N/A], 2619, 1, 1"))["clocks.mem"]["most"] == 2619
     assert card.summary([]) == {}
+
+
+def test_who_is_left_out_by_name_is_named_besides_who_always_is() -> None:
+    words = ["out.jsonl", "--without", "torchscript, inductor max-autotune", "--rows", "setr_pup"]
+    row = SUITE.row("setr_pup")
+    asked = run.asked_of(run.arguments(SUITE, words), SUITE, row)
+    assert set(asked.left_out) == {*row.left_out, "torchscript", "inductor max-autotune"}
+    assert len(asked.left_out) == len(set(asked.left_out))
