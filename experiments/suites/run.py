@@ -199,7 +199,7 @@ def arguments(suite: Suite, words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--engines", help="a folder that keeps TensorRT's engines")
     parser.add_argument("--trtexec", type=Path, help="a folder of ROW.json of --exportTimes")
     parser.add_argument("--every-mode", action="store_true", help="of Inductor, layouts included")
-    parser.add_argument("--without", default="", help="contestants that are not to run")
+    parser.add_argument("--without", action="append", default=[], help="a contestant (repeat)")
     parser.add_argument("--patience", type=float, default=420.0, help="seconds for a contestant")
     parser.add_argument("--quick", action="store_true", help="rehearse on the CPU")
     parser.add_argument("--report", action="store_true", help="run nothing: table what is there")
@@ -216,14 +216,13 @@ def arguments(suite: Suite, words: Sequence[str] | None) -> argparse.Namespace:
 def asked_of(given: argparse.Namespace, suite: Suite, row: AnyRow) -> Asked:
     """What a child is told to do."""
     left_out = () if given.every_mode or given.quick else tuple(row.left_out)
-    without = given.without.split(",")
     return Asked(
         suite.module,
         row.name,
         given.quick,
         given.rounds or (1 if given.quick else suite.rounds),
         given.calls or (2 if given.quick else row.calls or suite.calls),
-        tuple(dict.fromkeys((*left_out, *filter(None, map(str.strip, without))))),
+        tuple(dict.fromkeys((*left_out, *given.without))),
         given.db,
         given.tensorrt_python,
         given.engines,
