@@ -1,6 +1,6 @@
 """Launches that run with ATen for want of a kernel, by reason, in the user's words.
 
-12 launches of linear, 4 of matmul: gtco has no kernels for products in fp64; cast the model: ...
+12 x linear, 4 x matmul: gtco has no kernels for products in fp64; cast the model: ...
 """
 
 from __future__ import annotations
@@ -96,8 +96,14 @@ def precision_hint(plan: Plan) -> str:
 
 
 def _why(launch: Launch) -> tuple[str, str]:
+    """The reason, and what the user can do."""
     if any(_multiplied(launch.group, node) == torch.float64 for node in launch.group.nodes):
         return "gtco has no kernels for products in fp64", "cast the model: model.float()"
+    if launch.family == "library":
+        return (
+            "gtco has no kernel that computes this",
+            "leave it to ATen, or write it with operators that have kernels",
+        )
     return launch.reason, ""
 
 
