@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import statistics
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 
 import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
 
-from gtco.benchmarking.answers import Inputs, example_inputs, fresh_inputs
-from gtco.benchmarking.compare import GroupCheck, check_groups
+from gtco.benchmarking.answers import (
+    Inputs,
+    Interpreted,
+    References,
+    compute_precision,
+    example_inputs,
+    fresh_inputs,
+    plan_precision,
+    references,
+)
+from gtco.benchmarking.compare import GroupCheck, NoReference, check_groups, judge_answers
 from gtco.benchmarking.rounds import CudaClock, Tell, time_rounds
+from gtco.check import Verdict
 from gtco.cost_model.plans import floor_us, group_floor_us
 from gtco.cost_model.work import group_work
 from gtco.frontend.torch_export import Captured
+from gtco.locate import Located
 from gtco.options import Options
 from gtco.reporting.build import (
     BACK_TO_BACK,
+    Answer,
     Apart,
     Build,
-    GroupError,
+    Judged,
     KernelFacts,
     LaunchFacts,
     Layers,
@@ -51,6 +66,15 @@ UNSEEN = (
     "Whole calls were timed on the GPU. The profiler did not see each launch, so that the times of "
     "launches are predictions of the cost model."
 )
+AGAINST_MODEL = (
+    "Each output was held against the model itself in fp64, with fresh random inputs. It may be "
+    "off by a few times as much as torch is in the same precision, and a little more."
+)
+AGAINST_GRAPH = (
+    "Each output was held against the saved graph in fp64, with fresh random inputs: a saved "
+    "artifact does not hold the model. It may be off by a few times as much as torch is when it "
+    "runs that graph, and a little more."
+)
 _WALKS = 5
 
 
@@ -61,11 +85,12 @@ def build_facts(
     gtco_version: str,
     kernels: Mapping[str, CompiledKernel] | None = None,
     tell: Tell = lambda message: None,
+    source: Located | None = None,
 ) -> Build:
     """What is known of `plan`.
 
-    Where it can run, each group is checked against the interpreter; on a GPU whole calls and
-    launches are timed as well.
+    Where it can run, its answers are held against the model and each group against the
+    interpreter; on a GPU whole calls and launches are timed as well.
 
     Args:
         model: its name.
@@ -74,6 +99,7 @@ def build_facts(
         gtco_version: of the gtco that made it.
         kernels: the compiled ones by entry point; None compiles them.
         tell: called with a line of progress.
+        source: the model and its arguments; the plan's own graph in torch stands in for none.
 
     Raises:
         CompileError: a kernel does not compile.
@@ -86,14 +112,61 @@ def build_facts(
         kernels = {} if on_host else compile_programs(plan)
     compiled = CompiledModule(plan, captured, dict(kernels))
     try:
-        device = compiled.prepare().device
+        ready = compiled.prepare()
     except TargetError:
         return planned_facts(model, plan, captured, gtco_version, kernels, PREDICTED)
-    like = example_inputs(captured, device)
+    device = ready.device
+    source = None if source is None else _on(source, device)
+    like = example_inputs(captured, device) if source is None else (source.args, source.kwargs)
     with torch.no_grad(), library_precision(plan.options.precision):
+        answers, reference = _answers(compiled, plan, captured, source, like, tell)
         checks = check_groups(compiled, fresh_inputs(like, "normal", 100), tell)
         facts = planned_facts(model, plan, captured, gtco_version, kernels, ON_HOST, checks)
+        hints = (*facts.hints, *(f"not in the CUDA graph: {each}" for each in ready.uncaptured))
+        facts = replace(facts, answers=answers, reference=reference, hints=hints)
         return facts if on_host else _timed(facts, plan, compiled, like, tell)
+
+
+def _on(source: Located, device: torch.device) -> Located:
+    """`source` where the kernels run; the user's own module is not moved."""
+    tensors = pytree.tree_leaves((list(source.module.state_dict().values()), source.args))
+    if all(each.device == device for each in tensors if isinstance(each, Tensor)):
+        return source
+    args, kwargs = pytree.tree_map_only(
+        Tensor, lambda each: each.to(device), (source.args, source.kwargs)
+    )
+    return replace(source, module=copy.deepcopy(source.module).to(device), args=args, kwargs=kwargs)
+
+
+def _answers(
+    compiled: CompiledModule,
+    plan: Plan,
+    captured: Captured,
+    source: Located | None,
+    like: Inputs,
+    tell: Tell,
+) -> tuple[tuple[Answer, ...], str]:
+    """Each output for each kind of inputs, and what it was held against."""
+    if source is None:
+        graph = Interpreted(captured, plan.fused)
+        truth, precision = References(graph, graph.exact), plan_precision(plan)
+    else:
+        truth = references(source, plan.options.precision)
+        precision = compute_precision(source, plan.options.precision)
+    try:
+        found = judge_answers({"gtco": compiled}, truth, like, precision, tell)
+    except NoReference as error:
+        return (), f"The outputs of the whole model were not judged: {error}"
+    answers = tuple(
+        Answer(
+            each.kind,
+            each.output,
+            _finite(each.verdict.eager_rmse),
+            _judged(each.verdict, each.max_abs),
+        )
+        for each in found
+    )
+    return answers, AGAINST_GRAPH if source is None else AGAINST_MODEL
 
 
 def planned_facts(
@@ -123,7 +196,7 @@ def planned_facts(
         for value in launch.group.graph.outputs
     }
     made |= {name: -1 - number for number, name in enumerate(graph.inputs)}
-    errors = {check.group: _error(check) for check in checks}
+    errors = {check.group: _judged(check.verdict, check.max_abs) for check in checks}
     report = make_report(plan, captured.graph)
     why = {name: kind.explanation for kind in report.fallback_kinds for name in kind.launches}
     return Build(
@@ -146,6 +219,9 @@ def planned_facts(
         kernels=_kernels(plan, kernels),
         layers=tuple(Layers(**asdict(each)) for each in plan.fused.repeats),
         apart=_apart(plan),
+        answers=(),
+        reference="",
+        hints=(report.precision_hint,) if report.precision_hint else (),
     )
 
 
@@ -158,7 +234,7 @@ def _launch(
     launch: Launch,
     plan: Plan,
     made: dict[str, int],
-    errors: dict[str, GroupError],
+    errors: dict[str, Judged],
     why: dict[str, str],
 ) -> LaunchFacts:
     group, program = launch.group, launch.program
@@ -185,13 +261,13 @@ def _launch(
     )
 
 
-def _error(check: GroupCheck) -> GroupError:
-    verdict = check.verdict
-    numbers = (verdict.rmse, verdict.limit, check.max_abs)
-    rmse, limit, max_abs = (
-        each if each is None or math.isfinite(each) else None for each in numbers
-    )
-    return GroupError(verdict.ok, rmse, limit, max_abs, verdict.reason or "")
+def _judged(verdict: Verdict, max_abs: float | None) -> Judged:
+    rmse, limit, largest = map(_finite, (verdict.rmse, verdict.limit, max_abs))
+    return Judged(verdict.ok, rmse, limit, largest, verdict.reason)
+
+
+def _finite(number: float | None) -> float | None:
+    return number if number is not None and math.isfinite(number) else None
 
 
 def _kernels(plan: Plan, compiled: Mapping[str, CompiledKernel]) -> tuple[KernelFacts, ...]:

@@ -174,7 +174,7 @@ def compare(
         if runtime is not None:
             contestants[runtime.name] = runtime
         precision = compute_precision(model, options.precision)
-        outputs = _judge_all(contestants, truth, given, precision, tell)
+        outputs = judge_answers(contestants, truth, given, precision, tell)
         groups = check_groups(compiled, fresh_inputs(given, "normal", 100), tell) if layers else ()
     return Comparison(outputs, groups)
 
@@ -197,7 +197,7 @@ def compare_artifact(
         graph = Interpreted(captured, plan.fused)
         truth = References(graph, graph.exact)
         contestants: dict[str, Call] = {"gtco": compiled, GRAPH: graph}
-        outputs = _judge_all(contestants, truth, given, plan_precision(plan), tell)
+        outputs = judge_answers(contestants, truth, given, plan_precision(plan), tell)
         groups = check_groups(compiled, fresh_inputs(given, "normal", 100), tell) if layers else ()
     return Comparison(outputs, groups)
 
@@ -205,19 +205,37 @@ def compare_artifact(
 # -- outputs -------------------------------------------------------------------------------------
 
 
-def _judge_all(
+class NoReference(RuntimeError):
+    """torch cannot run the model that answers would be held against."""
+
+
+def judge_answers(
     contestants: Mapping[str, Call],
     truth: References,
     like: Inputs,
     precision: Precision,
-    tell: Tell,
+    tell: Tell = lambda message: None,
 ) -> tuple[OutputError, ...]:
-    """Every contestant on each kind of input, output by output."""
+    """Every contestant on each kind of input, output by output.
+
+    Args:
+        contestants: name to what is called; the answers of "gtco" are overwritten.
+        truth: what they are held against.
+        like: args and kwargs of a call.
+        precision: a key of `gtco.check.BOUNDS`.
+        tell: called with a line of progress.
+
+    Raises:
+        NoReference: torch cannot run the model itself.
+    """
     errors: list[OutputError] = []
     for seed, kind in enumerate(INPUT_KINDS):
         tell(f"checking answers for {kind} inputs")
         args, kwargs = fresh_inputs(like, kind, 100 + seed)
-        reference, eager = truth.exact((args, kwargs)), truth.eager(*args, **kwargs)
+        try:
+            reference, eager = truth.exact((args, kwargs)), truth.eager(*args, **kwargs)
+        except RuntimeError as error:
+            raise NoReference(f"torch cannot run the model itself: {error}") from error
         for name, call in contestants.items():
             answer = call(*args, **kwargs)
             for output, verdict, max_abs in judge_outputs(answer, eager, reference, precision):

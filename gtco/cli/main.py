@@ -341,9 +341,10 @@ def report_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Write a page on MODEL: its fused graph, each kernel, a timeline and errors by layer.
+    """Write a page on MODEL: its fused graph, each kernel, a timeline, answers, errors by layer.
 
-    On a GPU times are measured and answers checked; without one, times are predictions.
+    On a GPU times are measured and answers checked, and the exit code is 1 if one is wrong. Without
+    one, times are predictions; --target host checks the answers on the CPU.
     """
     if (model is None) == (compare is None):
         raise UsageError("gtco report takes a MODEL, or --compare with two builds")
@@ -367,6 +368,8 @@ def report_command(
         name = "build" if compare is None else "builds"
         plain = [build.to_dict() for build in builds]
         print_json(**{name: plain[0] if compare is None else plain})
+    if compare is None and builds[0].wrong:
+        raise WrongAnswer(builds[0].wrong[0])
 
 
 @app.command("demo")

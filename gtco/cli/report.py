@@ -39,7 +39,7 @@ def build_of_model(
     """Compile a located model and tell of it; raises what `gtco.compile` does."""
     tell(f"compiling {found.name}")
     plan, captured = make_plan(found.module, found.args, found.kwargs, options, database)
-    return build_facts(found.name, plan, captured, VERSION, tell=tell)
+    return build_facts(found.name, plan, captured, VERSION, tell=tell, source=found)
 
 
 def build_of_file(path: Path, tell: Tell) -> Build:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-FORMAT = 1
+FORMAT = 2
 """Of the JSON; another one is refused."""
 
 
@@ -17,15 +17,15 @@ class BuildError(ValueError):
 
 
 @dataclass(frozen=True)
-class GroupError:
-    """How far one group is from the interpreter in fp64, given the interpreter's values.
+class Judged:
+    """How far values are from what they should be in fp64, as `gtco.check` sees it.
 
     Args:
-        ok: whether it counts as right.
+        ok: whether they count as right.
         rmse: root of the mean squared error; None if it is no number.
         limit: what `rmse` may be.
-        max_abs: the largest absolute error, if an output is a float.
-        reason: why it is wrong, if it is.
+        max_abs: the largest absolute error, if a value is a float.
+        reason: why they are wrong, if they are.
     """
 
     ok: bool
@@ -33,6 +33,23 @@ class GroupError:
     limit: float | None
     max_abs: float | None
     reason: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One output of the whole model.
+
+    Args:
+        inputs: their kind, such as "normal".
+        output: its place in the result.
+        eager_rmse: of torch in the same precision; None if it is no number.
+        judged: the output, held against the model in fp64.
+    """
+
+    inputs: str
+    output: str
+    eager_rmse: float | None
+    judged: Judged
 
 
 @dataclass(frozen=True)
@@ -55,7 +72,7 @@ class LaunchFacts:
         floor_us: its bytes or its products alone.
         nbytes: what it reads and writes.
         reads: who makes its inputs: positions of launches, or -1, -2, ... for the model's inputs.
-        error: of its outputs, if they were checked.
+        error: of its outputs, given right inputs, if they were checked.
     """
 
     name: str
@@ -73,7 +90,7 @@ class LaunchFacts:
     floor_us: float
     nbytes: int
     reads: tuple[int, ...]
-    error: GroupError | None
+    error: Judged | None
 
 
 @dataclass(frozen=True)
@@ -127,6 +144,9 @@ class Build:
         kernels: the generated ones, in order of their first launch.
         layers: repeated launches; they do not overlap.
         apart: edges that were not fused.
+        answers: each output for each kind of inputs; empty if no kernel ran.
+        reference: what the answers were held against, in a sentence; empty if no kernel ran.
+        hints: what the user may want to change, a sentence each.
     """
 
     model: str
@@ -144,6 +164,9 @@ class Build:
     kernels: tuple[KernelFacts, ...]
     layers: tuple[Layers, ...]
     apart: tuple[Apart, ...]
+    answers: tuple[Answer, ...]
+    reference: str
+    hints: tuple[str, ...]
 
     def __post_init__(self) -> None:
         count = len(self.launches)
@@ -166,6 +189,21 @@ class Build:
     def is_measured(self) -> bool:
         """Whether each launch has a measured time."""
         return bool(self.launches) and all(each.measured_us is not None for each in self.launches)
+
+    @property
+    def wrong(self) -> tuple[str, ...]:
+        """What is wrong, a sentence each: outputs, then launches."""
+        lines = [
+            f"{each.output} for {each.inputs} inputs is wrong: {each.judged.reason}"
+            for each in self.answers
+            if not each.judged.ok
+        ]
+        lines += [
+            f"{each.name} ({' -> '.join(each.ops)}, {each.kernel}) is wrong: {each.error.reason}"
+            for each in self.launches
+            if each.error is not None and not each.error.ok
+        ]
+        return tuple(lines)
 
     def launch_us(self, launch: LaunchFacts) -> float | None:
         """Its measured time if all have one, else the predicted one."""

@@ -10,13 +10,27 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from importlib.resources import files
 from string import Template
 
 from gtco.reporting.build import Build, KernelFacts, Layers
 from gtco.reporting.graph_svg import family_name, graph_svg, headline, parts_of, short
+from gtco.reporting.markup import (
+    answer_cell,
+    definitions,
+    in_us,
+    listed,
+    number_heads,
+    paragraph,
+    quotient,
+    scientific,
+    tile,
+    title_of,
+    verdict_of,
+)
+from gtco.reporting.side_by_side import side_by_side
 
 _COLOURS = 8
 """In the template; further families take the last one."""
@@ -25,6 +39,16 @@ _FLOOR = (
     "whichever takes longer. Of a kernel: its weights from device memory, all that it reads and "
     "writes through L2, or its products alone."
 )
+_ATEN = (
+    "These launches call torch's own operators, inside the same CUDA graph as the kernels where "
+    "nothing above says otherwise."
+)
+_BY_LAYER = (
+    "Each group was given the values that the interpreter has there, and its outputs were held "
+    "against the interpreter in fp64: the root of the mean squared error, of repeated layers that "
+    "of the worst, and a bar for each, as high as its share of the limit."
+)
+_UNCHECKED = "Nothing was checked: no kernel ran."
 
 
 def page(builds: Sequence[Build]) -> str:
@@ -37,7 +61,7 @@ def page(builds: Sequence[Build]) -> str:
     colours = {
         name: min(number, _COLOURS - 1) for number, (name, _) in enumerate(families.most_common())
     }
-    titles = [_title(build) for build in builds]
+    titles = [title_of(build) for build in builds]
     head = f"<h1>{' and '.join(escape(each) for each in titles)}</h1>"
     longest = max(_length(build) for build in builds)
     heads = [escape(each) for each in titles] if len(builds) > 1 else ["Summary"]
@@ -47,7 +71,7 @@ def page(builds: Sequence[Build]) -> str:
         for number, (name, build) in enumerate(zip(heads, builds, strict=True))
     ]
     two = " two" if len(builds) > 1 else ""
-    difference = _difference(builds[0], builds[1]) if len(builds) > 1 else ""
+    difference = side_by_side(builds[0], builds[1]) if len(builds) > 1 else ""
     body = f'{head}{difference}<main class="builds{two}">{"".join(sections)}</main>'
     template = files("gtco.reporting").joinpath("page.html").read_text(encoding="utf-8")
     script = re.search(r"<script>(.*?)</script>", template, re.DOTALL)
@@ -56,10 +80,6 @@ def page(builds: Sequence[Build]) -> str:
     return Template(template).substitute(
         title=escape(f"gtco: {' and '.join(titles)}"), body=body, script_hash=f"sha256-{digest}"
     )
-
-
-def _title(build: Build) -> str:
-    return f"{build.model} on {build.device or build.target}"
 
 
 def _length(build: Build) -> float:
@@ -87,6 +107,8 @@ class _Section:
     def html(self) -> str:
         parts = (
             self._summary(),
+            self._answers(),
+            self._in_aten(),
             self._timeline(),
             self._graph(),
             self._launches(),
@@ -102,23 +124,79 @@ class _Section:
         kind = "back to back, measured" if build.times else "a call, predicted"
         generated = sum(each.kernel != "aten" for each in build.launches)
         tiles = [
-            (_us(total), kind),
-            (_us(build.floor_us), "floor of a call"),
-            (_ratio(total, build.floor_us), "times the floor"),
+            (in_us(total), kind),
+            (in_us(build.floor_us), "floor of a call"),
+            (quotient(total, build.floor_us), "times the floor"),
             (str(len(build.launches)), f"launches, {generated} of them generated"),
+            (verdict_of(build), "answers and layers"),
         ]
         facts = [
             ("made by", f"gtco {build.gtco_version}"),
             *(("GPU", build.device) for _ in build.device[:1]),
             *((name, text) for name, text in build.options.items() if name != "target"),
-            *((name, _us(us)) for name, us in build.times.items()),
+            *((name, in_us(us)) for name, us in build.times.items()),
             *build.summary,
         ]
         return (
             f'<p class="note">{escape(build.clock)}</p>'
-            f'<div class="tiles">{"".join(_tile(*each) for each in tiles)}</div>'
-            f'{_facts(facts)}<p class="soft">Floor: {_FLOOR}</p>'
+            f'<div class="tiles">{"".join(tile(*each) for each in tiles)}</div>'
+            f'{definitions(facts)}<p class="soft">Floor: {_FLOOR}</p>'
         )
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def _answers(self) -> str:
+        build = self.build
+        if not build.answers:
+            return f"<h2>Answers</h2>{paragraph(build.reference or _UNCHECKED)}"
+        rows = [
+            f"<tr><td>{escape(each.output)}, inputs: {escape(each.inputs)}</td>"
+            f"{answer_cell(each.judged)}"
+            f'<td class="number">{scientific(each.judged.rmse)}</td>'
+            f'<td class="number">{scientific(each.judged.limit)}</td>'
+            f'<td class="number">{scientific(each.eager_rmse)}</td>'
+            f'<td class="number">{scientific(each.judged.max_abs)}</td></tr>'
+            for each in build.answers
+        ]
+        heads = number_heads("RMSE", "limit", "torch's RMSE", "largest error")
+        return (
+            f"<h2>Answers</h2>{paragraph(build.reference)}"
+            f'<div class="scroll"><table><thead><tr><th>output</th><th>answer</th>{heads}</tr>'
+            f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
+        )
+
+    # -- what ATen runs ----------------------------------------------------------------------------
+
+    def _in_aten(self) -> str:
+        """Launches that are no kernels of gtco's, by reason, and what the user may change."""
+        build = self.build
+        kinds: dict[str, list[int]] = {}
+        for at, launch in enumerate(build.launches):
+            if launch.kernel == "aten":
+                kinds.setdefault(launch.reason, []).append(at)
+        hints = "".join(f'<p class="note">{escape(each)}</p>' for each in build.hints)
+        head = f"<h2>What ATen runs</h2>{hints}"
+        if not kinds:
+            return f"{head}{paragraph('Nothing: gtco generated the kernel of every launch.')}"
+        parts = []
+        for reason, positions in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
+            ops = Counter(" -> ".join(build.launches[at].ops) for at in positions)
+            times = [build.launch_us(build.launches[at]) for at in positions]
+            known = [us for us in times if us is not None]
+            links = [
+                f'<a href="#{self.prefix}launch-{card}">{card + 1}</a>'
+                for card in dict.fromkeys(map(self._card, positions))
+            ]
+            facts = [
+                ("operators", listed(f"{count} x {name}" for name, count in ops.most_common())),
+                ("time", in_us(sum(known) if len(known) == len(times) else None)),
+                ("why", reason),
+            ]
+            parts.append(
+                f'<section class="aten">{definitions(facts)}<p class="soft">'
+                f"launches {', '.join(links)} below</p></section>"
+            )
+        return f"{head}{paragraph(_ATEN)}{''.join(parts)}"
 
     # -- timeline ----------------------------------------------------------------------------------
 
@@ -154,7 +232,7 @@ class _Section:
     def _bar(self, at: int) -> str:
         launch = self.build.launches[at]
         us = self.build.launch_us(launch)
-        about = f"{at + 1}. {headline(launch)}, {family_name(launch)}: {_us(us)}"
+        about = f"{at + 1}. {headline(launch)}, {family_name(launch)}: {in_us(us)}"
         return (
             f'<a class="c{self.colours[launch.family]}" tabindex="-1" title="{escape(about)}" '
             f'style="flex-grow:{us or 0.0:.4f}" href="#{self.prefix}launch-{self._card(at)}"></a>'
@@ -203,7 +281,7 @@ class _Section:
                 us = sum(build.launch_us(build.launches[at]) or 0.0 for at in inside)
                 parts.append(
                     f'<section class="layers"><h3>x{part.count}: layers of {part.period} '
-                    f"launches, {_us(us)} together</h3>{cards}</section>"
+                    f"launches, {in_us(us)} together</h3>{cards}</section>"
                 )
             else:
                 parts.append(self._launch(range(part, part + 1)))
@@ -216,17 +294,18 @@ class _Section:
         first = alike[0]
         times = [us for us in map(build.launch_us, alike) if us is not None]
         total = sum(times) if len(times) == len(alike) else None
-        each = _us(times[0]) if times else "no time"
+        over = quotient(times[0] if times else None, first.floor_us)
+        each = in_us(times[0]) if times else "no time"
         if len(alike) > 1 and times:
             low, high = min(times), max(times)
-            spread = _us(low) if low == high else f"{low:.2f} to {_us(high)}"
-            each = f"{spread} each, {_us(total)} together"
+            spread = in_us(low) if low == high else f"{low:.2f} to {in_us(high)}"
+            each = f"{spread} each, {in_us(total)} together"
         kind = "measured" if build.is_measured else "predicted"
         schedule = ", ".join(f"{name}={value}" for name, value in first.schedule.items())
         facts = [
             ("operators", " -> ".join(first.ops)),
             (f"time, {kind}", each),
-            ("floor", f"{_us(first.floor_us)}; {_ratio(_first(times), first.floor_us)} times it"),
+            ("floor", f"{in_us(first.floor_us)}; {over} times it"),
             ("moves", f"{first.nbytes / 1e6:.2f} MB"),
             ("kernel", ", ".join(dict.fromkeys(each.kernel for each in alike))),
             ("sketch", first.sketch),
@@ -234,22 +313,22 @@ class _Section:
             ("schedule from", ", ".join(dict.fromkeys(each.source for each in alike))),
             ("why ATen", first.reason),
             ("group", ", ".join(each.name for each in alike)),
-            ("modules", f"{_listed(first.modules)}{', and alike' * (len(alike) > 1)}"),
+            ("modules", f"{listed(first.modules)}{', and alike' * (len(alike) > 1)}"),
         ]
         if build.is_measured and first.predicted_us is not None:
-            facts.insert(2, ("predicted", _us(first.predicted_us)))
+            facts.insert(2, ("predicted", in_us(first.predicted_us)))
         kernels = dict.fromkeys(each.kernel for each in alike)
         known = [self.kernels[name] for name in kernels if name in self.kernels]
         apart = self._apart(positions)
         mark = f'<i class="c{self.colours[first.family]}"></i>'
         count = f" x{len(alike)}" if len(alike) > 1 else ""
-        us = f'<span class="us">{_us(total)}</span>'
+        us = f'<span class="us">{in_us(total)}</span>'
         return (
             f'<details id="{self.prefix}launch-{positions[0]}"><summary>'
             f'<span class="c{self.colours[first.family]}">{mark}</span>{us}'
             f"{positions[0] + 1}. {escape(headline(first))}{count} "
             f'<span class="soft">{escape(family_name(first))}</span></summary>'
-            f"{_facts([(name, text) for name, text in facts if text])}"
+            f"{definitions([(name, text) for name, text in facts if text])}"
             f"{apart}{''.join(map(_kernel, known))}</details>"
         )
 
@@ -276,7 +355,7 @@ class _Section:
     def _errors(self) -> str:
         head = "<h2>Errors by layer</h2>"
         if not any(each.error for each in self.build.launches):
-            return f'{head}<p class="soft">Nothing was checked: no kernel ran.</p>'
+            return f"{head}{paragraph(_UNCHECKED)}"
         rows = []
         for part in self.parts:
             if isinstance(part, Layers):
@@ -286,12 +365,9 @@ class _Section:
             else:
                 rows.append(self._error_row(range(part, part + 1)))
         return (
-            f'{head}<p class="soft">Each group was given the values that the interpreter has '
-            "there, and its outputs were held against the interpreter in fp64: the root of the "
-            "mean squared error, of repeated layers that of the worst, and a bar for each, as high "
-            "as its share of the limit.</p>"
-            '<div class="scroll"><table><thead><tr><th>layer</th><th class="number">RMSE</th>'
-            '<th class="number">limit</th><th>share of the limit</th><th>answer</th></tr></thead>'
+            f"{head}{paragraph(_BY_LAYER)}"
+            '<div class="scroll"><table><thead><tr><th>layer</th><th>answer</th>'
+            f"{number_heads('RMSE', 'limit')}<th>share of the limit</th></tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table></div>"
         )
 
@@ -311,17 +387,12 @@ class _Section:
             for each, share in zip(known, shares, strict=True)
         )
         count = f" x{len(known)}" if len(known) > 1 else ""
-        answer = (
-            '<span class="right">right</span>'
-            if worst.ok
-            else f'<span class="wrong">wrong</span> {escape(worst.reason)}'
-        )
         return (
             f'<tr><td><a href="#{self.prefix}launch-{positions[0]}">{positions[0] + 1}. '
-            f"{escape(short(headline(first), 40))}</a>{count}</td>"
-            f'<td class="number">{_small(worst.rmse)}</td>'
-            f'<td class="number">{_small(worst.limit)}</td>'
-            f'<td><span class="bars">{bars}</span></td><td>{answer}</td></tr>'
+            f"{escape(short(headline(first), 40))}</a>{count}</td>{answer_cell(worst)}"
+            f'<td class="number">{scientific(worst.rmse)}</td>'
+            f'<td class="number">{scientific(worst.limit)}</td>'
+            f'<td><span class="bars">{bars}</span></td></tr>'
         )
 
 
@@ -334,98 +405,6 @@ def _kernel(kernel: KernelFacts) -> str:
     ]
     facts = [(name, f"{value}{unit}") for name, value, unit in numbers if value is not None]
     return (
-        f"<details><summary>CUDA source of {escape(kernel.name)}</summary>{_facts(facts)}"
+        f"<details><summary>CUDA source of {escape(kernel.name)}</summary>{definitions(facts)}"
         f'<pre tabindex="0"><code>{escape(kernel.code)}</code></pre></details>'
     )
-
-
-# -- two builds ------------------------------------------------------------------------------------
-
-
-def _difference(one: Build, other: Build) -> str:
-    """Whole calls, then the time of each kind of launch, the largest difference first."""
-    rows = [
-        _row("a whole call", one.total_us, other.total_us, "", ""),
-        _row("its floor", one.floor_us, other.floor_us, "", ""),
-    ]
-    for name in dict.fromkeys((*one.times, *other.times)):
-        rows.append(_row(name, one.times.get(name), other.times.get(name), "", ""))
-    kinds = [_kinds(build) for build in (one, other)]
-    nothing = (0, 0.0)
-    names = sorted(
-        dict.fromkeys((*kinds[0], *kinds[1])),
-        key=lambda name: -abs(kinds[0].get(name, nothing)[1] - kinds[1].get(name, nothing)[1]),
-    )
-    for name in names:
-        (few, us), (more, later_us) = (kind.get(name, nothing) for kind in kinds)
-        rows.append(_row(name, us, later_us, f"{_launches(few)}, ", f"{_launches(more)}, "))
-    mixed = ""
-    if bool(one.times) != bool(other.times) or one.device != other.device:
-        mixed = (
-            '<p class="note">The two have no clock in common: one was timed on another GPU than '
-            "the other, or not at all, so that their times say nothing of each other.</p>"
-        )
-    heads = "".join(f'<th class="number">{escape(_title(each))}</th>' for each in (one, other))
-    return (
-        f"<h2>Side by side</h2>{mixed}"
-        f'<div class="scroll"><table><thead><tr><th></th>{heads}<th class="number">change</th></tr>'
-        f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
-
-
-def _kinds(build: Build) -> dict[str, tuple[int, float]]:
-    """Launches and their microseconds, by the operators that they run."""
-    kinds: dict[str, tuple[int, float]] = {}
-    for launch in build.launches:
-        name = f"{family_name(launch)}: {' -> '.join(launch.ops)}"
-        count, us = kinds.get(name, (0, 0.0))
-        kinds[name] = (count + 1, us + (build.launch_us(launch) or 0.0))
-    return kinds
-
-
-def _row(name: str, one: float | None, other: float | None, before: str, after: str) -> str:
-    change = "" if not one or other is None else f"{other / one - 1:+.1%}"
-    return (
-        f'<tr><td>{escape(name)}</td><td class="number">{before}{_us(one)}</td>'
-        f'<td class="number">{after}{_us(other)}</td><td class="number">{change}</td></tr>'
-    )
-
-
-def _launches(count: int) -> str:
-    return "1 launch" if count == 1 else f"{count} launches"
-
-
-# -- text ------------------------------------------------------------------------------------------
-
-
-def _us(us: float | None) -> str:
-    if us is None:
-        return "no time"
-    return f"{us:.2f} us" if us < 100 else f"{us:.0f} us"
-
-
-def _small(number: float | None) -> str:
-    return "" if number is None else f"{number:.2e}"
-
-
-def _ratio(us: float | None, floor_us: float) -> str:
-    return f"{us / floor_us:.2f}" if us is not None and floor_us > 0 else "no number of"
-
-
-def _first(times: Sequence[float]) -> float | None:
-    return times[0] if times else None
-
-
-def _listed(names: Iterable[str], most: int = 40) -> str:
-    unique = list(dict.fromkeys(names))
-    more = f", and {len(unique) - most} more" if len(unique) > most else ""
-    return f"{', '.join(unique[:most])}{more}"
-
-
-def _tile(value: str, about: str) -> str:
-    return f"<div><b>{escape(value)}</b>{escape(about)}</div>"
-
-
-def _facts(facts: Iterable[tuple[str, str]]) -> str:
-    rows = "".join(f"<dt>{escape(name)}</dt><dd>{escape(text)}</dd>" for name, text in facts)
-    return f"<dl>{rows}</dl>"

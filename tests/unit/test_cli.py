@@ -7,8 +7,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 
 import onnx
@@ -24,85 +23,10 @@ from gtco.runtime import compile_pool
 from gtco.runtime.cache_files import sealed
 from gtco.runtime.cubin import CubinCache
 from gtco.runtime.host import HostKernel, find_compiler
+from tests.command_line import Run
 from tests.processes import environment
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
-
-
-MODELS = """
-import torch
-
-from gtco.locate import Located
-
-class Mlp(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = torch.nn.Linear(64, 256)
-        self.down = torch.nn.Linear(256, 64)
-
-    def forward(self, x, *, shift=None):
-        x = self.down(torch.nn.functional.gelu(self.up(x)))
-        return x if shift is None else x + shift
-
-def mlp():
-    return Mlp().eval().half(), (torch.randn(24, 64).half(),)
-
-def shifted():
-    return Mlp().eval().half(), (torch.randn(24, 64).half(),), {"shift": torch.ones(64).half()}
-
-def located():
-    return Located("a name", Mlp().eval().half(), (torch.randn(24, 64).half(),), {})
-
-def chain():
-    class Chain(torch.nn.Module):
-        def forward(self, x):
-            return torch.special.erfcx(x.softmax(-1)) @ x.t()
-
-    return Chain(), (torch.randn(24, 64),)
-
-def training():
-    model = torch.nn.Sequential(Mlp(), torch.nn.Dropout(0.5))
-    return model.half(), (torch.randn(24, 64).half(),)
-
-def bare():
-    return Mlp()
-
-def broken():
-    raise KeyError("weights.pt")
-
-number = 7
-"""
-
-
-@dataclass
-class Outcome:
-    code: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run the command line in a folder that holds `models_here.py` and `broken_here.py`."""
-    (tmp_path / "models_here.py").write_text(MODELS)
-    (tmp_path / "broken_here.py").write_text("import a_package_that_is_missing")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    monkeypatch.delitem(sys.modules, "models_here", raising=False)
-
-    def call(*arguments: str) -> Outcome:
-        monkeypatch.setattr(sys, "argv", ["gtco", *arguments])
-        with pytest.raises(SystemExit) as stopped:
-            cli.main()
-        code = stopped.value.code
-        assert code is None or isinstance(code, int)
-        seen = capsys.readouterr()
-        return Outcome(code or 0, seen.out, seen.err)
-
-    return call
 
 
 def test_env_names_versions_targets_and_the_cache(run: Run) -> None:
@@ -239,35 +163,6 @@ def test_inspect_dumps(run: Run, tmp_path: Path) -> None:
     refused = run("inspect", "models_here:mlp", "--target", "sm_80", "--dump", "file")
     assert refused.code == 1
     assert "error: file: File exists" in refused.stderr
-
-
-@NO_GPU
-def test_report_writes_a_page_of_one_build_or_two(run: Run, tmp_path: Path) -> None:
-    outcome = run("report", "models_here:mlp", "--target", "sm_90a", "--json")
-    assert outcome.code == 0, outcome.stderr
-    assert not (tmp_path / "report.html").exists()
-    (tmp_path / "first.json").write_text(outcome.stdout)
-    run("compile", "models_here:mlp", "--target", "sm_80", "-o", "mlp.gtco")
-    both = run("report", "--compare", "first.json", "mlp.gtco", "-o", "both.html")
-    assert both.code == 0 and "wrote both.html" in both.stderr, both.stderr
-    text = (tmp_path / "both.html").read_text()
-    assert "models_here:mlp on sm_90a" in text and "mlp.gtco on sm_80" in text
-    assert run("report", "mlp.gtco").code == 0
-    assert "predictions of the cost model" in (tmp_path / "report.html").read_text()
-
-
-def test_report_says_what_it_takes(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "bad.json").write_text('{"build": 3}')
-    for arguments, code, words in (
-        ((), 2, "takes a MODEL, or --compare"),
-        (("m:f", "--compare", "a.gtco", "b.gtco"), 2, "takes a MODEL, or --compare"),
-        (("--compare", "m:f", "b.gtco"), 2, "--compare takes saved artifacts"),
-        (("--compare", "bad.json", "bad.json"), 1, "bad.json is not what gtco report --json"),
-        (("--compare", "none.json", "none.json"), 1, "none.json: No such file"),
-        (("none.gtco", "--precision", "fp16"), 2, "compiled already"),
-    ):
-        refused = run("report", *arguments)
-        assert refused.code == code and words in refused.stderr, refused.stderr
 
 
 @pytest.mark.compiler

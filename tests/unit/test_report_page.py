@@ -12,10 +12,18 @@ import pytest
 import torch
 from torch import nn
 
-from gtco.benchmarking.build_facts import PREDICTED, build_facts, planned_facts
+from gtco.benchmarking.answers import INPUT_KINDS
+from gtco.benchmarking.build_facts import (
+    AGAINST_GRAPH,
+    AGAINST_MODEL,
+    PREDICTED,
+    build_facts,
+    planned_facts,
+)
 from gtco.compiler import make_plan
+from gtco.locate import Located
 from gtco.options import Options
-from gtco.reporting.build import Apart, Build, BuildError, GroupError, Layers
+from gtco.reporting.build import Answer, Apart, Build, BuildError, Judged, Layers
 from gtco.reporting.layered import GAP_X, draw
 from gtco.reporting.page import page
 from gtco.runtime.trace import device_spans
@@ -42,14 +50,19 @@ def build() -> Build:
 
 
 def checked(build: Build) -> Build:
-    error = GroupError(True, 1e-4, 2e-4, 3e-4, "")
+    error = Judged(True, 1e-4, 2e-4, 3e-4, "")
     launches = [
         replace(each, measured_us=2.0 + at, error=error) for at, each in enumerate(build.launches)
     ]
-    wrong = GroupError(False, None, 2e-4, None, "NaN where the reference has none")
+    wrong = Judged(False, None, 2e-4, None, "NaN where the reference has none")
     launches[3] = replace(launches[3], error=wrong)
     times = {"back to back": 20.0, "synchronised p50": 40.0}
-    return replace(build, device="NVIDIA H200", times=times, launches=tuple(launches))
+    answers = (
+        Answer("normal", "output", 1.5e-3, Judged(True, 2.5e-3, 4.5e-3, 6.5e-3, "")),
+        Answer("outliers", "output", None, Judged(False, None, 4.5e-3, None, "NaN in 3 elements")),
+    )
+    judged = {"answers": answers, "reference": "Held against the model.", "hints": ("Use fp16.",)}
+    return replace(build, device="NVIDIA H200", times=times, launches=tuple(launches), **judged)
 
 
 class Parsed(HTMLParser):
@@ -101,7 +114,9 @@ def check_self_contained(html: str) -> Parsed:
 
 def test_a_page_has_everything_and_needs_nothing(build: Build) -> None:
     found = check_self_contained(page([build]))
-    assert "predictions of the cost model" in found.text and "no kernel ran" in found.text
+    assert "predictions of the cost model" in found.text and "not checked" in found.text
+    assert found.text.count("no kernel ran") == 2, "neither answers nor layers were checked"
+    assert "gtco generated the kernel of every launch" in found.text
     assert len(build.layers) == 1
     (layers,) = build.layers
     assert f"x{layers.count}" in found.text
@@ -127,6 +142,40 @@ def test_a_page_says_what_was_measured_and_what_is_wrong(build: Build) -> None:
     assert "1.00e-04" in found.text
 
 
+def test_a_page_judges_whole_answers(build: Build) -> None:
+    text = check_self_contained(page([checked(build)])).text
+    assert "Held against the model." in text and "Use fp16." in text
+    for number in ("2.50e-03", "4.50e-03", "1.50e-03", "6.50e-03"):
+        assert number in text
+    assert "wrong NaN in 3 elements" in text
+    wrong = checked(build).wrong
+    assert len(wrong) == 2 and wrong[0].startswith("output for outliers inputs is wrong: NaN in 3")
+    assert not build.wrong
+
+
+class Missing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.first(x).sort()[0]
+        return self.second(x).cumsum(0).sort()[0]
+
+
+def test_a_page_names_what_aten_runs_and_what_to_do() -> None:
+    args = (torch.randn(24, 64).half(),)
+    plan, captured = make_plan(Missing().eval().half(), args, {}, Options(target="sm_90a"))
+    build = planned_facts("missing", plan, captured, "1.2", {}, PREDICTED)
+    aten = [at for at, each in enumerate(build.launches) if each.kernel == "aten"]
+    assert len(aten) == 3
+    found = check_self_contained(page([build]))
+    assert "2 x aten.sort.default, 1 x aten.cumsum.default" in found.text
+    assert "gtco has no kernel that computes this; leave it to ATen, or write it" in found.text
+    links = found.all("href")
+    assert all(links.count(f"#b0-launch-{at}") > 2 for at in aten), "drawing, timeline, and why"
+
+
 def test_two_builds_stand_side_by_side(build: Build) -> None:
     found = check_self_contained(page([build, checked(build)]))
     assert "Side by side" in found.text and "no clock in common" in found.text
@@ -150,10 +199,12 @@ def hostile(build: Build) -> Build:
 
     content = build.to_dict()
     plain = {key: spoiled(each) for key, each in content.items()}
-    for name in ("launches", "kernels", "apart"):
+    for name in ("launches", "kernels", "apart", "answers"):
         plain[name] = [{key: spoiled(each) for key, each in row.items()} for row in content[name]]
     for row, own in zip(plain["launches"], content["launches"], strict=True):
         row["error"] = own["error"] and {key: spoiled(x) for key, x in own["error"].items()}
+    for row, own in zip(plain["answers"], content["answers"], strict=True):
+        row["judged"] = {key: spoiled(x) for key, x in own["judged"].items()}
     plain["times"] = {HOSTILE: 3.0}
     plain["layers"] = content["layers"]
     return Build.of(json.loads(json.dumps(plain)))
@@ -195,10 +246,29 @@ def test_on_the_host_each_group_is_checked(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).eval().half()
     args = (torch.randn(24, 64).half(),)
     plan, captured = make_plan(model, args, {}, Options(target="host"))
-    build = build_facts("small", plan, captured, "1.2")
+    build = build_facts("small", plan, captured, "1.2", source=Located("small", model, args, {}))
+    assert [each.inputs for each in build.answers] == list(INPUT_KINDS)
+    assert all(each.judged.ok and each.judged.limit for each in build.answers)
+    assert build.reference == AGAINST_MODEL and "right" in page([build])
+    assert build_facts("small", plan, captured, "1.2").reference == AGAINST_GRAPH
     assert all(each.error is not None and each.error.ok for each in build.launches)
     assert not build.times and not build.is_measured and "on the CPU" in build.clock
     check_self_contained(page([build]))
+
+
+@pytest.mark.compiler
+def test_a_wrong_model_is_found_and_one_that_torch_cannot_run_is_not_judged() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).eval().half()
+    args = (torch.randn(24, 64).half(),)
+    plan, captured = make_plan(model, args, {}, Options(target="host"))
+    other = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)).eval().half()
+    build = build_facts("x", plan, captured, "1.2", source=Located("x", other, args, {}))
+    assert len(build.wrong) == len(INPUT_KINDS) and "the limit is" in build.wrong[0]
+    narrow = nn.Sequential(nn.Linear(32, 64)).eval().half()
+    build = build_facts("x", plan, captured, "1.2", source=Located("x", narrow, args, {}))
+    assert not build.answers and "torch cannot run the model itself" in build.reference
+    text = check_self_contained(page([build])).text
+    assert "were not judged" in text and "not checked" in text
 
 
 def test_a_drawing_has_no_overlap_and_edges_run_down() -> None:
