@@ -25,10 +25,11 @@ class Options:
 
     Args:
         precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32" (generated as
-            three products of tf32, as accurate as torch's fp32); None leaves the model as it is,
-            with each product in the type of its operands. Input and output dtypes never change.
+            three products of tf32, as accurate as torch's fp32); by default (None) the model stays
+            as it is, with each product in the type of its operands. Input and output dtypes never
+            change.
         target: architecture to compile for, such as "sm_90a"; "host" runs the kernels on the CPU,
-            slowly, for correctness; None means the GPU at hand.
+            slowly, for correctness; by default (None) the GPU at hand.
         fallback: "warn" runs what has no kernel with ATen and says so; "error" refuses.
         cuda_graph: replay one CUDA graph per call; otherwise launch kernel by kernel.
         static_outputs: return the same output tensors from every call, overwritten by the next.

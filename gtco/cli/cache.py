@@ -60,8 +60,9 @@ def clear_command(*, yes: Yes = False, as_json: Json = False) -> None:
 
 @cache_app.command("verify")
 def verify_command(*, as_json: Json = False) -> None:
-    """Check every kernel and remove the damaged; the exit code is 1 if one was.
+    """Check every kernel and remove the damaged.
 
+    The exit code is 1 if one was.
     Each is held against its checksum and against its name, a cubin also against its entry point.
     """
     cache = _usable()

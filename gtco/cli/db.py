@@ -90,7 +90,7 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
         best: Best = None,
         database: Db = None,
     ) -> None:
-        """Write all records as lines of JSON, or those that are worth shipping."""
+        """Write the records as lines of JSON: all, or the best alone."""
         with _existing(database) as opened:
             records = opened.records()
             chosen = records if best is None else fastest(records, best)
@@ -100,7 +100,10 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
     def import_(
         file: Annotated[Path, typer.Argument(help="JSONL file to read")], *, database: Db = None
     ) -> None:
-        """Add the records of a JSONL file; those that are there already stay as they are."""
+        """Add the records of a JSONL file.
+
+        Those that are there already stay as they are.
+        """
         with Database(database) as opened:
             _say(out, f"added {opened.import_jsonl(file)} records to {opened.path}")
 
@@ -108,13 +111,19 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
     def merge(
         other: Annotated[Path, typer.Argument(help="another database")], *, database: Db = None
     ) -> None:
-        """Add the records of another database; those that are there already stay as they are."""
+        """Add the records of another database.
+
+        Those that are there already stay as they are.
+        """
         with _existing(other) as source, Database(database) as opened:
             _say(out, f"added {opened.merge(source.records())} records to {opened.path}")
 
     @app.command("verify")
     def verify(*, database: Db = None) -> None:
-        """Look at every page and every record's checksum; exit code 1 if something is wrong."""
+        """Look at every page and every record's checksum.
+
+        The exit code is 1 if something is wrong.
+        """
         with _existing(database) as opened:
             problems = opened.verify()
             if problems:

@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -57,10 +58,15 @@ EXIT_CODES = {
 app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # whose tables cut names off at 80 columns
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Compile vision models into fused, tuned CUDA kernels.",
-    epilog="Exit codes: " + "; ".join(f"{code}: {what}" for code, what in EXIT_CODES.items()),
+    epilog="\b\nExit codes:\n"  # from \b on, lines stay as they are
+    + "\n".join(
+        textwrap.fill(f"{code}: {what}", 76, initial_indent="  ", subsequent_indent="     ")
+        for code, what in EXIT_CODES.items()
+    ),
 )
 
 app.add_typer(cache_app, name="cache")
@@ -161,7 +167,7 @@ def compile_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Compile MODEL and say what will run: launches, kernels, what was not fused and why."""
+    """Compile MODEL; say what will run, what was not fused and why."""
     with progress() as tell:
         found = _locate(model, shapes, tell)
         tell(f"compiling {model}")
@@ -201,7 +207,10 @@ def tune_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Search for fast kernels of MODEL on the GPU here; Ctrl-C keeps the best, again resumes."""
+    """Search for fast kernels of MODEL on the GPU here.
+
+    Ctrl-C keeps the best; the same command again goes on from there.
+    """
     with progress() as tell:
         found = _locate(model, shapes, tell)
     result = cli_tune.run(
@@ -227,7 +236,10 @@ def bench_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Time MODEL beside its peers in alternating rounds, or FILE alone; checks every answer."""
+    """Time MODEL beside its peers, or FILE alone; check every answer.
+
+    All of them run in one process, in interleaved rounds.
+    """
     path = artifact_path(model)
     if path is None:
         peers = parse_peers("eager,inductor" if against is None else against, PEERS)
@@ -263,9 +275,9 @@ def compare_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Judge every output of MODEL and its peers against fp64; the exit code is 1 if one is wrong.
+    """Judge every output of MODEL and its peers against fp64.
 
-    With --target host it needs no GPU, and much time.
+    The exit code is 1 if one is wrong. With --target host it needs no GPU, and much time.
     """
     path = artifact_path(model)
     if path is None:
@@ -296,7 +308,10 @@ def inspect_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Say what MODEL becomes, or what FILE holds, without a GPU: operators, groups, refusals."""
+    """Say what MODEL becomes, or what FILE holds; needs no GPU.
+
+    Operators, groups, and each edge that is not fused with the reason.
+    """
     path = artifact_path(model)
     if path is None:
         with progress() as tell:
@@ -341,7 +356,7 @@ def report_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Write a page on MODEL: its fused graph, each kernel, a timeline, answers, errors by layer.
+    """Write a page on MODEL: fused graph, kernels, timeline, answers.
 
     On a GPU times are measured and answers checked, and the exit code is 1 if one is wrong. Without
     one, times are predictions; --target host checks the answers on the CPU.
@@ -374,7 +389,7 @@ def report_command(
 
 @app.command("demo")
 def demo_command(*, as_json: Json = False) -> None:
-    """Take ViT-B/16 the whole way: timed on a GPU, checked on the CPU where there is none."""
+    """Take ViT-B/16 the whole way: timed on a GPU, else checked."""
     if torch.cuda.is_available():
         found = demo_model.vit_b16()
         with progress() as tell:
@@ -395,7 +410,7 @@ def demo_command(*, as_json: Json = False) -> None:
 
 @app.command("env")
 def env_command(*, as_json: Json = False) -> None:
-    """Versions, GPUs and what is known of them, driver, targets and the cache folder."""
+    """Versions, GPUs, driver, targets and the cache folder."""
     if as_json:
         print_json(records=records_here())
     else:

@@ -26,10 +26,14 @@ Db = Annotated[
 ]
 Seconds = Annotated[
     float | None,
-    typer.Option(min=0, help=f"of searching; {FINISH_PART} of it, at least {FINISH_S:.0f}, follow"),
+    typer.Option(
+        min=0,
+        help=f"how long to search; final timing takes {FINISH_PART} of that on top, at least "
+        f"{FINISH_S:.0f}",
+    ),
 ]
-TrialsFlag = Annotated[int | None, typer.Option(min=1, help="programs to measure at most")]
-Seed = Annotated[int, typer.Option(help="of the search")]
+TrialsFlag = Annotated[int | None, typer.Option(min=1, help="how many programs to measure at most")]
+Seed = Annotated[int, typer.Option(help="of the search's random numbers")]
 
 Watch = Callable[[TuneStatus], None]
 _LINES_EVERY_S = 10.0

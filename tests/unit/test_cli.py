@@ -415,7 +415,15 @@ def test_every_option_is_a_flag(run: Run) -> None:
         shown = run(command, "--help").stdout
         for field in fields(Options):
             assert f"--{field.name.replace('_', '-')}" in shown
-        assert "architecture to compile for" in " ".join(shown.replace("│", " ").split())
+        assert "architecture to compile for" in " ".join(shown.split())
+
+
+def test_help_cuts_nothing_off_at_80_columns(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for command in ((), ("db",), ("cache",), ("bench",), ("compile",), ("tune",), ("report",)):
+        shown = run(*command, "--help").stdout
+        assert not re.search(r"…|\.\.\.(?!\])", shown), shown
+        assert max(map(len, shown.splitlines())) <= 80
 
 
 @NO_GPU
