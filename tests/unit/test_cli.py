@@ -422,7 +422,7 @@ def test_help_cuts_nothing_off_at_80_columns(run: Run, monkeypatch: pytest.Monke
     monkeypatch.setenv("COLUMNS", "80")
     for command in ((), ("db",), ("cache",), ("bench",), ("compile",), ("tune",), ("report",)):
         shown = run(*command, "--help").stdout
-        assert not re.search(r"…|\.\.\.(?!\])", shown), shown
+        assert not re.search(r"…|(?<!ARGS\])\.\.\.", shown), shown
         assert max(map(len, shown.splitlines())) <= 80
 
 
