@@ -37,6 +37,21 @@ from gtco.cli import tune as cli_tune
 from gtco.cli.base import Json, err, out, print_json, progress, takes_options
 from gtco.cli.cache import cache_app
 from gtco.cli.env import environment, records_here
+from gtco.cli.flags import (
+    Against,
+    Calls,
+    Dump,
+    Layers,
+    Model,
+    ModelOrFile,
+    OptionalModel,
+    Oracles,
+    Output,
+    Rounds,
+    ShapeFlags,
+    TensorRTPython,
+    Trace,
+)
 from gtco.compiler import make_plan
 from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
 from gtco.options import OptionError, Options
@@ -71,74 +86,6 @@ app = typer.Typer(
 
 app.add_typer(cache_app, name="cache")
 app.add_typer(cli_db.make_app(out, print_json), name="db")
-
-Model = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL", help="module:function that returns (module, args), or an .onnx file"
-    ),
-]
-ModelOrFile = Annotated[
-    str,
-    typer.Argument(
-        metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
-    ),
-]
-OptionalModel = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
-    ),
-]
-ShapeFlags = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--shape",
-        metavar="INPUT=1x3x224x224",
-        help="of an .onnx file's input with axes of no fixed size; axes of one name have one size",
-    ),
-]
-Output = Annotated[
-    Path | None, typer.Option("--output", "-o", metavar="FILE", help="save an artifact there")
-]
-Rounds = Annotated[
-    int, typer.Option(min=1, help="interleaved rounds; gtco and each peer run in every one")
-]
-Calls = Annotated[int, typer.Option(min=2, help="calls of gtco and of each peer in a round")]
-Against = Annotated[
-    str | None,
-    typer.Option(
-        help=f"peers, separated by commas, of {', '.join(PEERS)}; by default eager,inductor; a "
-        "saved artifact has none"
-    ),
-]
-TensorRTPython = Annotated[
-    Path | None,
-    typer.Option(metavar="PATH", help="an interpreter that imports tensorrt, for that peer"),
-]
-Oracles = Annotated[
-    str | None,
-    typer.Option(
-        "--against",
-        help="peers, separated by commas: eager, onnxruntime (for .onnx files); by default eager; "
-        "a saved artifact is compared with its own graph in torch",
-    ),
-]
-Layers = Annotated[
-    bool, typer.Option("--layers", help="check group by group, and name the first that departs")
-]
-Trace = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="write a Chrome trace of one call there")
-]
-Dump = Annotated[
-    Path | None,
-    typer.Option(
-        "--dump",
-        metavar="DIR",
-        help="write the graph after each pass, each kernel's source and cubin, and a script that "
-        "runs it all again",
-    ),
-]
 
 
 def print_version(wanted: bool) -> None:
@@ -485,7 +432,7 @@ def message(error: Exception) -> str:
 
 def main() -> None:
     """Run the command line and exit."""
-    atexit.register(gc.freeze)  # or the interpreter searches all of torch for cycles as it ends
+    atexit.register(_freeze)
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.WARNING)
     as_json = "--json" in sys.argv[1:]
     base.printed_json = False
@@ -501,6 +448,15 @@ def main() -> None:
         if os.environ.get("GTCO_DEBUG"):
             traceback.print_exc()
         _end(type(error).__name__, message(error), exit_code(error), as_json)
+
+
+def _freeze() -> None:
+    """Spare the ending interpreter a search of all of torch for cycles, which takes a second.
+
+    Not with triton, which then lists on stderr each of its objects that was not freed.
+    """
+    if "triton" not in sys.modules:
+        gc.freeze()
 
 
 def _end(kind: str, text: str, code: int, as_json: bool) -> NoReturn:

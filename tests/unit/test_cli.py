@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
+from types import ModuleType
 
 import onnx
 import pytest
@@ -307,6 +308,19 @@ def test_the_exit_codes_are_in_the_help_and_in_the_documentation(run: Run) -> No
     for code, meaning in cli.EXIT_CODES.items():
         assert f"{code}: {meaning}" in shown
         assert f"| {code} | {meaning} |" in page
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_the_end_is_fast_but_beside_triton_which_would_list_what_is_not_freed(
+    monkeypatch: pytest.MonkeyPatch, loaded: bool
+) -> None:
+    frozen: list[bool] = []
+    monkeypatch.setattr(cli.gc, "freeze", lambda: frozen.append(True))
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    if loaded:
+        monkeypatch.setitem(sys.modules, "triton", ModuleType("triton"))
+    cli._freeze()
+    assert bool(frozen) != loaded
 
 
 def test_an_interrupt_ends_with_its_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,78 @@
+"""Arguments and flags of the commands, each with its help."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gtco.benchmarking.contestants import PEERS
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="module:function that returns (module, args), or an .onnx file"
+    ),
+]
+ModelOrFile = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
+    ),
+]
+OptionalModel = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="MODEL|FILE", help="module:function, an .onnx file, or a saved artifact"
+    ),
+]
+ShapeFlags = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--shape",
+        metavar="INPUT=1x3x224x224",
+        help="of an .onnx file's input with axes of no fixed size; axes of one name have one size",
+    ),
+]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", metavar="FILE", help="save an artifact there")
+]
+Rounds = Annotated[
+    int, typer.Option(min=1, help="interleaved rounds; gtco and each peer run in every one")
+]
+Calls = Annotated[int, typer.Option(min=2, help="calls of gtco and of each peer in a round")]
+Against = Annotated[
+    str | None,
+    typer.Option(
+        help=f"peers, separated by commas, of {', '.join(PEERS)}; by default eager,inductor; a "
+        "saved artifact has none"
+    ),
+]
+TensorRTPython = Annotated[
+    Path | None,
+    typer.Option(metavar="PATH", help="an interpreter that imports tensorrt, for that peer"),
+]
+Oracles = Annotated[
+    str | None,
+    typer.Option(
+        "--against",
+        help="peers, separated by commas: eager, onnxruntime (for .onnx files); by default eager; "
+        "a saved artifact is compared with its own graph in torch",
+    ),
+]
+Layers = Annotated[
+    bool, typer.Option("--layers", help="check group by group, and name the first that departs")
+]
+Trace = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="write a Chrome trace of one call there")
+]
+Dump = Annotated[
+    Path | None,
+    typer.Option(
+        "--dump",
+        metavar="DIR",
+        help="write the graph after each pass, each kernel's source and cubin, and a script that "
+        "runs it all again",
+    ),
+]
