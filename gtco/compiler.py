@@ -457,7 +457,8 @@ def resolve_device(name: str | None) -> Device:
         if not torch.cuda.is_available():
             raise TargetError(
                 "no CUDA GPU is here and no target was named: to compile for one, pass "
-                'target="sm_90a" (--target sm_90a)'
+                'target="sm_90a" (--target sm_90a); to run the kernels on the CPU, slowly, '
+                'target="host"'
             )
         return device_at()
     target = find_target(name)

@@ -87,7 +87,7 @@ def locate(name: str, shapes: Mapping[str, Sequence[int]] | None = None) -> Loca
     module_name, colon, function_name = name.partition(":")
     if not (colon and module_name and function_name):
         raise UsageError(
-            f"MODEL is an .onnx file, or module:function, such as experiments.models.vit:vit_b16, "
+            f"MODEL is an .onnx file, or module:function, such as my_package.models:vit, "
             f"not {name!r}"
         )
     here = str(Path.cwd())

@@ -80,7 +80,8 @@ def _check_choice(name: str, value: Any) -> None:
     if value in choices:
         return
     words = [choice for choice in choices if choice is not None]
-    hint = _suggest(str(value), words)
+    close = difflib.get_close_matches(str(value), words, 1, 0.5)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
     raise OptionError(f"{name}={value!r} is not one of {', '.join(map(repr, choices))}{hint}")
 
 

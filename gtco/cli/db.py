@@ -71,6 +71,9 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
         if as_json:
             print_json(database=str(path), workloads=[asdict(row) for row in rows])
             return
+        if not rows:
+            _say(out, f"{path} holds no records; gtco tune makes them")
+            return
         table = Table(title=f"{path}: {sum(row.records for row in rows)} records")
         for name in ("work", "device"):
             table.add_column(name, overflow="fold")

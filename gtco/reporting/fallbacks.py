@@ -88,8 +88,9 @@ def precision_hint(plan: Plan) -> str:
     rate = plan.target.products_tflops
     tf32, fp16 = rate(torch.float32, "tf32"), rate(torch.float16, None)
     fp32 = rate(torch.float32, None)
+    launches = f"{count} launch{'es' if count > 1 else ''}"
     return (
-        f"the products of {count} launches are fp32, as the model has them: on {plan.target.arch} "
+        f"the products of {launches} are fp32, as the model has them: on {plan.target.arch} "
         f'precision="tf32" multiplies about {tf32 / fp32:.0f} times as fast, "fp16" '
         f'{fp16 / fp32:.0f} times; precision="fp32" says that they are meant so'
     )

@@ -332,7 +332,8 @@ def _missing_gpu(target: Target) -> str:
     if not torch.cuda.is_available():
         return (
             f"this module was compiled for {target.arch}, and no CUDA GPU is here; "
-            f"gtco.interpret(compiled.graph, args) runs it on the CPU"
+            f'gtco.interpret(compiled.graph, args) runs it on the CPU, and target="host" '
+            f"(--target host) compiles its kernels for the CPU"
         )
     major, minor = torch.cuda.get_device_capability()
     return (

@@ -48,6 +48,14 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     return int(ended.value.code or 0)
 
 
+def test_show_of_an_empty_database_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Database(tmp_path / "new.sqlite").close()
+    assert run(monkeypatch, "show", "--db", tmp_path / "new.sqlite") == 0
+    assert "new.sqlite holds no records; gtco tune makes them" in capsys.readouterr().out
+
+
 def test_show_is_a_row_a_workload_and_device(
     path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
