@@ -164,7 +164,7 @@ def _decode(key: str, data: bytes) -> CompiledKernel:
     if not newline or not space or hashlib.sha256(body + cubin).hexdigest().encode() != digest:
         raise ValueError("its checksum differs")
     header = json.loads(body)
-    if header.pop("key") != key:
+    if header.pop("key", None) != key:
         raise ValueError("it is the entry of another kernel")
     compiled = CompiledKernel(cubin=cubin, **header)
     inspect_cubin(cubin, compiled.name)

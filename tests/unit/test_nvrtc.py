@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import stat
@@ -142,6 +144,23 @@ def test_a_read_only_cache_is_read_and_left_alone(
     compile_kernel(SOURCE + "  ", "reverse", "sm_80", reader)
     assert caplog.text.count("is read-only") == 1
     assert len(list(cache.folder.iterdir())) == 1
+
+
+def test_an_entry_without_a_key_is_dropped_in_words(
+    cache: CubinCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    compile_kernel(SOURCE, "reverse", "sm_80", cache)
+    assert cache.folder is not None
+    path = cache.folder / f"{KEY}.cubin"
+    line, _, cubin = path.read_bytes().partition(b"\n")
+    header = json.loads(line.partition(b" ")[2])
+    del header["key"]
+    body = json.dumps(header).encode() + b"\n"
+    digest = hashlib.sha256(body[:-1] + cubin).hexdigest().encode()
+    path.write_bytes(digest + b" " + body + cubin)
+    with caplog.at_level(logging.WARNING, "gtco.codegen"):
+        assert cache.read(KEY) is None
+    assert "it is the entry of another kernel" in caplog.text
 
 
 def test_verify_drops_what_is_damaged_and_clear_drops_all(cache: CubinCache) -> None:
