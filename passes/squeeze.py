@@ -96,9 +96,13 @@ def _is_mean_of_pixels(graph: Graph, node: Node) -> bool:
 
 
 def _gate(flow: Flow, excite: Node) -> Gate | None:
+    if not excite.outputs[0].rank:  # its weights are one row
+        return None
     if (second := _behind(flow, excite)) is None or second[0].op != "linear":
         return None
     squeeze, between = second
+    if not squeeze.outputs[0].rank:
+        return None
     if (first := _behind(flow, squeeze)) is None or not _is_mean_of_pixels(flow.graph, first[0]):
         return None
     mean, before = first
@@ -143,9 +147,9 @@ def _behind(flow: Flow, linear: Node) -> tuple[Node, tuple[Node, ...]] | None:
     if {flow.compute[position].name for position in bits(reached)} != between.keys():
         return None
     inside = {*between, linear.name}
-    width = start.outputs[0].sizes[-1]
+    width = start.outputs[0].sizes[-1:]
     for node in (start, *between.values()):
-        if flow.escapes(node.values[0], inside) or node.outputs[0].sizes[-1] != width:
+        if flow.escapes(node.values[0], inside) or node.outputs[0].sizes[-1:] != width:
             return None
     ordered = sorted(between.values(), key=lambda node: flow.index[node.name])
     return start, tuple(ordered)

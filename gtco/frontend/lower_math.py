@@ -96,7 +96,9 @@ def _rsub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value
     scaled = _scaled(ctx, a, alpha, b)
     if isinstance(b, Value) or not isinstance(scaled, Value):
         return _apply(ctx, "sub", b, scaled)
-    return ctx.add("add", ctx.add("neg", scaled), other=b)
+    # In the type of the difference: of bytes, the negative would wrap around.
+    wide = ctx.cast(scaled, torch.result_type(ctx.spec(scaled).meta(), b))
+    return ctx.add("add", ctx.add("neg", wide), other=b)
 
 
 @_lowers(aten.clamp.default, aten.hardtanh.default)

@@ -401,10 +401,27 @@ class _Lowerer:
         except CaptureError:
             raise
         except Exception as error:
+            del self.builder.nodes[before:]
+            if (known := self._without_elements(node)) is not None:
+                return known
             raise CaptureError(
                 f"{self.label}: {where(node)} ({target}) cannot be lowered ({_reason(error)}); "
                 f"leave it outside the model, or report it with this message"
             ) from error
+
+    def _without_elements(self, node: fx.Node) -> Any:
+        """The results of `node`, if they have no element and so nothing to compute. Operators that
+        run on empty tensors do not always have a shape rule that does."""
+        values = node.meta["val"]
+        several = isinstance(values, (list, tuple))
+        tensors = values if several else (values,)
+        if not all(isinstance(each, Tensor) and each.numel() == 0 for each in tensors):
+            return None
+        made = [
+            self.context.constant(node.name, torch.empty(each.shape, dtype=each.dtype))
+            for each in tensors
+        ]
+        return tuple(made) if several else made[0]
 
     def _refuse_numbers(self, node: fx.Node, args: list[Any], kwargs: dict[str, Any]) -> None:
         """Refuse to compute with a number that is read out of a tensor; it may be an index.

@@ -79,6 +79,8 @@ def attention(
     causal: bool = False,
     products: str | None = None,
 ) -> Tensor:
+    if not scale:  # by which torch's fused kernels for GPUs multiply the -inf of padded keys
+        q, scale = q * 0, 1.0
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)
 
 

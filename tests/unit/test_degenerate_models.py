@@ -20,6 +20,7 @@ import gtco
 from gtco.frontend.torch_export import capture
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
+from gtco.ir.ops import OPS
 from gtco.passes import run_pipeline
 from gtco.passes.rewrite import DECLINED, Log
 from gtco.passes.views import loses_nothing
@@ -52,6 +53,15 @@ EMPTY: dict[str, tuple[Model, tuple[int, ...]]] = {
     "slice": (lambda c, x: x[:, 2:2] * 2, (2, 3, 4)),
     "strided slice": (lambda c, x: x[:, 1:1:2] + 1, (2, 3, 4)),
     "slices and a sum": (lambda c, x: (x[:, 2:2].relu() + x[:, 1:1]).sum(), (2, 3, 4)),
+    "resize of no image": (
+        lambda c, x: F.interpolate(x, size=(3, 5), mode="nearest-exact"),
+        (0, 2, 1, 5),
+    ),
+    "pooling of no channel": (
+        lambda c, x: F.interpolate(x, size=(2, 3), mode="area"),
+        (8, 0, 2, 6),
+    ),
+    "pooling of no boolean": (lambda c, x: F.adaptive_avg_pool2d(x.bool(), (1, 2)), (0, 2, 3, 4)),
     "slice of one": (lambda c, x: (x + x.relu())[0:0], (1, 4)),
     "rows": (lambda c, x: F.linear(x, c.w, c.b).relu() * 2, (0, 4)),
     "columns": (lambda c, x: F.linear(x, c.w[:0]).relu(), (3, 4)),
@@ -116,6 +126,33 @@ def test_zeros_keep_their_sign() -> None:
 
     graph = means_the_same(model, ZEROS, zero=torch.zeros((), dtype=torch.float64))
     assert sum(node.op in ("add", "mul") for node in graph.nodes) <= 3
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16])
+@pytest.mark.parametrize("number", [0.125, 3, -1000])
+def test_a_number_minus_narrow_integers(number: float, dtype: torch.dtype) -> None:
+    x = torch.tensor([0, 1, 100, 127], dtype=dtype)
+    means_the_same(lambda c, x: number - x, x)
+    if dtype == torch.int16:
+        means_the_same(lambda c, x: number - x, torch.tensor([-32768, 32767], dtype=dtype))
+
+
+def test_attention_by_a_scale_of_zero_gives_torch_none() -> None:
+    """Its fused kernels for GPUs make NaN of it."""
+    q, k, v = (random(1, 2, 5, 3) for _ in range(3))
+    expected = F.scaled_dot_product_attention(q, k, v, scale=0.0)
+    with pytest.MonkeyPatch.context() as patch:
+        scales: list[float] = []
+        real = F.scaled_dot_product_attention
+
+        def note(*args: Any, scale: float, **kwargs: Any) -> Tensor:
+            scales.append(scale)
+            return real(*args, scale=scale, **kwargs)
+
+        patch.setattr(F, "scaled_dot_product_attention", note)
+        found = OPS["attention"].reference(q, k, v, scale=0.0)
+    assert scales == [1.0]
+    assert_close(found, expected)
 
 
 def test_a_sum_scales_in_its_own_type() -> None:
@@ -198,6 +235,19 @@ def test_weights_that_are_vectors(shape: tuple[int, ...]) -> None:
 
     v, w, m = random(4, seed=1), random(4, seed=2), random(8, 4, seed=3)
     means_the_same(model, random(*shape), v=v, w=w, m=m)
+
+
+def test_a_vector_of_weights_behind_what_has_no_dimension() -> None:
+    """A linear whose operand is computed from a value of rank 0 is no gate."""
+
+    def row(c: Function, x: Tensor) -> Tensor:
+        return F.linear(x.log_softmax(0)[..., None], c.v)
+
+    def column(c: Function, x: Tensor) -> Tensor:
+        return F.linear(x + x.var(), c.v[None], c.v)[:, :1].relu()
+
+    means_the_same(row, SCALAR, v=random(1))
+    means_the_same(column, random(3, 1), v=random(1))
 
 
 @pytest.mark.parametrize("shape", [(3, 0), (0, 4)])
