@@ -20,7 +20,10 @@ C_TYPES = {
     torch.int8: "signed char",
     torch.uint8: "u8",
     torch.bool: "bool",
+    torch.float8_e4m3fn: "e4m3_t",
 }
+_WIDENED = (torch.float16, torch.bfloat16, torch.float8_e4m3fn)
+"""What is stored narrower than it is computed with."""
 
 
 def c_type(dtype: torch.dtype) -> str:
@@ -35,7 +38,7 @@ def c_type(dtype: torch.dtype) -> str:
 
 def compute_type(dtype: torch.dtype) -> str:
     """The C++ type that arithmetic on `dtype` is done in (`compute_t` of the device library)."""
-    return "float" if dtype in (torch.float16, torch.bfloat16) else c_type(dtype)
+    return "float" if dtype in _WIDENED else c_type(dtype)
 
 
 def literal(value: Any, dtype: torch.dtype = torch.float32) -> str:

@@ -67,7 +67,7 @@ _NUMBERS: Mapping[str, tuple[str, Callable[[Work, Target], float]]] = {
     "weight_bytes": ("log2, from device memory", lambda w, t: _log(w.group.weight_bytes)),
     "read_bytes": ("log2 of the activations read", lambda w, t: _log(w.group.read_bytes)),
     "written_bytes": ("log2 of the results", lambda w, t: _log(w.group.written_bytes)),
-    "half": ("1 for 16-bit operands", lambda w, t: w.group.half),
+    "half": ("1 for 16-bit operands, 2 for 8-bit ones", lambda w, t: w.group.half),
     "blocks": ("log2 of the grid", lambda w, t: _log(w.blocks)),
     "threads": ("of a block", lambda w, t: w.threads),
     "smem_bytes": ("dynamic, of a block", lambda w, t: w.smem_bytes),

@@ -115,5 +115,5 @@ def _blocks(work: Work) -> tuple[int, ...]:
     """How many there are, and what one does in its main loop; no field that a model fits."""
     block = work.block
     loop = (block.steps, block.stages, block.mma_flops, block.tile_p, block.tile_q, block.split)
-    products = (work.group.half, work.group.tf32)  # of 16 bits, tf32 or fp32
+    products = (work.group.half, work.group.tf32)  # of 8 bits, 16, tf32 or fp32
     return (work.blocks, work.threads, work.cluster, *loop, *products)

@@ -21,6 +21,8 @@ from gtco.target import Target
 
 CONTRACTIONS = ("gemm", "attention")
 """Families whose ops are matrix products."""
+HALVED = {torch.float16: 1, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+"""How often 32 bits are halved to those of a type."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,8 @@ class GroupWork:
         weight_bytes: constants, which come from device memory.
         read_bytes: inputs, which the kernels before have just written; of a slice, only the slice.
         written_bytes: outputs.
-        half: 1 if the contraction (or else the first output) has 16-bit operands, else 0.
+        half: how often the 32 bits of an operand of the contraction (or else of the first output)
+            are halved: 1 for 16-bit operands, 2 for 8-bit ones, else 0.
         tf32: 1 if its operands are rounded to tf32, else 0.
     """
 
@@ -47,7 +50,7 @@ class GroupWork:
 
     def peak_tflops(self, target: Target) -> float:
         """The dense rate of its products on `target`, TFLOP/s."""
-        dtype = torch.float16 if self.half else torch.float32
+        dtype = (torch.float32, torch.float16, torch.float8_e4m3fn)[self.half]
         return target.products_tflops(dtype, "tf32" if self.tf32 else None)
 
 
@@ -125,7 +128,7 @@ def work_of(candidate: Candidate) -> Work:
 def _even_share(group: GroupWork, blocks: int, threads: int) -> BlockWork:
     """A kernel without a main loop: every byte is read once, by one block."""
     fill_bytes = -(-(group.read_bytes + group.weight_bytes) // blocks)
-    written = -(-group.written_bytes // (blocks * (2 if group.half else 4)))
+    written = -(-group.written_bytes // (blocks * (4 >> group.half)))
     live = 24 + -(-fill_bytes // (4 * threads))
     return BlockWork(fill_bytes, fill_bytes, 1, 1, 0, 1, written, 1, min(255, live))
 
@@ -134,12 +137,12 @@ def group_work(group: Group) -> GroupWork:
     """What any program of `group` does."""
     graph = group.graph
     matmul_flops = pointwise_flops = tf32 = 0
-    half = graph.specs[graph.outputs[0]].dtype.itemsize == 2
+    half = int(graph.specs[graph.outputs[0]].dtype.itemsize == 2)
     for node in group.compute:
         flops = node_flops(graph, node)
         if node.definition.family in CONTRACTIONS:
             matmul_flops += flops
-            half = graph.specs[node.inputs[0]].dtype in (torch.float16, torch.bfloat16)
+            half = HALVED.get(graph.specs[node.inputs[0]].dtype, 0)
             tf32 |= node.attrs.get("products") == "tf32"
         if node.op == "attention":
             q, k = (graph.specs[name] for name in node.inputs[:2])
@@ -152,7 +155,7 @@ def group_work(group: Group) -> GroupWork:
         weight_bytes(graph),
         read_bytes(graph),
         sum(graph.specs[name].nbytes for name in graph.outputs),
-        int(half),
+        half,
         int(tf32),
     )
 

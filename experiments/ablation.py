@@ -40,7 +40,7 @@ from gtco.benchmarking.answers import compute_precision, references
 from gtco.benchmarking.rounds import Tell
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
-from gtco.compiler import capture_for, fuse_with, plan_with, resolve_device
+from gtco.compiler import capture_for, fuse_with, plan_with, resolve_device, rewritten
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import Knowledge, finalists
 from gtco.cost_model.measure import MeasureError, Subject
@@ -52,7 +52,6 @@ from gtco.cost_model.trials import Trials
 from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.locate import Located, locate
 from gtco.options import Options
-from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks, workload_key
 from gtco.runtime.module import CompiledModule
 from gtco.target import HOST, Target
@@ -228,7 +227,7 @@ def ablate(
     begin = time.monotonic()
     target = resolve_device(options.target).target
     captured = capture_for(model.module, model.args, model.kwargs, options)
-    graph = run_pipeline(captured.graph)
+    graph = rewritten(captured, options, target)
     with Trials(host=options.target == HOST) as runner:
         own = [] if database is None else list(database.records())
         known = Knowledge(runner.device, own=own)

@@ -31,6 +31,7 @@ from gtco.compiler import (
     fuse_known,
     known_on,
     resolve_device,
+    rewritten,
 )
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.measure import MeasureError, Subject
@@ -41,7 +42,6 @@ from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.locate import Located, locate
 from gtco.options import Options
-from gtco.passes import run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks
 from gtco.target import HOST, Target
@@ -183,7 +183,7 @@ def measured(
     target = device.target
     captured = capture_for(model.module, model.args, model.kwargs, options)
     known = known_on(device, database)
-    fused = fuse_known(known, run_pipeline(captured.graph), target)
+    fused = fuse_known(known, rewritten(captured, options, target), target)
     left_out: dict[str, str] = {}
     with Trials(host=options.target == HOST) as runner:
         contests = {

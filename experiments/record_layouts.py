@@ -1,10 +1,10 @@
 """Which element each lane and register holds: the tensor core's layouts, as a GPU has them.
 
-    python -m experiments.record_layouts tests/golden/h100_layouts.json
+    python -m experiments.record_layouts tests/golden/h200_layouts.json
     python -m experiments.record_layouts OUT.json --target host
 
 Small kernels on the device library give numbered elements to ldmatrix, mma.sync, wgmma and the bulk
-copy's swizzle, and the numbers that come out are the table. Recorded once on an H100, it is what
+copy's swizzle, and the numbers that come out are the table. Recorded on a Hopper card, it is what
 `tests/unit/test_host_layouts.py` holds the host library against.
 """
 
@@ -33,8 +33,14 @@ WHOLE = 8
 
 _ROUNDED = 13
 """Bits of a float's mantissa that tf32 does not have."""
-_TYPES = {torch.float16: "half_t", torch.bfloat16: "bf16_t", torch.float32: "float"}
-_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "tf32"}
+FP8 = torch.float8_e4m3fn
+_TYPES = {
+    torch.float16: "half_t",
+    torch.bfloat16: "bf16_t",
+    torch.float32: "float",
+    FP8: "e4m3_t",
+}
+_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "tf32", FP8: "e4m3"}
 
 LDMATRIX = """\
   const int lane = threadIdx.x;
@@ -169,7 +175,7 @@ def record_ldmatrix(run: Run) -> Table:
     return found
 
 
-def probes(rows: int, columns: int, k: int, dtype: torch.dtype) -> dict[str, tuple[Tensor, Tensor]]:
+def probes(rows: int, columns: int, k: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Operands A [rows, k] and B [columns, k] whose product tells an accumulator's place.
 
     `rows` gives 1 + its row, `columns` 1 + its column, and `k` 1 + the k that its row picks.
@@ -180,9 +186,13 @@ def probes(rows: int, columns: int, k: int, dtype: torch.dtype) -> dict[str, tup
     picked = torch.eye(k)[(torch.arange(rows) * 5 + 3) % k]
     ramp = torch.arange(1.0, k + 1).expand(columns, k)
     pairs = {"rows": (a_one * row, b_one), "columns": (a_one, b_one * column), "k": (picked, ramp)}
-    return {
-        name: (a.to(dtype).contiguous(), b.to(dtype).contiguous()) for name, (a, b) in pairs.items()
-    }
+    return pairs
+
+
+def product(multiply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
+    """What `multiply` makes of numbers up to 256: digit by digit, since fp8 has those up to 16."""
+    (a1, a0), (b1, b0) = ((x // 16, x % 16) for x in (a, b))
+    return 16 * (multiply(a1, b0) + multiply(a0, b1)) + multiply(a0, b0)
 
 
 def record_mma(run: Run, dtype: torch.dtype) -> Table:
@@ -200,14 +210,18 @@ def record_mma(run: Run, dtype: torch.dtype) -> Table:
         run(program, {"a": a, "b": b, "registers": registers, "y": y})
         return registers, y
 
-    numbered = numbers(16, depth)
-    if dtype == torch.float32:
-        numbered = numbered.int()
-    registers, _ = launch(numbered, numbered)
-    for name, part in (("a", registers[:, :4]), ("b", registers[:, 4:])):
-        found[name] = part.tolist() if dtype == torch.float32 else halves(part)
-    for name, (a, b) in probes(16, 16, depth, dtype).items():
-        found[name] = whole(launch(a, b)[1])
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
+        return launch(a.to(dtype).contiguous(), b.to(dtype).contiguous())[1]
+
+    if dtype != FP8:  # which ldmatrix brings as 16-bit elements
+        numbered = numbers(16, depth)
+        if dtype == torch.float32:
+            numbered = numbered.int()
+        registers, _ = launch(numbered, numbered)
+        for name, part in (("a", registers[:, :4]), ("b", registers[:, 4:])):
+            found[name] = part.tolist() if dtype == torch.float32 else halves(part)
+    for name, (a, b) in probes(16, 16, depth).items():
+        found[name] = whole(product(multiply, a, b))
     return found
 
 
@@ -253,10 +267,14 @@ def record_wgmma(run: Run, dtype: torch.dtype, columns: int) -> Table:
         smem_bytes,
     )
     found: Table = {}
-    for name, (a, b) in probes(64, columns, 128 // dtype.itemsize, dtype).items():
+
+    def multiply(a: Tensor, b: Tensor) -> Tensor:
         y = torch.zeros(128, columns // 2)
-        run(program, {"a": a, "b": b, "y": y})
-        table = whole(y)
+        run(program, {"a": a.to(dtype).contiguous(), "b": b.to(dtype).contiguous(), "y": y})
+        return y
+
+    for name, (a, b) in probes(64, columns, 128 // dtype.itemsize).items():
+        table = whole(product(multiply, a, b))
         text = json.dumps(table, separators=(",", ":"))
         found[name] = table if columns == WHOLE else hashlib.sha256(text.encode()).hexdigest()
     return found
@@ -269,11 +287,13 @@ def record(run: Run) -> Table:
         **record_ldmatrix(run),
         "mma_m16n8k16": {_NAMES[each]: record_mma(run, each) for each in (half, brain)},
         "mma_m16n8k8": {_NAMES[single]: record_mma(run, single)},
+        "mma_m16n8k32": {_NAMES[FP8]: record_mma(run, FP8)},
         "swizzle_128": {_NAMES[each]: record_swizzle(run, each) for each in (half, single)},
         "wgmma": {
             _NAMES[each]: {str(n): record_wgmma(run, each, n) for n in WGMMA_COLUMNS}
             for each in (half, brain, single)
         },
+        "wgmma_e4m3": {str(n): record_wgmma(run, FP8, n) for n in WGMMA_COLUMNS},
     }
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "ArgumentError": "gtco.ir.interpreter",
     "ArtifactError": "gtco.runtime.artifact",
+    "Calibration": "gtco.calibration",
+    "CalibrationError": "gtco.calibration",
     "CaptureError": "gtco.frontend.refusals",
     "CompileError": "gtco.runtime.nvrtc",
     "DatabaseError": "gtco.cost_model.record",
@@ -46,6 +48,7 @@ _HOMES = {
     "RecompileError": "gtco.runtime.module",
     "TargetError": "gtco.target",
     "TuneResult": "gtco.tuning.result",
+    "calibrate": "gtco.fp8",
     "capture": "gtco.compiler",
     "compile": "gtco.compiler",
     "fuse": "gtco.compiler",
@@ -57,6 +60,8 @@ _HOMES = {
 __all__ = [
     "ArgumentError",
     "ArtifactError",
+    "Calibration",
+    "CalibrationError",
     "CaptureError",
     "CompileError",
     "DatabaseError",
@@ -75,6 +80,7 @@ __all__ = [
     "TargetError",
     "TuneResult",
     "__version__",
+    "calibrate",
     "capture",
     "compile",
     "fuse",

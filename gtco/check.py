@@ -17,15 +17,17 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Precision = torch.dtype | str
-"""What was computed in: a dtype, or "tf32"."""
+"""What was computed in: a dtype, "tf32" or "fp8"."""
 
 
 @dataclass(frozen=True)
 class Bound:
-    """RMSE allowed: `multiple` times eager's, plus a tenth of `tolerance`."""
+    """RMSE allowed: `multiple` times eager's, plus a tenth of `tolerance`, times the size of an
+    output up to `largest`."""
 
     multiple: float
     tolerance: float
+    largest: float = 1.0
 
 
 BOUNDS: dict[Precision, Bound] = {
@@ -33,6 +35,7 @@ BOUNDS: dict[Precision, Bound] = {
     torch.bfloat16: Bound(3, 1e-2),
     "tf32": Bound(3, 1e-3),
     torch.float32: Bound(2, 1e-4),
+    "fp8": Bound(3, 0.5, math.inf),
 }
 
 
@@ -132,7 +135,7 @@ def _judge_floats(candidate: Tensor, eager: Tensor, reference: Tensor, bound: Bo
         return Verdict("")
     rmse = _rms(candidate[finite] - truth)
     eager_rmse = _rms(eager[finite] - truth)
-    constant = bound.tolerance / 10 * min(1.0, _rms(truth))
+    constant = bound.tolerance / 10 * min(bound.largest, _rms(truth))
     limit = bound.multiple * eager_rmse + constant
     reason = "" if rmse <= limit else f"RMSE {rmse:.2e} against fp64, the limit is {limit:.2e}"
     return Verdict(reason, rmse, eager_rmse, limit)

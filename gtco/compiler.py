@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gtco import logs
+from gtco.calibration import Calibration
 from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
@@ -33,7 +34,7 @@ from gtco.frontend.torch_export import capture as capture_torch
 from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.ir.spec import GraphError
 from gtco.models import accepted
-from gtco.options import Options, database_file
+from gtco.options import OptionError, Options, database_file
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
@@ -162,7 +163,7 @@ def plan_captured(
     """How `captured` runs; the graph after each pass goes to `folder`."""
     device = resolve_device(options.target)
     target, known = device.target, known_on(device, database)
-    graph = run_pipeline(captured.graph, folder)
+    graph = rewritten(captured, options, target, folder)
     fused = fuse_known(known, graph, target)
     fusion_log.info("%d nodes became %d groups", len(captured.graph.nodes), len(fused.groups))
     for producer, consumer, reason in fused.refusals:
@@ -181,12 +182,48 @@ def capture_for(
         CaptureError: the model cannot be exported.
     """
     captured = _capture(model, args, kwargs)
-    if options.precision == "tf32":
-        return replace(captured, graph=lower_products(captured.graph, "tf32"))
-    if options.precision not in PRECISIONS:
+    graph, precision = captured.graph, options.precision
+    if precision == "tf32":
+        return replace(captured, graph=lower_products(graph, "tf32"))
+    if precision == "fp8" and any(fp32_products(node, graph) for node in graph.nodes):
+        precision = "fp16"  # what is not fp8
+    if precision not in PRECISIONS:
         return captured
-    lowered = lower_precision(captured.graph, PRECISIONS[options.precision])
-    return replace(captured, graph=lowered)
+    return replace(captured, graph=lower_precision(graph, PRECISIONS[precision]))
+
+
+def rewritten(
+    captured: Captured, options: Options, target: Target, folder: Path | None = None
+) -> Graph:
+    """The graph of `captured` after the passes, in fp8 what the options ask for.
+
+    Raises:
+        TargetError: fp8 for a target that gtco does not multiply it on.
+        OptionError: fp8 without a calibration.
+        CalibrationError: it cannot be read, or is of another model.
+    """
+    graph = run_pipeline(captured.graph, folder)
+    if options.precision != "fp8":
+        return graph
+    if not target.has_fp8:
+        raise TargetError(
+            f'gtco multiplies fp8 on sm_89 and sm_90a, not on {target.arch}: use precision="fp16"'
+        )
+    known = options.calibration
+    if known is None:
+        raise OptionError(
+            'precision="fp8" needs the sizes of the values: pass '
+            "calibration=gtco.calibrate(model, batches), or the file that keeps it"
+        )
+    known = Calibration.load(known) if isinstance(known, str) else known
+    if not isinstance(known, Calibration):
+        raise OptionError(
+            f"calibration is what gtco.calibrate returned, or its file, not {known!r:.80}"
+        )
+    graph = known.quantized(graph, options.error_budget)
+    count = len(known.chosen(options.error_budget))
+    fusion_log.info("%d of %d linears in fp8", count, len(known.layers))
+    return graph
 
 
 def capture(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CHOICES = {
-    "precision": (None, "fp16", "bf16", "tf32", "fp32"),
+    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8"),
     "fallback": ("warn", "error"),
 }
 """What an option with a closed set of values may be."""
@@ -25,14 +25,18 @@ class Options:
 
     Args:
         precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32" (generated as
-            three products of tf32, as accurate as torch's fp32); by default (None) the model stays
-            as it is, with each product in the type of its operands. Input and output dtypes never
-            change.
+            three products of tf32, as accurate as torch's fp32), "fp8" (the linears that
+            `calibration` and `error_budget` say, the others in 16 bits); by default (None) the
+            model stays as it is, with each product in the type of its operands. Input and output
+            dtypes never change.
         target: architecture to compile for, such as "sm_90a"; "host" runs the kernels on the CPU,
             slowly, for correctness; by default (None) the GPU at hand.
         fallback: "warn" runs what has no kernel with ATen and says so; "error" refuses.
         cuda_graph: replay one CUDA graph per call; otherwise launch kernel by kernel.
         static_outputs: return the same output tensors from every call, overwritten by the next.
+        calibration: for fp8, what `gtco.calibrate` found, or the file that keeps it.
+        error_budget: for fp8, how far the outputs may be off, in relation to their size: linears
+            that cost more stay in 16 bits.
     """
 
     precision: str | None = None
@@ -40,6 +44,8 @@ class Options:
     fallback: str = "warn"
     cuda_graph: bool = True
     static_outputs: bool = False
+    calibration: Any = None
+    error_budget: float = 0.05
 
     @staticmethod
     def of(**given: Any) -> Options:
@@ -57,8 +63,15 @@ class Options:
             elif name == "target":
                 if value is not None and not isinstance(value, str):
                     raise OptionError(f"target is an architecture's name, not {value!r}")
+            elif name == "calibration":
+                pass  # the compiler knows what it can be
+            elif name == "error_budget":
+                if not isinstance(value, (int, float)) or not 0 <= value <= 1:
+                    raise OptionError(f"error_budget is a share from 0 to 1, not {value!r}")
             elif not isinstance(value, bool):
                 raise OptionError(f"{name} is True or False, not {value!r}")
+        if isinstance(path := given.get("calibration"), os.PathLike):
+            given["calibration"] = os.fspath(path)
         return Options(**given)
 
 

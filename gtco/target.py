@@ -56,6 +56,8 @@ class Target:
 
     def products_tflops(self, dtype: torch.dtype, products: str | None) -> float:
         """The dense rate of products of `dtype`, rounded to `products` ("tf32") if that is said."""
+        if dtype == torch.float8_e4m3fn:
+            return 2 * self.matmul_tflops
         if dtype in (torch.float16, torch.bfloat16):
             return self.matmul_tflops
         tf32_tflops = self.matmul_tflops / 2
@@ -65,6 +67,11 @@ class Target:
     def splits_fp32(self) -> bool:
         """Whether three products of tf32 are faster than one of FFMA's."""
         return self.matmul_tflops / 6 > self.fp32_tflops
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether gtco multiplies fp8 on it."""
+        return self.arch in ("sm_89", "sm_90a")
 
     @property
     def has_wgmma(self) -> bool:

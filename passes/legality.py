@@ -45,6 +45,7 @@ MAX_COLUMNS = 16384
 _TENSOR_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
 _ELEMENT_DTYPES = _TENSOR_DTYPES | {
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
+    torch.float8_e4m3fn,
 }  # fmt: skip
 
 
@@ -140,6 +141,10 @@ class Legality:
             specs = specs[:1]
         floats_only = is_anchor(node) or is_reduction(node) or node.op == "normalize_groups"
         allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
+        if _contracts(node):
+            allowed |= {torch.float8_e4m3fn}
+        if node.op == "cast" and node.outputs[0].dtype == torch.float8_e4m3fn:
+            return f"%{node.name}: torch's cast to fp8 makes NaN of what is too large"
         for spec in specs:
             if spec.dtype not in allowed:
                 return f"{node.op} of {spec} has no generated kernel"

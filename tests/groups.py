@@ -58,6 +58,34 @@ def plain_linear(rows: int, k: int, columns: int, dtype: torch.dtype, *, batch: 
     return Group("plain_linear", b.build([b.add("linear", x, w, bias)]))
 
 
+def fp8_linear(
+    rows: int, k: int, columns: int, dtype: torch.dtype, *, norm: bool = False, batch: int = 1
+) -> Group:
+    """A product of fp8: behind a norm with a GELU, or with a residual and its statistics; the
+    result is stored for the next one in fp8 (and, of a residual, as it is)."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, rows, k), FP8))
+    exact = _weights(columns, k, dtype=torch.float32)
+    scale = 2.0 ** (448 / exact.abs().amax(1)).log2().floor()
+    w = b.constant("w", (exact * scale[:, None]).to(FP8))
+    y = b.add("linear", x, w, out_dtype=torch.float32)
+    y = b.add("mul", y, b.constant("unscale", 1 / scale))
+    bias = b.constant("bias", _weights(columns, dtype=torch.float32))
+    outputs = []
+    if norm:
+        stats = b.input("stats", TensorSpec((batch, rows, -(-k // 64), 2), torch.float32))
+        mean, rstd = b.node("merge_stats", [stats], {"columns": k, "eps": 1e-6})
+        column_sums = b.constant("column_sums", exact.sum(1))
+        y = b.add("mul", b.add("sub", y, b.add("mul", mean, column_sums)), rstd)
+        y = b.add("cast", b.add("gelu", b.add("add", y, bias), approximate="none"), dtype=dtype)
+    else:
+        y = b.add("cast", b.add("add", y, bias), dtype=dtype)
+        y = b.add("add", y, b.input("residual", TensorSpec((batch, rows, columns), dtype)))
+        outputs = [y, b.add("row_stats", y)]
+    quantized = b.add("quantize", y, b.constant("scale", torch.tensor([32.0])))
+    return Group("fp8_linear", b.build([*outputs, quantized]))
+
+
 def patch_embedding(image: int, patch: int, columns: int, dtype: torch.dtype) -> Group:
     """A patch embedding: a GEMM whose A is gathered from the image."""
     b = GraphBuilder()
@@ -97,6 +125,7 @@ def tf32(group: Group) -> Group:
 
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+FP8 = torch.float8_e4m3fn
 GEMM_CASES: dict[str, Callable[[], Group]] = {
     "qkv": lambda: norm_linear(197, 768, 2304, F16),
     "fc1": lambda: norm_linear(197, 768, 3072, F16, gelu=True),
@@ -121,6 +150,12 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "tf32_odd": lambda: tf32(plain_linear(19, 68, 91, F32)),
     "tf32_patch": lambda: tf32(patch_embedding(56, 14, 128, F32)),
     "tf32_bmm": lambda: tf32(batched_matmul(2, 17, 61, 72, F32)),
+    "fp8_fc1": lambda: fp8_linear(197, 768, 3072, F16, norm=True),
+    "fp8_fc2": lambda: fp8_linear(197, 3072, 768, F16),
+    "fp8_one_row": lambda: fp8_linear(1, 768, 768, BF16),
+    "fp8_odd": lambda: fp8_linear(33, 144, 104, BF16, norm=True),
+    "fp8_odd_columns": lambda: fp8_linear(19, 80, 90, F16),
+    "fp8_batch": lambda: fp8_linear(50, 64, 192, F16, batch=3),
     "fp32_fc1": lambda: norm_linear(197, 768, 3072, F32, gelu=True),
     "fp32_odd": lambda: plain_linear(19, 69, 91, F32),
     "fp32_patch": lambda: patch_embedding(56, 14, 128, F32),

@@ -58,6 +58,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr int PRODUCTS = GROUP_M / 64;
   static_assert(GROUP_M == 64 || GROUP_M == 128, "a warpgroup multiplies 64 or 128 rows");
   constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;  // columns of the epilogue at a time
+  // Sums of e4m3 lose bits in the tensor core: those of each step are added up in fp32.
+  constexpr bool PROMOTED = sizeof(Element) == 1;
   static_assert(C::BLOCK_N % PART == 0, "parts are whole");
   static_assert(C::WIDTH == 2 || C::WIDTH == 8, "as wgmma has columns, or in eights");
   static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % 32 == 0), "32 rows of B are whole");
@@ -223,13 +225,15 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     };
     // What a part reads comes during the one before, or the products, if registers are left.
     typename decltype(part_at(0))::Fetched next;
-    constexpr int FREE = CONSUMER_REGISTERS - PRODUCTS * C::BLOCK_N / 2 - 44;
+    constexpr int FREE = CONSUMER_REGISTERS - PRODUCTS * C::BLOCK_N / (PROMOTED ? 1 : 2) - 44;
     constexpr bool FETCH_AHEAD = FREE * 4 >= static_cast<int>(sizeof(next));
     if constexpr (FETCH_AHEAD) next = part_at(0).fetch();
     // Its turn also says that every copy ahead of its own has come: the parity of a slot's barrier
     // could not tell the phase that it waits for from the one before the last.
     if (!C::COOPERATIVE && round > 0) ptx::mbarrier_wait(turn + 8 * group, (round - 1) / 2 & 1);
 
+    float of_step[PRODUCTS][C::BLOCK_N / 2] = {};  // where sums are promoted
+    float (&sums)[PRODUCTS][C::BLOCK_N / 2] = PROMOTED ? of_step : acc;
     int last = 0;  // slot
 #pragma unroll 1
     for (int step = 0; step < STEPS; ++step, from.advance()) {
@@ -246,11 +250,21 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
 #pragma unroll
           for (int m = 0; m < PRODUCTS; ++m)
             ptx::Wgmma<Element, C::BLOCK_N>::mma(
-                acc[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
-                ptx::wgmma_descriptor(b_tile, atom * B_BYTES + k), 1);
+                sums[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
+                ptx::wgmma_descriptor(b_tile, atom * B_BYTES + k), !PROMOTED || atom + k > 0);
       ptx::wgmma_commit_group();
-      ptx::wgmma_wait_group<1>();
-      if (step > 0) release(last);  // its products are done, this step's not
+      if constexpr (PROMOTED) {
+#pragma unroll
+        for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(of_step[m]);
+        if (step + 1 < STEPS) release(s);
+#pragma unroll
+        for (int m = 0; m < PRODUCTS; ++m)
+#pragma unroll
+          for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] += of_step[m][i];
+      } else {
+        ptx::wgmma_wait_group<1>();
+        if (step > 0) release(last);  // its products are done, this step's not
+      }
       last = s;
     }
     if constexpr (!C::COOPERATIVE) from.template skip<STEPS>();  // the other's

@@ -51,6 +51,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int STAGE_BYTES = C::ATOMS * (P_BYTES + Q_BYTES);
   constexpr int CONSUMERS = C::BLOCK_P / 64;
   constexpr int THREADS = CONSUMERS * 128;
+  // Sums of e4m3 lose bits in the tensor core: those of each step are added up in fp32.
+  constexpr bool PROMOTED = sizeof(Element) == 1;
+  static_assert(!PROMOTED || C::DEPTH == 0, "each step's products are awaited");
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
   static_assert(C::SPLIT * C::CLUSTER_Q == 1 || C::MULTICAST == 1, "shares Q, and nothing else");
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
@@ -131,6 +134,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       multiply_exactly<C>(acc, smem, full, inbox_full + 8, steps, thread, release);
       return;
     }
+    float of_step[C::BLOCK_Q / 2] = {};  // where sums are promoted
     RingPlace<C::STAGES> from{0, 0};
     int last = 0;  // slot
 #pragma unroll 1
@@ -139,20 +143,25 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::mbarrier_wait(full + 8 * s, from.phase);
       const u32 p_tile = ring + s * STAGE_BYTES + group * 64 * 128;    // (ATOMS, 64, ATOM_K)
       const u32 q_tile = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES;  // (ATOMS, BLOCK_Q, ATOM_K)
+      float (&sums)[C::BLOCK_Q / 2] = PROMOTED ? of_step : acc;
       ptx::wgmma_fence();
 #pragma unroll
       for (int atom = 0; atom < C::ATOMS; ++atom)
 #pragma unroll
         for (int k = 0; k < 128; k += K_STEP)
           ptx::Wgmma<Element, C::BLOCK_Q>::mma(
-              acc, ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k),
-              ptx::wgmma_descriptor(q_tile, atom * Q_BYTES + k), 1);
+              sums, ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k),
+              ptx::wgmma_descriptor(q_tile, atom * Q_BYTES + k), !PROMOTED || atom + k > 0);
       ptx::wgmma_commit_group();
       // At depth 0 the slot goes back before the next is awaited; at depth 1 the tensor cores never
       // wait for this warpgroup's turn, and each slot is held for a step longer.
       if constexpr (C::DEPTH == 0) {
-        ptx::wgmma_wait_group<0>(acc);
+        ptx::wgmma_wait_group<0>(sums);
         release(s);
+        if constexpr (PROMOTED) {
+#pragma unroll
+          for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] += of_step[i];
+        }
       } else {
         ptx::wgmma_wait_group<1>();
         if (step > 0) release(last);
@@ -176,7 +185,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   // Where columns are P, the inputs of all parts are the same unless they differ by rows.
   constexpr int FETCHES = C::SWAP && !Functor::INPUTS_BY_ROW ? 1 : MOST;
   using Fetched = typename decltype(epilogue(0))::Fetched;
-  constexpr int LOOP = is_exact<C> ? C::BLOCK_Q * 3 / 2 + 84 : C::BLOCK_Q / 2 + 48;
+  constexpr int SUMS = PROMOTED ? C::BLOCK_Q : C::BLOCK_Q / 2;
+  constexpr int LOOP = is_exact<C> ? C::BLOCK_Q * 3 / 2 + 84 : SUMS + 48;
   constexpr int FREE = C::REGISTERS - LOOP;  // registers beside the loop's
   constexpr bool FETCH_AHEAD = min_of(64, FREE) * 4 >= FETCHES * static_cast<int>(sizeof(Fetched));
   Fetched fetched[FETCHES];

@@ -1,4 +1,4 @@
-// mma.sync by the type of its operands: 16 bits wide, or float, of which tf32 is multiplied.
+// mma.sync by the type of its operands: 16 or 8 bits wide, or float, of which tf32 is multiplied.
 //
 // EXACT floats are split into two tf32, high + low, which have 22 of their 24 bits; of the four
 // products all but low * low are taken (Ootomo and Yokota 2022). Tensor cores cut what they add up,
@@ -22,7 +22,7 @@ inline constexpr bool is_exact = IsExact<Config>::value;
 // What mma.sync takes at a time: K elements of both operands, which are 32 bytes of a row.
 template <class T, bool EXACT = false>
 struct Mma {
-  static_assert(!EXACT || sizeof(T) == 4, "16-bit operands are multiplied exactly as they are");
+  static_assert(!EXACT || sizeof(T) == 4, "narrow operands are multiplied exactly as they are");
   static constexpr int K = 32 / sizeof(T);
   static constexpr int PARTS = EXACT ? 2 : 1;  // of operands (high, low) and of sums
 
@@ -31,6 +31,8 @@ struct Mma {
                                                   u32 b1) {
     if constexpr (sizeof(T) == 4) {
       ptx::mma_m16n8k8(d, a, b0, b1);
+    } else if constexpr (sizeof(T) == 1) {
+      ptx::mma_m16n8k32(d, a, b0, b1);
     } else {
       ptx::mma_m16n8k16<T>(d, a, b0, b1);
     }
@@ -47,6 +49,11 @@ struct Mma {
       multiply(high, a[0], b[0][first], b[0][first + 1]);
 #pragma unroll
       for (int i = 0; i < 4; ++i) d[0][i] += high[i];
+    } else if constexpr (sizeof(T) == 1) {  // the tensor core's sums have 14 bits of fraction
+      float product[4] = {};
+      multiply(product, a[0], b[0][first], b[0][first + 1]);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) d[0][i] += product[i];
     } else {
       multiply(d[0], a[0], b[0][first], b[0][first + 1]);
     }

@@ -32,6 +32,19 @@ __device__ __forceinline__ bf16_t cvt_bf16(float x) {
   return r;
 }
 
+__device__ __forceinline__ float cvt_f32(e4m3_t x) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(u16(x.bits)));
+  return cvt_f32(half_t{u16(halves)});
+}
+
+// Two floats as e4m3, `low` in the low byte; what is too large becomes 448.
+__device__ __forceinline__ u16 cvt_e4m3x2(float low, float high) {
+  u16 r;
+  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(r) : "f"(high), "f"(low));
+  return r;
+}
+
 // Two floats packed into 32 bits, `low` in the low half.
 template <class T>
 __device__ __forceinline__ u32 cvt_pack(float low, float high);
@@ -161,6 +174,15 @@ __device__ __forceinline__ void mma_m16n8k16<bf16_t>(float (&d)[4], const u32 (&
                                                      u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Of e4m3 (sm_89).
+__device__ __forceinline__ void mma_m16n8k32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 "
       "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));

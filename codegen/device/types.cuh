@@ -18,6 +18,10 @@ struct bf16_t {
   u16 bits;
 };
 
+struct e4m3_t {  // 4 bits of exponent, 3 of mantissa: up to 448, no infinity
+  u8 bits;
+};
+
 template <class T>
 struct Compute {
   using type = T;
@@ -28,6 +32,10 @@ struct Compute<half_t> {
 };
 template <>
 struct Compute<bf16_t> {
+  using type = float;
+};
+template <>
+struct Compute<e4m3_t> {
   using type = float;
 };
 

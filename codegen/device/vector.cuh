@@ -7,6 +7,7 @@ namespace gtco {
 
 __device__ __forceinline__ float to_compute(half_t x) { return ptx::cvt_f32(x); }
 __device__ __forceinline__ float to_compute(bf16_t x) { return ptx::cvt_f32(x); }
+__device__ __forceinline__ float to_compute(e4m3_t x) { return ptx::cvt_f32(x); }
 template <class T>
 __device__ __forceinline__ T to_compute(T x) {
   return x;
@@ -18,6 +19,8 @@ __device__ __forceinline__ T from_compute(C x) {
     return ptx::cvt_f16(static_cast<float>(x));
   } else if constexpr (is_same<T, bf16_t>) {
     return ptx::cvt_bf16(static_cast<float>(x));
+  } else if constexpr (is_same<T, e4m3_t>) {
+    return {static_cast<u8>(ptx::cvt_e4m3x2(static_cast<float>(x), 0.0f))};
   } else {
     return static_cast<T>(x);
   }
@@ -55,8 +58,17 @@ __device__ __forceinline__ Packed<T, V> load_packed(const T* from, bool active =
 template <class T, int V, class C>
 __device__ __forceinline__ Packed<T, V> pack(const Vec<C, V>& values) {
   Packed<T, V> packed;
+  if constexpr (is_same<T, e4m3_t> && V % 2 == 0) {  // which are made two at a time
 #pragma unroll
-  for (int i = 0; i < V; ++i) packed.data[i] = from_compute<T>(values[i]);
+    for (int i = 0; i < V; i += 2) {
+      const u16 both = ptx::cvt_e4m3x2(values[i], values[i + 1]);
+      packed.data[i].bits = both & 0xff;
+      packed.data[i + 1].bits = both >> 8;
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < V; ++i) packed.data[i] = from_compute<T>(values[i]);
+  }
   return packed;
 }
 

@@ -45,7 +45,7 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-// Scalar type of the operands: half_t, bf16_t, or float read as tf32.
+// Scalar type of the operands: half_t, bf16_t, e4m3_t, or float read as tf32.
 template <class T, int N>
 struct Wgmma;
 
@@ -137,7 +137,8 @@ struct WgmmaFromRegisters;
 #define WGMMA_ALL(N, COUNT, A, B, S)                                       \
   WGMMA(half_t, N, COUNT, A, B, S, "k16", "f16.f16", ", 0, 0")             \
   WGMMA(bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 0")           \
-  WGMMA(float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")
+  WGMMA(float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")                   \
+  WGMMA(e4m3_t, N, COUNT, A, B, S, "k32", "e4m3.e4m3", "")
 
 #define WGMMA_FROM_REGISTERS(T, N, COUNT, A0, A1, A2, A3, B, S, SHAPE, TYPES, TAIL)            \
   template <>                                                                                  \

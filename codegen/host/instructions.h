@@ -39,7 +39,9 @@ using gtco::u64;
 using gtco::ptx::Place;
 using gtco::ptx::TensorMap;
 
-enum class Type { F16, BF16, TF32 };
+enum class Type { F16, BF16, TF32, E4M3 };
+
+float e4m3(unsigned char bits);
 
 // `line` is where the kernel says it: the lanes of a warp meet at one barrier, not at two.
 void sync_threads(int line);
@@ -49,8 +51,7 @@ void shuffle_xor(const void* mine, void* theirs, int bytes, int offset);
 const void* assume_aligned(const void* p, int bytes);
 u32 shared_address(const void* p);
 void ldmatrix(u32* r, u32 address, bool trans);
-void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type);
-void mma_m16n8k8(float* d, const u32* a, u32 b0, u32 b1);
+void mma(float* d, const u32* a, u32 b0, u32 b1, Type type);
 
 void ld_global(void* to, const void* from, int bytes);
 void cp_async(u32 to, const void* from, int bytes, bool valid);

@@ -64,7 +64,7 @@ struct Product {
   Type type;
   const u32* registers;  // A, if it is no tile: `rows` are the thread's two, and B of 16 bits lies
                          // as [K, N]
-  float rows[2][16];
+  float rows[2][32];
 };
 
 struct Transfer {

@@ -6,12 +6,15 @@
 
 namespace host {
 
-namespace {
-
-float widened(gtco::u16 bits, Type type) {
-  if (type == Type::BF16) return bit_cast_to<float>(u32(bits) << 16);
-  return static_cast<float>(bit_cast_to<_Float16>(bits));
+// NaN is what would be 480; there is no infinity.
+float e4m3(unsigned char bits) {
+  const int exponent = bits >> 3 & 15, fraction = bits & 7;
+  float size = exponent > 0 ? std::ldexp(8.0f + fraction, exponent - 10) : fraction / 512.0f;
+  if (exponent == 15 && fraction == 7) size = NAN;
+  return bits >> 7 ? -size : size;
 }
+
+namespace {
 
 // What a tensor core keeps of a sum of tf32 products: it cuts (Ootomo and Yokota 2022).
 float cut_sum(double sum) {
@@ -20,8 +23,22 @@ float cut_sum(double sum) {
   return beyond ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
-// A register as the tensor core reads tf32: the low 13 bits are not looked at.
-float cut(u32 bits) { return bit_cast_to<float>(bits & 0xffffe000); }
+// The elements of a register as the tensor core reads them; how many. Of tf32 the low 13 bits are
+// not looked at.
+int elements(float* values, u32 bits, Type type) {
+  if (type == Type::TF32) {
+    values[0] = bit_cast_to<float>(bits & 0xffffe000);
+    return 1;
+  }
+  const int count = type == Type::E4M3 ? 4 : 2;
+  for (int i = 0; i < count; ++i) {
+    if (type == Type::E4M3) values[i] = e4m3(bits >> 8 * i);
+    if (type == Type::BF16) values[i] = bit_cast_to<float>(bits >> 16 * i << 16);
+    if (type == Type::F16)
+      values[i] = static_cast<float>(bit_cast_to<_Float16>(static_cast<gtco::u16>(bits >> 16 * i)));
+  }
+  return count;
+}
 
 template <class T>
 T& operand(int thread) {
@@ -49,34 +66,27 @@ struct Multiply {
 
 struct Fragment {  // of A
   const u32* a;
-  float (*rows)[16];  // to be filled in: lane / 4 and lane / 4 + 8
+  float (*rows)[32];  // to be filled in: lane / 4 and lane / 4 + 8
   Type type;
 };
 
 // The 32 bytes of row `row` of a wgmma tile with rows of 128 bytes, as floats; how many.
-int row_of(float (&values)[16], u32 tile, int row, Type type) {
+int row_of(float (&values)[32], u32 tile, int row, Type type) {
   int count = 0;
   for (int byte = 0; byte < 32; byte += 16) {
-    const unsigned char* const from = shared(swizzled(tile + row * 128 + byte), 16);
-    if (type == Type::TF32) {
-      u32 bits[4];
-      std::memcpy(bits, from, 16);
-      for (u32 each : bits) values[count++] = cut(each);
-    } else {
-      gtco::u16 bits[8];
-      std::memcpy(bits, from, 16);
-      for (gtco::u16 each : bits) values[count++] = widened(each, type);
-    }
+    u32 bits[4];
+    std::memcpy(bits, shared(swizzled(tile + row * 128 + byte), 16), 16);
+    for (u32 each : bits) count += elements(values + count, each, type);
   }
   return count;
 }
 
-// Column `column` of a wgmma tile with a row of 128 bytes for each of the 16 along K.
-int column_of(float (&values)[16], u32 tile, int column, Type type) {
+// Column `column` of a wgmma tile of 16 bits with a row of 128 bytes for each of the 16 along K.
+int column_of(float (&values)[32], u32 tile, int column, Type type) {
   for (int k = 0; k < 16; ++k) {
     gtco::u16 bits;
     std::memcpy(&bits, shared(swizzled(tile + k * 128 + column * 2), 2), 2);
-    values[k] = widened(bits, type);
+    elements(values + k, bits, type);
   }
   return 16;
 }
@@ -86,7 +96,7 @@ int column_of(float (&values)[16], u32 tile, int column, Type type) {
 void multiply(const Product& product) {
   const int thread = current % block_threads;
   const int row = thread % 128 / 32 * 16 + thread % 32 / 4;
-  float left[2][16], right[16];
+  float left[2][32], right[32];
   if (product.registers) {
     std::memcpy(left, product.rows, sizeof left);
   } else {
@@ -149,52 +159,37 @@ void ldmatrix(u32* r, u32 address, bool trans) {
   });
 }
 
-// A: register i is rows (i % 2) * 8 + l / 4, k (i / 2) * 8 + l % 4 * 2; B: register i is k
-// i * 8 + l % 4 * 2, column l / 4; D: registers 2 i are rows i * 8 + l / 4, column l % 4 * 2.
-void mma_m16n8k16(float* d, const u32* a, u32 b0, u32 b1, Type type) {
+// A register has 4 bytes of a row. A: register i is row (i % 2) * 8 + l / 4, bytes (i / 2) * 16 +
+// l % 4 * 4 of K's 32; B: register i is bytes i * 16 + l % 4 * 4, column l / 4; D: registers 2 i
+// are rows i * 8 + l / 4, column l % 4 * 2.
+void mma(float* d, const u32* a, u32 b0, u32 b1, Type type) {
   HERE;
   Multiply operands{d, a, {b0, b1}, type};
   execute_together("mma.sync", &operands, [](int first) {
-    float left[16][16], right[8][16];
+    float left[16][32], right[8][32];
+    int depth = 0;
     for (int lane = 0; lane < 32; ++lane) {
       const Multiply& from = operand<Multiply>(first + lane);
+      const int per_register = from.type == Type::TF32 ? 1 : from.type == Type::E4M3 ? 4 : 2;
+      depth = 8 * per_register;
       for (int i = 0; i < 4; ++i)
-        for (int e = 0; e < 2; ++e)
-          left[i % 2 * 8 + lane / 4][i / 2 * 8 + lane % 4 * 2 + e] =
-              widened(from.a[i] >> (16 * e), from.type);
+        elements(&left[i % 2 * 8 + lane / 4][(i / 2 * 4 + lane % 4) * per_register], from.a[i],
+                 from.type);
       for (int i = 0; i < 2; ++i)
-        for (int e = 0; e < 2; ++e)
-          right[lane / 4][i * 8 + lane % 4 * 2 + e] = widened(from.b[i] >> (16 * e), from.type);
+        elements(&right[lane / 4][(i * 4 + lane % 4) * per_register], from.b[i], from.type);
     }
     for (int lane = 0; lane < 32; ++lane)
       for (int j = 0; j < 4; ++j) {
         const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
-        float& to = operand<Multiply>(first + lane).d[j];
-        for (int k = 0; k < 16; ++k) to += left[row][k] * right[column][k];
-      }
-  });
-}
-
-// The operands are tf32, of which the low 13 bits are not looked at. A: register i is row
-// (i % 2) * 8 + l / 4, k (i / 2) * 4 + l % 4; B: register i is k i * 4 + l % 4, column l / 4; D as
-// above.
-void mma_m16n8k8(float* d, const u32* a, u32 b0, u32 b1) {
-  HERE;
-  Multiply operands{d, a, {b0, b1}, Type::TF32};
-  execute_together("mma.sync", &operands, [](int first) {
-    float left[16][8], right[8][8];
-    for (int lane = 0; lane < 32; ++lane) {
-      const Multiply& from = operand<Multiply>(first + lane);
-      for (int i = 0; i < 4; ++i) left[i % 2 * 8 + lane / 4][i / 2 * 4 + lane % 4] = cut(from.a[i]);
-      for (int i = 0; i < 2; ++i) right[lane / 4][i * 4 + lane % 4] = cut(from.b[i]);
-    }
-    for (int lane = 0; lane < 32; ++lane)
-      for (int j = 0; j < 4; ++j) {
-        const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
-        float& to = operand<Multiply>(first + lane).d[j];
-        double sum = to;
-        for (int k = 0; k < 8; ++k) sum += double(left[row][k]) * right[column][k];
-        to = cut_sum(sum);
+        const Multiply& of = operand<Multiply>(first + lane);
+        float& to = of.d[j];
+        if (of.type == Type::TF32) {
+          double sum = to;
+          for (int k = 0; k < depth; ++k) sum += double(left[row][k]) * right[column][k];
+          to = cut_sum(sum);
+        } else {
+          for (int k = 0; k < depth; ++k) to += left[row][k] * right[column][k];
+        }
       }
   });
 }
@@ -238,7 +233,7 @@ void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
   read_rows(b_tile, 0, n, 32);
 }
 
-// A's registers lie as those of mma_m16n8k16 or, of tf32, mma_m16n8k8, and are taken at once.
+// A's registers lie as those of mma.sync, and are taken at once.
 void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate, Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
@@ -251,13 +246,9 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate,
       for (int from = lane / 4 * 4; from < lane / 4 * 4 + 4; ++from)
         for (int i = 0; i < 4; ++i) {
           const Fragment& part = operand<Fragment>(first + from);
-          float (&row)[16] = operand<Fragment>(first + lane).rows[i % 2];
-          if (part.type == Type::TF32) {
-            row[i / 2 * 4 + from % 4] = cut(part.a[i]);
-          } else {
-            for (int e = 0; e < 2; ++e)
-              row[i / 2 * 8 + from % 4 * 2 + e] = widened(part.a[i] >> (16 * e), part.type);
-          }
+          float (&row)[32] = operand<Fragment>(first + lane).rows[i % 2];
+          const int per_register = part.type == Type::TF32 ? 1 : 2;
+          elements(&row[(i / 2 * 4 + from % 4) * per_register], part.a[i], part.type);
         }
   });
   self().open_products.push_back(product);

@@ -18,6 +18,21 @@ __forceinline__ bf16_t cvt_bf16(float x) {
   return {static_cast<u16>((bits + 0x7fff + (bits >> 16 & 1)) >> 16)};
 }
 
+__forceinline__ float cvt_f32(e4m3_t x) { return host::e4m3(x.bits); }
+__forceinline__ u8 cvt_e4m3(float x) {
+  const u8 sign = __float_as_uint(x) >> 31 << 7;
+  const float size = fabsf(x);
+  if (x != x) return 0x7f;
+  if (size > 448.0f) return sign | 0x7e;
+  if (size < 0x1p-6f) return sign | static_cast<u8>(nearbyintf(size * 512.0f));
+  const int exponent = static_cast<int>(__float_as_uint(size) >> 23) - 127;
+  const int eighths = static_cast<int>(nearbyintf(ldexpf(size, 3 - exponent)));  // 8 to 16
+  return sign | static_cast<u8>(((exponent + 7) << 3) + eighths - 8);
+}
+__forceinline__ u16 cvt_e4m3x2(float low, float high) {
+  return cvt_e4m3(low) | u16(cvt_e4m3(high)) << 8;
+}
+
 template <class T>
 __forceinline__ u32 cvt_pack(float low, float high) {
   if constexpr (is_same<T, half_t>) return cvt_f16(low).bits | u32(cvt_f16(high).bits) << 16;
@@ -27,6 +42,7 @@ __forceinline__ u32 cvt_pack(float low, float high) {
 template <class T>
 inline constexpr host::Type TYPE = is_same<T, half_t>   ? host::Type::F16
                                    : is_same<T, bf16_t> ? host::Type::BF16
+                                   : is_same<T, e4m3_t> ? host::Type::E4M3
                                                         : host::Type::TF32;
 
 __forceinline__ float ex2(float x) { return exp2f(x); }
@@ -58,7 +74,11 @@ __forceinline__ void cp_async_wait() {
 
 template <class T>
 __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  host::mma_m16n8k16(d, a, b0, b1, TYPE<T>);
+  host::mma(d, a, b0, b1, TYPE<T>);
+}
+
+__forceinline__ void mma_m16n8k32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  host::mma(d, a, b0, b1, host::Type::E4M3);
 }
 
 __forceinline__ u32 cvt_tf32(float x) {
@@ -68,7 +88,7 @@ __forceinline__ u32 cvt_tf32(float x) {
 }
 
 __forceinline__ void mma_m16n8k8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  host::mma_m16n8k8(d, a, b0, b1);
+  host::mma(d, a, b0, b1, host::Type::TF32);
 }
 
 __forceinline__ void griddepcontrol_wait() { host::griddepcontrol_wait(); }

@@ -65,7 +65,7 @@ class AttentionSketch(Sketch):
         (self.anchor,) = anchors
         specs = [group.graph.specs[name] for name in self.anchor.inputs]
         self.dtype = specs[0].dtype
-        check_products(self.anchor, self.dtype, exact=self.multiplies_exactly)
+        check_products(self.anchor, self.dtype, target, exact=self.multiplies_exactly)
         self.exact = is_exact(self.anchor, self.dtype)
         self.chunk = 16 // self.dtype.itemsize
         check(len({spec.dtype for spec in specs[:3]}) == 1, "q, k and v have different dtypes")

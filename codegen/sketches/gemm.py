@@ -22,6 +22,7 @@ from gtco.ir.views import Axis, Layout, NotAView, resolve
 from gtco.target import Target
 
 HALVES = (torch.float16, torch.bfloat16)
+FP8 = torch.float8_e4m3fn
 
 
 @dataclass(frozen=True)
@@ -137,18 +138,22 @@ EXACT = "  static constexpr bool EXACT = true;  // three products of tf32 each\n
 """Of a kernel's configuration, where `is_exact`."""
 
 
-def check_products(anchor: Node, dtype: torch.dtype, *, exact: bool = False) -> None:
+def check_products(
+    anchor: Node, dtype: torch.dtype, target: Target, *, exact: bool = False
+) -> None:
     """Refuse operands of `anchor` that a kernel does not multiply.
 
     Args:
         anchor: the contraction.
         dtype: of its operands.
+        target: the architecture.
         exact: whether the kernel can take three products of tf32 for one of fp32.
 
     Raises:
         Illegal: naming their dtype.
     """
-    check(dtype in (*HALVES, torch.float32), f"no tensor core multiplies {dtype}")
+    check(dtype in (*HALVES, FP8, torch.float32), f"no tensor core multiplies {dtype}")
+    check(dtype != FP8 or target.has_fp8, f"gtco multiplies no fp8 on {target.arch}")
     check(exact or not is_exact(anchor, dtype), "this sketch multiplies fp32 as tf32 alone")
 
 
@@ -246,7 +251,7 @@ def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmP
     problem = analyse(group)
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
-    check_products(problem.anchor, problem.dtype, exact=exact)
+    check_products(problem.anchor, problem.dtype, target, exact=exact)
     if isinstance(problem.a, WindowOperand):
         problem.a.check_map(problem.dtype)
     else:

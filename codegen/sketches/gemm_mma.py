@@ -1,4 +1,4 @@
-"""GEMM on `mma.sync` fed by `cp.async`: any architecture and strided operand; 16 bits, tf32
+"""GEMM on `mma.sync` fed by `cp.async`: any architecture and strided operand; fp8, 16 bits, tf32
 and fp32, which is three products of tf32."""
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
     EXACT,
+    FP8,
     analyse,
     check_products,
     is_exact,
@@ -22,7 +23,7 @@ from gtco.target import Target
 
 
 class GemmMma(Sketch):
-    """CTA tile -> warp tile -> m16n8k16 (floats: m16n8k8), a cp.async ring, staged stores."""
+    """CTA tile -> warp tile -> m16n8k16 (fp8 k32, floats k8), a cp.async ring, staged stores."""
 
     name: ClassVar[str] = "gemm_mma"
     family: ClassVar[str] = "gemm"
@@ -33,7 +34,7 @@ class GemmMma(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = analyse(group)
-        check_products(self.problem.anchor, self.problem.dtype, exact=True)
+        check_products(self.problem.anchor, self.problem.dtype, target, exact=True)
         self.exact = is_exact(self.problem.anchor, self.problem.dtype)
         self.problem.epilogue(self.problem.region())
 
@@ -41,7 +42,7 @@ class GemmMma(Sketch):
         return (
             Knob("block_m", (16, 32, 64, 128)),
             Knob("block_n", (32, 64, 128, 256)),
-            Knob("block_k", (32, 64)),
+            Knob("block_k", (64, 128) if self.problem.dtype == FP8 else (32, 64)),
             Knob("warps_m", (1, 2, 4)),
             Knob("warps_n", (1, 2, 4)),
             Knob("stages", (2, 3, 4)),
@@ -60,9 +61,10 @@ class GemmMma(Sketch):
             return float(waves * (m * n / min(1.0, (m * n) ** 0.5 / 90) + 1000))
 
         for m, n, warps_m, warps_n in sorted(shapes, key=waste):
-            half = problem.dtype.itemsize == 2
-            block_k = 64 if half and problem.k >= 64 and m * n <= 64 * 128 else 32
-            stages = 4 if m * n < 128 * 128 or (half and block_k == 32) else 3
+            narrow, unit = problem.dtype.itemsize <= 2, 64 if problem.dtype == FP8 else 32
+            wide = narrow and problem.k >= 2 * unit and m * n <= 64 * 128
+            block_k = 2 * unit if wide else unit
+            stages = 4 if m * n < 128 * 128 or (narrow and not wide) else 3
             yield {
                 "block_m": m,
                 "block_n": n,
@@ -113,6 +115,7 @@ class GemmMma(Sketch):
             check(
                 major or extent % 64 == 0, f"{knob} {extent}: a transposed tile spans 64 elements"
             )
+            check(major or problem.dtype != FP8, "no instruction transposes tiles of fp8")
             parameter = region.parameter(operand.base, "in")
             texts.append(operand_text(label, operand, problem.dtype, parameter))
         functor = emitter.functor("Epilogue", "acc")

@@ -1,5 +1,5 @@
-"""GEMM on `wgmma` fed by TMA: sm_90a, K-major operands; 16-bit types, tf32 and fp32, which is three
-products of tf32."""
+"""GEMM on `wgmma` fed by TMA: sm_90a, K-major operands; fp8, 16-bit types, tf32 and fp32, which is
+three products of tf32."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import EXACT, analyse_wgmma, eights, is_exact, pad_to, pairs
+from gtco.codegen.sketches.gemm import EXACT, FP8, analyse_wgmma, eights, is_exact, pad_to, pairs
 from gtco.codegen.sketches.windows import WindowOperand
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
@@ -65,6 +65,7 @@ class GemmWgmma(Sketch):
         super().__init__(group, target)
         self.problem = problem = analyse_wgmma(group, target, exact=True)
         self.exact = is_exact(problem.anchor, problem.dtype)
+        self.awaited = self.exact or problem.dtype == FP8  # each step, whose sums are added in fp32
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = problem.atoms(self.block_k)
         region = problem.region()
@@ -114,7 +115,7 @@ class GemmWgmma(Sketch):
                     "split": split,
                     "multicast": multicast,
                     "atoms": atoms,
-                    "depth": int(not self.exact),
+                    "depth": int(not self.awaited),
                     "cluster_q": cluster_q,
                 }
                 try:
@@ -183,7 +184,8 @@ class GemmWgmma(Sketch):
         """Of a thread, about."""
         if self.exact:  # three sums, and both parts of P's fragments
             return schedule["block_q"] * 3 // 2 + 32 + LOOP_REGISTERS
-        return schedule["block_q"] // 2 + LOOP_REGISTERS
+        sums = 1 if self.problem.dtype == FP8 else 2  # two sets of them, or one
+        return schedule["block_q"] // sums + LOOP_REGISTERS
 
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
@@ -201,6 +203,8 @@ class GemmWgmma(Sketch):
         check(q_tiles % cluster_q == 0, f"{q_tiles} tiles along Q in clusters of {cluster_q}")
         one = schedule["atoms"] == 1 and schedule["depth"] == 0
         check(one or not self.exact, "fp32 in steps of one atom, each awaited")
+        short = schedule["atoms"] <= 2 and schedule["depth"] == 0
+        check(short or not self.awaited, "fp8 in steps of two atoms at most, each awaited")
         cluster = _cluster(schedule)
         check(cluster <= PORTABLE_CLUSTER, f"a cluster of {cluster} blocks")
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")

@@ -19,11 +19,10 @@ from torch.utils import _pytree as pytree
 from gtco.benchmarking.answers import Call, Inputs
 from gtco.benchmarking.onnx_peer import BoundOnnxRuntime, OnnxRuntime, export_onnx
 from gtco.benchmarking.tensorrt_peer import TensorRT, TensorRTPlace
-from gtco.compiler import capture_for, fuse_known, plan_with, resolve_device
+from gtco.compiler import capture_for, fuse_known, plan_with, resolve_device, rewritten
 from gtco.cost_model.knowledge import Knowledge
 from gtco.locate import Located, UsageError
 from gtco.options import Options
-from gtco.passes import run_pipeline
 from gtco.runtime.captured import capture
 from gtco.runtime.module import CompiledModule
 
@@ -157,7 +156,7 @@ def untuned(setting: Setting) -> Call:
     device = resolve_device(options.target)
     nothing = Knowledge(device.name)
     captured = capture_for(setting.model.module, *setting.inputs, options)
-    fused = fuse_known(nothing, run_pipeline(captured.graph), device.target)
+    fused = fuse_known(nothing, rewritten(captured, options, device.target), device.target)
     compiled = CompiledModule(plan_with(nothing, fused, device.target, options), captured)
     compiled.prepare()
     return compiled

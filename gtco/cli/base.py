@@ -25,6 +25,10 @@ err = Console(stderr=True)
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
 
 
+_FLAGS: dict[str, Any] = {"calibration": str | None}
+"""Types of flags whose fields take more than a command line can say."""
+
+
 def takes_options(command: Callable[..., None]) -> Callable[..., None]:
     """Give `command` one flag for each field of `Options` instead of its parameter `options`."""
     fields = dataclasses.fields(Options)
@@ -42,7 +46,10 @@ def takes_options(command: Callable[..., None]) -> Callable[..., None]:
             field.name,
             inspect.Parameter.KEYWORD_ONLY,
             default=field.default,
-            annotation=Annotated[hints[field.name], typer.Option(help=descriptions[field.name])],
+            annotation=Annotated[
+                _FLAGS.get(field.name, hints[field.name]),
+                typer.Option(help=descriptions[field.name]),
+            ],
         )
         for field in fields
     ]

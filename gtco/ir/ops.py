@@ -218,6 +218,7 @@ _ROWS: tuple[Op, ...] = (
     _unary("square", torch.square, "{0} * {0}"),
     _unary("copy", lambda x: x.contiguous().clone(), "{0}"),
     _unary("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
+    Op("quantize", Pattern.BROADCAST, references.quantize, "{0} * {1}"),
     _binary("add", torch.add, "{0} + {1}", commutes=True, stays_finite=True),
     _binary("sub", torch.sub, "{0} - {1}", stays_finite=True),
     _binary("mul", torch.mul, "{0} * {1}", commutes=True, stays_finite=True),

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+FP8 = torch.float8_e4m3fn
 STATS_CHUNK = 64
 """Columns that one (mean, M2) pair of `row_stats` describes."""
 
@@ -61,8 +62,14 @@ def linear(
     """`x @ w.T + b`; with `out_dtype` the products and the sum are taken in that type."""
     if out_dtype is None:
         return F.linear(x, w, b)
-    wide = torch.promote_types(out_dtype, x.dtype)
+    wide = out_dtype if x.dtype == FP8 else torch.promote_types(out_dtype, x.dtype)
     return F.linear(x.to(wide), w.to(wide), None if b is None else b.to(wide))
+
+
+def quantize(x: Tensor, scale: Tensor) -> Tensor:
+    """`x * scale` in fp8 (e4m3), whose largest value stands for what is larger."""
+    most = torch.finfo(FP8).max
+    return (x.float() * scale.float()).clamp(-most, most).to(FP8)
 
 
 def matmul(a: Tensor, b: Tensor, *, products: str | None = None) -> Tensor:

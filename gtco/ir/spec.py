@@ -20,6 +20,7 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
         torch.int8: "i8",
         torch.uint8: "u8",
         torch.bool: "bool",
+        torch.float8_e4m3fn: "f8_e4m3",
     }
 )
 

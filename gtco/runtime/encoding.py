@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -247,7 +247,7 @@ def encode_plan(plan: Plan, weights: Mapping[str, str]) -> Json:
     programs = [launch.program for launch in plan.launches if launch.program]
     return {
         "target": plan.target.arch,
-        "options": asdict(plan.options),
+        "options": asdict(replace(plan.options, calibration=None)),
         "dependent_launch": plan.dependent_launch,
         "graph": encode_graph(plan.graph, weights),
         "refusals": [list(each) for each in plan.fused.refusals],

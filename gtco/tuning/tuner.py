@@ -21,6 +21,7 @@ from gtco.compiler import (
     known_on,
     plan_with,
     resolve_device,
+    rewritten,
     select,
 )
 from gtco.cost_model.database import Database
@@ -41,7 +42,6 @@ from gtco.frontend.torch_export import Captured
 from gtco.ir.graph import FusedGraph
 from gtco.models import accepted
 from gtco.options import OptionError, Options, database_file
-from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, tasks
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
@@ -172,7 +172,7 @@ class _Tuner:
         measuring: Measuring,
     ) -> None:
         self._captured = captured
-        self._graph = run_pipeline(captured.graph)
+        self._graph = rewritten(captured, options, target)
         self._target = target
         self._options = options
         self._known = known

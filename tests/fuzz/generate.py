@@ -74,7 +74,7 @@ class _Generator:
             shape = tuple((n + 1) // 2 for n in shape)
         dtype = self.base
         if rng.random() < 0.12:
-            dtype = rng.choice(list(DTYPE_NAMES))
+            dtype = rng.choice([*DTYPES.values(), torch.bool])
         name = f"x{len(self.inputs)}"
         kind = rng.choices(("normal", "positive", "special"), (6, 2, 2))[0]
         self._draw(self.inputs, name, shape, dtype, kind)
