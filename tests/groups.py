@@ -175,16 +175,18 @@ def convolution(
     dilation: tuple[int, int] = (1, 1),
     residual: bool = True,
     channels: tuple[int, int] | None = None,
+    groups: int = 1,
 ) -> Group:
     """relu(conv(x) + bias + residual); `channels` are those of a larger image that it reads."""
     b = GraphBuilder()
     x = b.input("x", TensorSpec(image, dtype))
     if channels is not None:
         x = b.add("slice", x, dim=3, start=channels[0], end=channels[1])
-    depth = b.specs[x].sizes[3]
+    depth = b.specs[x].sizes[3] // groups
     w = b.constant("w", _weights(columns, *kernel, depth, dtype=dtype) / (kernel[0] * kernel[1]))
-    y = b.add("conv", x, w, stride=stride, before=before, after=before if after is None else after,
-              dilation=dilation)  # fmt: skip
+    op, cut = ("conv", {}) if groups == 1 else ("grouped_conv", {"groups": groups})
+    y = b.add(op, x, w, stride=stride, before=before, after=before if after is None else after,
+              dilation=dilation, **cut)  # fmt: skip
     y = b.add("add", y, b.constant("bias", _weights(columns, dtype=dtype)))
     if residual:
         y = b.add("add", y, b.input("residual", b.specs[y]))
@@ -219,4 +221,27 @@ CONV_CASES: dict[str, Callable[[], Group]] = {
     "conv_tf32": lambda: tf32(convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2))),
     "conv_fp32": lambda: convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2)),
     "conv_one_pixel": lambda: convolution((1, 1, 1, 64), 64, (3, 3), F16),
+}
+
+GROUPED_CASES: dict[str, Callable[[], Group]] = {
+    "groups_of_4": lambda: convolution((2, 9, 7, 32), 32, (3, 3), F16, groups=8),
+    "groups_of_16": lambda: convolution((1, 9, 8, 48), 48, (3, 3), BF16, stride=(2, 2), groups=3),
+    "groups_of_1x1": lambda: convolution(
+        (1, 7, 9, 60), 120, (1, 1), F16, before=(0, 0), groups=3
+    ),
+    "groups_dilated": lambda: convolution(
+        (1, 9, 10, 80), 48, (3, 2), F16, before=(2, 1), after=(1, 2), dilation=(2, 3), groups=2
+    ),
+    "groups_of_odd_channels": lambda: convolution(
+        (1, 6, 7, 15), 21, (3, 3), F16, stride=(1, 2), groups=3
+    ),
+    "groups_of_more_columns_than_a_tile": lambda: convolution(
+        (1, 5, 6, 32), 600, (3, 3), F16, residual=False, groups=2
+    ),
+    "groups_that_widen": lambda: convolution((1, 6, 5, 6), 12, (3, 3), F16, groups=6),
+    "groups_of_some_channels": lambda: convolution(
+        (2, 5, 6, 96), 64, (2, 2), F16, before=(0, 0), channels=(32, 64), groups=4
+    ),
+    "groups_tf32": lambda: tf32(convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=2)),
+    "groups_fp32": lambda: convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=4),
 }

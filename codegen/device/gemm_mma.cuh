@@ -94,8 +94,15 @@ __device__ __forceinline__ void load_fragments(u32 (&parts)[Mma::PARTS][4], cons
   Mma::split(parts);
 }
 
+// Whether the results of a batch, the groups of a convolution, lie side by side: its configuration
+// says GROUPED.
+template <class C, class = void>
+struct IsGrouped : Constant<bool, false> {};
+template <class C>
+struct IsGrouped<C, decltype(static_cast<void>(C::GROUPED))> : Constant<bool, C::GROUPED> {};
+
 // Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES, and EXACT where
-// products of floats are as good as fp32's.
+// products of floats are as good as fp32's. M and N are those of one product of the batch.
 template <class C, class A, class B, class Functor>
 __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
@@ -120,6 +127,9 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int warp_m = warp / C::WARPS_N * WARP_M, warp_n = warp % C::WARPS_N * WARP_N;
   const int m0 = blockIdx.y * C::BLOCK_M, n0 = blockIdx.x * C::BLOCK_N, batch = blockIdx.z;
+  // Where this product's results begin.
+  const int first_row = IsGrouped<C>::value ? 0 : batch * C::M;
+  const int first_column = IsGrouped<C>::value ? batch * C::N : 0;
 
   const auto copy_a = [&](int step) {
     if (step < STEPS)
@@ -144,8 +154,8 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
     copy_a(s);
     ptx::cp_async_commit();
   }
-  fill_row_values<C::BLOCK_M, THREADS>(functor, row_values, thread, batch * C::M + m0,
-                                       (batch + 1) * C::M);
+  fill_row_values<C::BLOCK_M, THREADS>(functor, row_values, thread, first_row + m0,
+                                       first_row + C::M);
 
   float acc[MI][NI][Mma::PARTS][4] = {};
 #pragma unroll 1
@@ -177,7 +187,8 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
       }
   }
   EpilogueTile<C::BLOCK_M, C::BLOCK_N, THREADS, 64, Functor> tile(
-      functor, thread, 0, batch * C::M + m0, n0, (batch + 1) * C::M, C::N);
+      functor, thread, 0, first_row + m0, first_column + n0, first_row + C::M,
+      first_column + C::N);
   tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer

@@ -2,7 +2,8 @@
 
 D[rows, columns] = A[rows, K] B[columns, K]^T per batch; `rows` are the tokens or, of a convolution,
 the pixels of the result, `columns` the output channels. The epilogue sees (row, col) with `row`
-counted over all batches.
+counted over all batches. The groups of a convolution are a batch whose results lie side by side:
+`col` is counted over all of them.
 """
 
 from __future__ import annotations
@@ -81,8 +82,16 @@ class GemmProblem:
             return self.a.atoms(elements)
         return -(-self.k // elements)
 
+    @property
+    def grouped(self) -> bool:
+        """Whether the batch is the groups of a convolution."""
+        return self.anchor.op == "grouped_conv"
+
     def region(self, vector: int = 8) -> Region:
         """The epilogue's iteration space, at most `vector` columns a call."""
+        if self.grouped:  # no call reaches into the next group
+            shape = (self.rows, self.batch * self.columns)
+            return Region(self.group, shape, math.gcd(vector, self.columns))
         return Region(self.group, (self.batch * self.rows, self.columns), vector)
 
     def epilogue(self, region: Region) -> PointwiseEmitter:
@@ -107,6 +116,10 @@ class GemmProblem:
         check(
             not self.row_stats or columns % 64 == 0,
             f"{columns} columns a {part} cut the chunks of the row statistics",
+        )
+        check(
+            not (self.row_stats and self.grouped and self.columns % 64),
+            f"{self.columns} columns a group cut the chunks of the row statistics",
         )
 
     def tensor_map(
@@ -136,6 +149,9 @@ def is_exact(anchor: Node, dtype: torch.dtype) -> bool:
 
 EXACT = "  static constexpr bool EXACT = true;  // three products of tf32 each\n"
 """Of a kernel's configuration, where `is_exact`."""
+
+GROUPED = "  static constexpr bool GROUPED = true;  // the batch lies side by side\n"
+"""Likewise, of a problem that is `grouped`."""
 
 
 def check_products(
@@ -168,7 +184,7 @@ def analyse(group: Group) -> GemmProblem:
     (anchor,) = anchors
     graph = group.graph
     out = anchor.outputs[0].sizes
-    if anchor.op == "conv":
+    if anchor.op in ("conv", "grouped_conv"):
         return _analyse_conv(group, anchor)
     try:
         a_base, a = resolve(graph, anchor.inputs[0])
@@ -210,12 +226,14 @@ def analyse(group: Group) -> GemmProblem:
 
 def _analyse_conv(group: Group, anchor: Node) -> GemmProblem:
     graph = group.graph
-    *pixels, columns = anchor.outputs[0].sizes
+    *pixels, out = anchor.outputs[0].sizes
+    groups = anchor.attrs.get("groups", 1)
+    columns = out // groups
     k = math.prod(graph.specs[anchor.inputs[1]].sizes[1:])
     try:
         a = of_whole_rows(windows_of(graph, anchor))
         b_base, b = resolve(graph, anchor.inputs[1])
-        b = b.reshape((1, columns, k))
+        b = b.reshape((groups, columns, k))
     except NotAView as error:
         raise Illegal(f"%{anchor.name} reads an operand that is no strided view: {error}") from None
     for base in (a.base, b_base):
@@ -225,7 +243,7 @@ def _analyse_conv(group: Group, anchor: Node) -> GemmProblem:
     check(len(dtypes) == 1, f"%{anchor.name} has operands of two dtypes")
     b_operand = GemmOperand(b_base, b, b_base in graph.constants)
     rows = math.prod(pixels)
-    return GemmProblem(group, anchor, 1, rows, columns, k, dtypes.pop(), a, b_operand)
+    return GemmProblem(group, anchor, groups, rows, columns, k, dtypes.pop(), a, b_operand)
 
 
 def _single_stride(axis: Axis) -> int | None:

@@ -12,6 +12,7 @@ from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
     EXACT,
     FP8,
+    GROUPED,
     analyse,
     check_products,
     is_exact,
@@ -135,7 +136,7 @@ struct Config {{
   static constexpr int BLOCK_M = {m}, BLOCK_N = {n}, BLOCK_K = {k};
   static constexpr int WARPS_M = {warps_m}, WARPS_N = {warps_n}, STAGES = {stages};
   static constexpr int STAGE_LD = {stage_ld}, ROW_VALUES_AT = {row_values_at};
-{EXACT if self.exact else ""}}};
+{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}}};
 
 {texts[0]}
 {texts[1]}

@@ -2,6 +2,7 @@
 
 x[N, H, W, C] -> rows[N P Q, KH KW C]: a row for each pixel of the result, in their order; along it
 the kernel's taps one after another, and the channels of each. Elements beyond the image are zeros.
+Of a convolution in groups, each group has such rows of its own channels.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class WindowOperand:
         out: rows and columns of windows in one image.
         kernel, stride, before, dilation: along height and width; `before` are zeros ahead of the
             first row and column.
+        groups: into which the channels are cut.
     """
 
     base: str
@@ -45,6 +47,7 @@ class WindowOperand:
     stride: tuple[int, int]
     before: tuple[int, int]
     dilation: tuple[int, int]
+    groups: int = 1
 
     @property
     def k_major(self) -> bool:
@@ -53,7 +56,8 @@ class WindowOperand:
 
     @property
     def channels(self) -> int:
-        return self.layout.shape[3]
+        """Of one group."""
+        return self.layout.shape[3] // self.groups
 
     def chunks(self, elements: int) -> int:
         """How many pieces of K, of `elements` each, one tap has."""
@@ -86,6 +90,7 @@ class WindowOperand:
         Raises:
             Illegal: naming the reason.
         """
+        check(self.groups == 1, f"windows of {self.groups} groups of channels")
         strides = [_single_stride(axis) for axis in self.layout.dims]
         check(
             all(stride is not None for stride in strides) and strides[3] in (0, 1),
@@ -137,9 +142,12 @@ class WindowOperand:
 
     def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the windows."""
-        at = index(self.layout, ("at.image", "at.y", "at.x", "at.channel"))
-        vector = self.layout.vector(16 // dtype.itemsize, 3)
+        grouped = self.groups > 1
+        channel = "(group * CHANNELS + at.channel)" if grouped else "at.channel"
+        at = index(self.layout, ("at.image", "at.y", "at.x", channel))
+        vector = math.gcd(self.layout.vector(16 // dtype.itemsize, 3), self.channels)
         element = "Config::Element"
+        first = "int group" if grouped else "int"
         _, height, width, _ = self.layout.shape
         return f"""struct {label} {{  // %{parameter}, {self.layout}
 {self.fields}
@@ -147,7 +155,7 @@ class WindowOperand:
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
   static constexpr int VECTOR = {vector};
-  __device__ __forceinline__ const {element}* at(int, int row, int k, bool& valid) const {{
+  __device__ __forceinline__ const {element}* at({first}, int row, int k, bool& valid) const {{
     const auto at = pixel_of<{label}>(row, k);
     valid = valid && at.inside({height}, {width});
     return base + {at};
@@ -173,6 +181,7 @@ def windows_of(graph: Graph, node: Node) -> WindowOperand:
         layout,
         base in graph.constants,
         *((int(h), int(w)) for h, w in (*pairs, attrs.get("dilation", (1, 1)))),
+        groups=attrs.get("groups", 1),
     )
 
 
@@ -181,6 +190,8 @@ def of_whole_rows(operand: WindowOperand) -> WindowOperand:
 
     Pixels of few channels would leave most of a tap's piece of K empty.
     """
+    if operand.groups > 1:  # whose channels do not follow one another from pixel to pixel
+        return operand
     *outer, columns, channels = operand.layout.dims
     height, width = operand.kernel
     pixels, depth = operand.layout.shape[2:]

@@ -270,7 +270,7 @@ _ROWS: tuple[Op, ...] = (
     _anchor("attention", references.attention, _attention_flops, family="attention", **_PRODUCTS),
     # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
     _anchor("conv", references.conv, _conv_flops, family="gemm", **_PRODUCTS),
-    Op("grouped_conv", Pattern.OPAQUE, references.conv, flops=_conv_flops, **_PRODUCTS),
+    _anchor("grouped_conv", references.conv, _conv_flops, family="gemm", **_PRODUCTS),
     _anchor("depthwise_conv", references.depthwise_conv, _window_flops, family="stencil"),
     _anchor("max_pool", references.max_pool, _window_flops, family="stencil", of_images=True,
             window=Window("-math::infinity()", "math::max_nan(sum, pixel)")),

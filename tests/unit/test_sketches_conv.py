@@ -27,9 +27,9 @@ WGMMA_CASES = [case for case in groups.CONV_CASES if case not in UNALIGNED]
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("case", groups.CONV_CASES)
+@pytest.mark.parametrize("case", [*groups.CONV_CASES, *groups.GROUPED_CASES])
 def test_windows_gathered_by_threads(case: str) -> None:
-    group = groups.CONV_CASES[case]()
+    group = (groups.CONV_CASES | groups.GROUPED_CASES)[case]()
     for program in sample(GemmMma(group, A100), 2):
         assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
 
@@ -66,6 +66,21 @@ def test_what_lies_beyond_the_image_is_not_read() -> None:
     values["x"][..., :64] = values["x"][..., 128:] = torch.nan
     for sketch in (GemmMma(group, A100), GemmWgmma(group, H100)):
         assert not wrong_outputs(sample(sketch, 0)[0], group, values, run_on_host)
+
+
+@pytest.mark.compiler
+def test_groups_do_not_reach_one_another() -> None:
+    """A NaN in a group's channels is in the results of that group alone."""
+    group = groups.GROUPED_CASES["groups_of_4"]()
+    values = inputs_of(group, seed=1)
+    values["x"][..., 4:8] = torch.nan
+    for program in sample(GemmMma(group, A100), 1):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+def test_kernels_of_groups_compile_without_spills() -> None:
+    group = groups.convolution((1, 14, 14, 512), 512, (3, 3), F16, groups=32)
+    assert not list(compile_for_all(lambda target: derive(group, "gemm", target).sketches[0], 2))
 
 
 def test_kernels_compile_without_spills() -> None:
@@ -113,6 +128,7 @@ def _refusal(**changes: object) -> str:
 def test_refusals() -> None:
     assert "16-byte aligned" in _refusal(image=(1, 9, 8, 60))
     assert "windows (9, 9) apart" in _refusal(stride=(9, 9))
+    assert "windows of 2 groups" in _refusal(groups=2)
     assert "corners" in _refusal(image=(1, 400, 400, 64), kernel=(1, 1), before=(150, 0))
 
 
