@@ -87,6 +87,10 @@ def _entry(text: str) -> re.Match[str]:
     return entry
 
 
+LARGEST_GRID = (2**31 - 1, 65535, 65535)
+"""Blocks along x, y and z that CUDA launches."""
+
+
 @dataclass(frozen=True)
 class KernelProgram:
     """One generated kernel and how to launch it.

@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import ClassVar
 
 from gtco.codegen.binding import Binding
-from gtco.codegen.program import Argument, KernelProgram
+from gtco.codegen.program import LARGEST_GRID, Argument, KernelProgram
 from gtco.ir.graph import Group
 from gtco.target import Target
 
@@ -198,7 +198,13 @@ class Sketch(ABC):
         arguments: Iterable[Argument],
         cluster: tuple[int, int, int] = (1, 1, 1),
     ) -> KernelProgram:
-        """The program of this sketch with `source`; see `KernelProgram` for the rest."""
+        """The program of this sketch with `source`; see `KernelProgram` for the rest.
+
+        Raises:
+            Illegal: the grid is larger than CUDA launches.
+        """
+        for axis, count, most in zip("xyz", grid, LARGEST_GRID, strict=True):
+            check(count <= most, f"{count} blocks along {axis}, a grid has at most {most}")
         arguments = tuple(arguments)
         return KernelProgram(
             self.family,

@@ -17,10 +17,12 @@ from __future__ import annotations
 
 import functools
 import math
+from contextlib import suppress
 
 from gtco.codegen import timing
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate
+from gtco.codegen.sketch import Illegal
 from gtco.cost_model.work import (
     Work,
     fp32_instructions,
@@ -124,7 +126,8 @@ def _programmed_us(group: Group, target: Target) -> float:
     """The program of several contractions that runs by default; without any, ATen."""
     for sketch in derive(group, family(group), target).sketches:
         for schedule in sketch.defaults():
-            return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
+            with suppress(Illegal):
+                return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
     flow = Flow(group.graph)
     return sum(
         roofline_us(make_group(flow, [node]), target) + target.boundary_us for node in flow.compute

@@ -226,9 +226,7 @@ CONV_CASES: dict[str, Callable[[], Group]] = {
 GROUPED_CASES: dict[str, Callable[[], Group]] = {
     "groups_of_4": lambda: convolution((2, 9, 7, 32), 32, (3, 3), F16, groups=8),
     "groups_of_16": lambda: convolution((1, 9, 8, 48), 48, (3, 3), BF16, stride=(2, 2), groups=3),
-    "groups_of_1x1": lambda: convolution(
-        (1, 7, 9, 60), 120, (1, 1), F16, before=(0, 0), groups=3
-    ),
+    "groups_of_1x1": lambda: convolution((1, 7, 9, 60), 120, (1, 1), F16, before=(0, 0), groups=3),
     "groups_dilated": lambda: convolution(
         (1, 9, 10, 80), 48, (3, 2), F16, before=(2, 1), after=(1, 2), dilation=(2, 3), groups=2
     ),

@@ -12,7 +12,7 @@ import torch
 
 from gtco.codegen import timing
 from gtco.codegen.emit import PointwiseEmitter, Region, index
-from gtco.codegen.program import KernelProgram
+from gtco.codegen.program import LARGEST_GRID, KernelProgram
 from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
@@ -75,7 +75,8 @@ class AttentionSketch(Sketch):
         self.width, self.value_width = specs[0].sizes[-1], out[-1]
         self.heads = math.prod(out[:-2])
         check(self.keys > 0, "attention over no keys")
-        check(self.heads <= 65535, f"{self.heads} heads, a grid has at most 65535")
+        most = LARGEST_GRID[1]
+        check(self.heads <= most, f"{self.heads} heads, a grid has at most {most}")
         for width in (self.width, self.value_width):
             whole = width % self.chunk == 0
             check(whole, f"a head of {width} elements is no multiple of 16 bytes")

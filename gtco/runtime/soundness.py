@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import torch
 
 from gtco.codegen.binding import Binding
-from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
+from gtco.codegen.program import LARGEST_GRID, KernelProgram, Pointer, TensorMapArgument
 from gtco.ir.spec import TensorSpec
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.encoding import LARGEST_BYTES
@@ -21,7 +21,6 @@ from gtco.runtime.inspection import CubinError, KernelFacts, inspect_cubin
 from gtco.runtime.plan import Launch, Plan, PlanError
 from gtco.target import PORTABLE_CLUSTER
 
-_GRID = (2**31 - 1, 65535, 65535)
 _CLUSTERS_FROM = (9, 0)
 _LARGEST_CLUSTER = 2 * PORTABLE_CLUSTER
 _POINTER_BYTES, _MAP_BYTES = 8, 128
@@ -123,7 +122,7 @@ def _check_launch(
 
 def _check_shape(plan: Plan, program: KernelProgram, facts: KernelFacts, where: str) -> None:
     target = plan.target
-    for axis, count, most in zip("xyz", program.grid, _GRID, strict=True):
+    for axis, count, most in zip("xyz", program.grid, LARGEST_GRID, strict=True):
         if not 1 <= count <= most:
             raise PlanError(f"{where}: {count} blocks along {axis}; 1 to {most} are possible")
     most = facts.max_threads or 1024

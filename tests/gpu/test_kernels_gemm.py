@@ -18,6 +18,7 @@ pytestmark = pytest.mark.gpu
 CASES = {
     **groups.GEMM_CASES,
     **groups.CONV_CASES,
+    **groups.GROUPED_CASES,
     "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),
     "fc2_one_row": lambda: groups.residual_linear(1, 3072, 768, torch.float16),
     "fc2_few_rows": lambda: groups.residual_linear(8, 5120, 1280, torch.bfloat16),

@@ -124,6 +124,19 @@ def test_a_fallback_is_named_otherwise(caplog: pytest.LogCaptureFixture) -> None
     assert len(compiled.launches) > 1
 
 
+class Product(nn.Module):
+    def forward(self, a: Tensor, b: Tensor) -> Tensor:
+        return a @ b
+
+
+def test_more_blocks_than_a_grid_has_are_no_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    a = torch.ones(70000, 8, 8, dtype=torch.float16)
+    with caplog.at_level(logging.WARNING, "gtco"):
+        compiled = gtco.compile(Product(), (a, a), target="sm_90a")
+    assert [each.source for each in compiled.launches] == ["fallback"]
+    assert "gemm_mma: 70000 blocks along z, a grid has at most 65535" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "sketch"),
     [(1, 1000, "gemm_skinny"), (1, 3072, "gemm_wgmma"), (6304, 3072, "gemm_persistent")],

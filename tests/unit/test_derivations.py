@@ -7,23 +7,12 @@ from collections.abc import Callable, Iterator
 import torch
 
 from gtco.codegen.rules import derive
-from gtco.ir.graph import GraphBuilder, Group
-from gtco.ir.spec import TensorSpec
+from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.target import TARGETS
 from tests import attention_groups, groups, projection_groups, squeeze_groups, tile_groups
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
-
-
-def convolution() -> Group:
-    """One that no sketch takes."""
-    b = GraphBuilder()
-    x = b.input("x", TensorSpec((1, 14, 14, 64), F16))
-    w = b.input("w", TensorSpec((64, 3, 3, 32), F16))
-    border = {"before": (1, 1), "after": (1, 1)}
-    conv = b.add("grouped_conv", x, w, stride=(1, 1), dilation=(1, 1), groups=2, **border)
-    return Group("convolution", b.build([conv]))
 
 
 CASES: dict[str, Callable[[], Group]] = {
@@ -53,7 +42,7 @@ CASES: dict[str, Callable[[], Group]] = {
     "class token": lambda: tile_groups.class_token(197, 768),
     "convolution": lambda: groups.convolution((1, 56, 56, 64), 64, (3, 3), F16),
     "convolution of an image": lambda: groups.convolution((1, 224, 224, 3), 64, (7, 7), F16),
-    "convolution in groups": convolution,
+    "convolution in groups": lambda: groups.convolution((1, 14, 14, 64), 64, (3, 3), F16, groups=2),
 }  # fmt: skip
 
 
