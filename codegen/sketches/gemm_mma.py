@@ -53,7 +53,9 @@ class GemmMma(Sketch):
         """Larger tiles where they fill the chip, smaller ones where they would not."""
         problem = self.problem
         largest = (128, 128, 2, 4 if self.exact else 2)  # whose sums have two parts
-        shapes = (largest, (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 2, 2), (16, 64, 1, 4))
+        shapes = [largest, (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 2, 2), (16, 64, 1, 4)]
+        if problem.columns <= 32:  # as of a convolution in groups
+            shapes[:0] = [(128, 32, 4, 1), (64, 32, 2, 2), (32, 32, 2, 2)]
 
         def waste(shape: tuple[int, int, int, int]) -> float:
             m, n, *_ = shape

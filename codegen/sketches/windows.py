@@ -175,12 +175,18 @@ def windows_of(graph: Graph, node: Node) -> WindowOperand:
     pooling = "kernel" in attrs  # else the weights are [..., KH, KW, C]
     kernel = attrs["kernel"] if pooling else graph.specs[node.inputs[1]].sizes[-3:-1]
     before = attrs["before"] if "before" in attrs else attrs["padding"]
-    pairs = (node.outputs[0].sizes[1:3], kernel, attrs["stride"], before)
+    out = node.outputs[0].sizes[1:3]
+    pairs = (out, kernel, attrs["stride"], before, attrs.get("dilation", (1, 1)))
+    out, kernel, stride, before, dilation = ((int(h), int(w)) for h, w in pairs)
     return WindowOperand(
         base,
         layout,
         base in graph.constants,
-        *((int(h), int(w)) for h, w in (*pairs, attrs.get("dilation", (1, 1)))),
+        out,
+        kernel,
+        stride,
+        before,
+        dilation,
         groups=attrs.get("groups", 1),
     )
 
