@@ -187,8 +187,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
       }
   }
   EpilogueTile<C::BLOCK_M, C::BLOCK_N, THREADS, 64, Functor> tile(
-      functor, thread, 0, first_row + m0, first_column + n0, first_row + C::M,
-      first_column + C::N);
+      functor, thread, 0, first_row + m0, first_column + n0, first_row + C::M, first_column + C::N);
   tile.fetch();
   ptx::cp_async_wait<0>();
   __syncthreads();  // the ring becomes the staging buffer
