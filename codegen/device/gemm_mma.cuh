@@ -113,6 +113,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile is made of 16 x 16 pieces");
   constexpr int MI = WARP_M / 16, NI = WARP_N / 8;
   constexpr int STEPS = ceil_div(C::K, C::BLOCK_K);
+  constexpr bool LONG = C::K > 1024;  // 128 roundings of an exact sum and more
   // The assembler loads what is unrolled ahead; in two parts all would be more than it has room
   // for.
   constexpr int UNROLLED = is_exact<C> ? Mma::K : C::BLOCK_K;
@@ -183,7 +184,8 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
 #pragma unroll
         for (int i = 0; i < MI; ++i)
 #pragma unroll
-          for (int j = 0; j < NI; ++j) Mma::mma(acc[i][j], af[i], bf[j / 2], j % 2 * 2);
+          for (int j = 0; j < NI; ++j)
+            Mma::template mma<LONG>(acc[i][j], af[i], bf[j / 2], j % 2 * 2);
       }
   }
   EpilogueTile<C::BLOCK_M, C::BLOCK_N, THREADS, 64, Functor> tile(

@@ -38,8 +38,9 @@ struct Mma {
     }
   }
 
-  // Adds a product, of which B has registers `first` and the next.
-  template <int COUNT>
+  // Adds a product, of which B has registers `first` and the next. Where sums are LONG, what each
+  // sum of high parts is rounded by goes to the low ones.
+  template <bool LONG = false, int COUNT>
   __device__ __forceinline__ static void mma(float (&d)[PARTS][4], const u32 (&a)[PARTS][4],
                                              const u32 (&b)[PARTS][COUNT], int first = 0) {
     if constexpr (EXACT) {
@@ -48,7 +49,11 @@ struct Mma {
       multiply(d[1], a[0], b[1][first], b[1][first + 1]);
       multiply(high, a[0], b[0][first], b[0][first + 1]);
 #pragma unroll
-      for (int i = 0; i < 4; ++i) d[0][i] += high[i];
+      for (int i = 0; i < 4; ++i) {
+        const float sum = d[0][i] + high[i];
+        if constexpr (LONG) d[1][i] += high[i] - (sum - d[0][i]);
+        d[0][i] = sum;
+      }
     } else if constexpr (sizeof(T) == 1) {  // the tensor core's sums have 14 bits of fraction
       float product[4] = {};
       multiply(product, a[0], b[0][first], b[0][first + 1]);
