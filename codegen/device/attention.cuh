@@ -119,8 +119,7 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   }
 
  private:
-  // A lane has the weights of keys 2 t and 2 t + 1 of every eight: mma's k of t and t + 4 stand for
-  // them, so that no weight changes its lane, and of the values each lane loads those two keys.
+  // Of the values each lane loads the two keys whose weights it has (`to_operand`).
   __device__ __forceinline__ void multiply_values_of_tf32(const float (&weights)[KEYS / 8][4],
                                                           const Element* tile, int key) {
     const Element* from = tile + ValueRows::offset(key, 0);
@@ -129,9 +128,8 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
     };
 #pragma unroll
     for (int k = 0; k < KEYS / 8; ++k) {
-      const float (&w)[4] = weights[k];
-      const u32 a[4] = {ptx::cvt_tf32(w[0]), ptx::cvt_tf32(w[2]), ptx::cvt_tf32(w[1]),
-                        ptx::cvt_tf32(w[3])};
+      u32 a[4];
+      this->template to_operand<Element>(a, weights, k);
       const int row = k * 8 + lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < DV16 * 2; ++n) {

@@ -7,10 +7,14 @@
 // leaves them, since that is where the second wants its weights. Tiles arrive in a ring of STAGES;
 // where all of them find room, no slot is used twice.
 //
+// Of tf32 wgmma reads no operand but K-major, so that the values are wanted by columns. A warpgroup
+// more, which has no queries, transposes each tile of them where it lies, while the others have
+// the scores.
+//
 // Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, CAUSAL, SCALE, and where
 // things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
-// `copy(to, column, row, head, barrier)` brings a box of 64 columns and of 64 queries or BOX keys,
-// zeros beyond the last. Mask: as in softmax.cuh.
+// `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64 queries or
+// BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
 #pragma once
 
 #include "epilogue.cuh"
@@ -21,20 +25,88 @@
 namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
-// Issues out (+)= weights v for the COLUMNS columns of V at `values`, (16 STEPS keys, 64).
-template <class Element, int COLUMNS, int STEPS>
-__device__ __forceinline__ void multiply_atom(float (&out)[COLUMNS / 2],
-                                              const u32 (&weights)[STEPS][4], u32 values,
-                                              bool accumulate) {
+// How a slot of the ring has the values that PARTS warpgroups multiply, KEYS for each: where, in
+// bytes from its start, a warpgroup's begin, the k-th step along its keys and the i-th 64 columns.
+// Of 16 bits, in rows of keys: (ceil(DV / 64), PARTS, KEYS, 64).
+template <class Element, int DV, int PARTS, int KEYS>
+struct ValueTile {
+  static constexpr int TRANSPOSERS = 0;  // warps
+  static constexpr int ATOM = PARTS * KEYS * 128, BYTES = ceil_div(DV, 64) * ATOM;
+
+  __device__ __forceinline__ static constexpr int part(int i) { return i * KEYS * 128; }
+  __device__ __forceinline__ static constexpr int step(int k) { return k * 16 * 128; }
+  __device__ __forceinline__ static constexpr int columns(int i) { return i * ATOM; }
+
+  template <int BOX, class V>
+  __device__ __forceinline__ static void copy(const V& values, u32 to, int key, int head,
+                                              u32 barrier) {
+    constexpr int BOXES = PARTS * KEYS / BOX;
+#pragma unroll
+    for (int i = 0; i < ceil_div(DV, 64) * BOXES; ++i)
+      values.copy(to + i / BOXES * ATOM + i % BOXES * BOX * 128, i / BOXES * 64,
+                  key + i % BOXES * BOX, head, barrier);
+  }
+};
+
+// Of tf32, in squares of 32 keys and 32 columns: (PARTS, ceil(KEYS / 32), ceil(DV / 32), 32, 32).
+// As the copies bring them their rows are keys; transposed, columns.
+template <int DV, int PARTS, int KEYS>
+struct ValueTile<float, DV, PARTS, KEYS> {
+  static constexpr int TRANSPOSERS = 4;  // warps
+  static constexpr int SIDE = 32, SQUARE = SIDE * 128;
+  static constexpr int ACROSS = ceil_div(DV, SIDE), DOWN = ceil_div(KEYS, SIDE);
+  static constexpr int SQUARES = PARTS * DOWN * ACROSS, BYTES = SQUARES * SQUARE;
+
+  __device__ __forceinline__ static constexpr int part(int i) { return i * DOWN * ACROSS * SQUARE; }
+  __device__ __forceinline__ static constexpr int step(int k) {
+    return k / 4 * ACROSS * SQUARE + k % 4 * 32;
+  }
+  __device__ __forceinline__ static constexpr int columns(int i) { return i * 2 * SQUARE; }
+
+  template <int, class V>
+  __device__ __forceinline__ static void copy(const V& values, u32 to, int key, int head,
+                                              u32 barrier) {
+#pragma unroll 2
+    for (int i = 0; i < SQUARES; ++i) {
+      const int down = i / ACROSS;
+      values.copy(to + i * SQUARE, i % ACROSS * SIDE, key + down / DOWN * KEYS + down % DOWN * SIDE,
+                  head, barrier);
+    }
+  }
+
+  // One of the transposing warps' part of a slot. A lane has a column; of eight keys the even ones
+  // come first (`to_operand`). Neither loads nor stores meet a bank twice.
+  __device__ __forceinline__ static void transpose(float* slot, int warp, int lane) {
+#pragma unroll 1
+    for (int i = warp; i < SQUARES; i += TRANSPOSERS) {
+      float* square = slot + i * (SQUARE / 4);
+      float x[SIDE];
+#pragma unroll
+      for (int r = 0; r < SIDE; ++r) x[r] = square[r * SIDE + (lane / 4 ^ r % 8) * 4 + lane % 4];
+      __syncwarp();  // rows are overwritten by columns
+#pragma unroll
+      for (int chunk = 0; chunk < 8; ++chunk) {
+        const int key = chunk / 2 * 8 + chunk % 2;
+        store<4>(square + lane * SIDE + (chunk ^ lane % 8) * 4,
+                 Vec<float, 4>{{x[key], x[key + 2], x[key + 4], x[key + 6]}});
+      }
+    }
+  }
+};
+
+// Issues out (+)= weights v for COLUMNS columns of V from `values` on, (STEPS, COLUMNS).
+template <class Element, class Tile, int COLUMNS, int STEPS>
+__device__ __forceinline__ void multiply_columns(float (&out)[COLUMNS / 2],
+                                                 const u32 (&weights)[STEPS][4], u32 values,
+                                                 bool accumulate) {
 #pragma unroll
   for (int k = 0; k < STEPS; ++k)
     ptx::WgmmaFromRegisters<Element, COLUMNS>::mma(
-        out, weights[k], ptx::wgmma_descriptor(values, k * 16 * 128), k > 0 || accumulate);
+        out, weights[k], ptx::wgmma_descriptor(values, Tile::step(k)), k > 0 || accumulate);
 }
 
-// out (+)= weights v for 16 STEPS keys, V at `values` with ATOM bytes for every 64 columns; done
-// when it returns.
-template <class Element, int DV, int ATOM, int STEPS>
+// out (+)= weights v for STEPS steps of keys, V at `values` as of `Tile`; done when it returns.
+template <class Element, class Tile, int DV, int STEPS>
 __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 2][4],
                                                 const u32 (&weights)[STEPS][4], u32 values,
                                                 bool accumulate) {
@@ -42,11 +114,11 @@ __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 
   ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < WHOLE; ++i)
-    multiply_atom<Element, 64>(reinterpret_cast<float (&)[32]>(out[i * 8]), weights,
-                               values + i * ATOM, accumulate);
+    multiply_columns<Element, Tile, 64>(reinterpret_cast<float (&)[32]>(out[i * 8]), weights,
+                                        values + Tile::columns(i), accumulate);
   if constexpr (REST > 0)
-    multiply_atom<Element, REST>(reinterpret_cast<float (&)[REST / 2]>(out[WHOLE * 8]), weights,
-                                 values + WHOLE * ATOM, accumulate);
+    multiply_columns<Element, Tile, REST>(reinterpret_cast<float (&)[REST / 2]>(out[WHOLE * 8]),
+                                          weights, values + Tile::columns(WHOLE), accumulate);
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[ceil_div(DV, 16) * 8]>(out));
 }
@@ -56,25 +128,27 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
                                                 const Mask& mask, const Functor& functor) {
   using Element = typename C::Element;
   constexpr int BLOCK_Q = C::BLOCK_Q, PARTS = C::PARTS, STAGES = C::STAGES;
-  constexpr int WARPS = BLOCK_Q / 16 * PARTS, THREADS = WARPS * 32;
-  constexpr int D_ATOMS = ceil_div(C::D, 64), DV_ATOMS = ceil_div(C::DV, 64);
   constexpr int TILE = C::BLOCK_K, BOX = C::BOX, BOXES = TILE / BOX;
   constexpr int KEYS = TILE / PARTS;  // of a warpgroup
+  using Values = ValueTile<Element, C::DV, PARTS, KEYS>;
+  constexpr int WARPS = BLOCK_Q / 16 * PARTS, TRANSPOSERS = Values::TRANSPOSERS;
+  constexpr int THREADS = (WARPS + TRANSPOSERS) * 32;
   constexpr int PRODUCTS = ceil_div(KEYS, 256), N = KEYS / PRODUCTS;
-  constexpr int QUERY_ATOM = 64 * 128, ATOM = TILE * 128;  // bytes of 64 columns
-  constexpr int KEY_BYTES = D_ATOMS * ATOM, VALUE_BYTES = DV_ATOMS * ATOM;
+  constexpr int E = 128 / sizeof(Element), D_ATOMS = ceil_div(C::D, E);
+  constexpr int QUERY_ATOM = 64 * 128, ATOM = TILE * 128;  // bytes of E columns
+  constexpr int KEY_BYTES = D_ATOMS * ATOM, VALUE_BYTES = Values::BYTES;
   constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, TILE) <= STAGES;  // no slot twice
-  static_assert(sizeof(Element) == 2 && KEYS % 16 == 0 && N % 8 == 0, "what wgmma takes");
+  static_assert(KEYS % 16 == 0 && N % 8 == 0, "what wgmma takes");
   static_assert(BLOCK_Q % 64 == 0 && BOX % 8 == 0, "whole warpgroups, and rows of the swizzle");
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  const u32 q_tile = ptx::shared_address(smem);                 // (BLOCK_Q / 64, D_ATOMS, 64, 64)
-  const u32 k_ring = ptx::shared_address(smem + C::KEYS_AT);    // (STAGES, D_ATOMS, TILE, 64)
-  const u32 v_ring = ptx::shared_address(smem + C::VALUES_AT);  // (STAGES, DV_ATOMS, TILE, 64)
+  const u32 q_tile = ptx::shared_address(smem);                 // (BLOCK_Q / 64, D_ATOMS, 64, E)
+  const u32 k_ring = ptx::shared_address(smem + C::KEYS_AT);    // (STAGES, D_ATOMS, TILE, E)
+  const u32 v_ring = ptx::shared_address(smem + C::VALUES_AT);  // STAGES as of Values
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
   const u32 queries_full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 keys_full = queries_full + 8, values_full = keys_full + 8 * STAGES;
-  const u32 empty = values_full + 8 * STAGES;
+  const u32 empty = values_full + 8 * STAGES, transposed = empty + 8 * STAGES;
 
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
@@ -88,6 +162,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       ptx::mbarrier_init(keys_full + 8 * s, 1);
       ptx::mbarrier_init(values_full + 8 * s, 1);
       ptx::mbarrier_init(empty + 8 * s, WARPS);
+      if constexpr (TRANSPOSERS > 0) ptx::mbarrier_init(transposed + 8 * s, TRANSPOSERS);
     }
     ptx::fence_mbarrier_init();
     queries.prefetch();
@@ -102,19 +177,17 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     ptx::mbarrier_arrive_expect_tx(keys_full + 8 * slot, KEY_BYTES);
 #pragma unroll
     for (int i = 0; i < D_ATOMS * BOXES; ++i)
-      keys.copy(k_ring + slot * KEY_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128,
-                i / BOXES * 64, tile * TILE + i % BOXES * BOX, head, keys_full + 8 * slot);
+      keys.copy(k_ring + slot * KEY_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128, i / BOXES * E,
+                tile * TILE + i % BOXES * BOX, head, keys_full + 8 * slot);
     ptx::mbarrier_arrive_expect_tx(values_full + 8 * slot, VALUE_BYTES);
-#pragma unroll
-    for (int i = 0; i < DV_ATOMS * BOXES; ++i)
-      values.copy(v_ring + slot * VALUE_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128,
-                  i / BOXES * 64, tile * TILE + i % BOXES * BOX, head, values_full + 8 * slot);
+    Values::template copy<BOX>(values, v_ring + slot * VALUE_BYTES, tile * TILE, head,
+                               values_full + 8 * slot);
   };
   if (thread == 0) {
     ptx::mbarrier_arrive_expect_tx(queries_full, BLOCK_Q / 64 * D_ATOMS * QUERY_ATOM);
 #pragma unroll
     for (int i = 0; i < BLOCK_Q / 64 * D_ATOMS; ++i)
-      queries.copy(q_tile + i * QUERY_ATOM, i % D_ATOMS * 64, query0 + i / D_ATOMS * 64, head,
+      queries.copy(q_tile + i * QUERY_ATOM, i % D_ATOMS * E, query0 + i / D_ATOMS * 64, head,
                    queries_full);
 #pragma unroll 1
     for (int tile = 0; tile < min_of(tiles, STAGES); ++tile) copy_tile(tile, tile);
@@ -123,7 +196,8 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   fill_row_values<BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
                                     (head + 1) * C::LQ);
 
-  SoftmaxRows<C, Mask::PRESENT, KEYS> state;
+  using Softmax = SoftmaxRows<C, Mask::PRESENT, KEYS>;
+  Softmax state;
   state.lane = lane;
   const bool has_queries = query0 + row < C::LQ;
   // Of the first keys of any part, that are never forbidden: those of the last tile's last part.
@@ -135,60 +209,75 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       if (has_queries) tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
     }
   };
-  load_mask(0);
   RingPlace<STAGES> from{0, 0};
-  ptx::mbarrier_wait(queries_full, 0);
+  if (TRANSPOSERS == 0 || warp < WARPS) {
+    load_mask(0);
+    ptx::mbarrier_wait(queries_full, 0);
 #pragma unroll 1
-  for (int tile = 0; tile < tiles; ++tile, from.advance()) {
-    const int s = from.slot;
-    float scores[KEYS / 8][4];  // (16, KEYS)
-    ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
-    ptx::wgmma_fence();
+    for (int tile = 0; tile < tiles; ++tile, from.advance()) {
+      const int s = from.slot;
+      float scores[KEYS / 8][4];  // (16, KEYS)
+      ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
+      ptx::wgmma_fence();
 #pragma unroll
-    for (int k = 0; k < ceil_div(C::D, 16); ++k)
+      for (int k = 0; k < ceil_div(C::D, E / 4); ++k)
 #pragma unroll
-      for (int i = 0; i < PRODUCTS; ++i)
-        ptx::Wgmma<Element, N>::mma(
-            reinterpret_cast<float (&)[N / 2]>(scores[i * N / 8]),
-            ptx::wgmma_descriptor(q_tile + group * D_ATOMS * QUERY_ATOM,
-                                  k / 4 * QUERY_ATOM + k % 4 * 32),
-            ptx::wgmma_descriptor(k_ring + s * KEY_BYTES + part * KEYS * 128,
-                                  k / 4 * ATOM + i * N * 128 + k % 4 * 32),
-            k > 0);
-    ptx::wgmma_commit_group();
-    ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[KEYS / 2]>(scores));
-    // The slot of the tile before, which all warps have left, or are about to.
-    if constexpr (!ALL_IN_FLIGHT) {
-      if (thread == 0 && tile > 0 && tile - 1 + STAGES < tiles) {
-        const int slot = (tile - 1) % STAGES;
-        ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);
-        copy_tile(tile - 1 + STAGES, slot);
+        for (int i = 0; i < PRODUCTS; ++i)
+          ptx::Wgmma<Element, N>::mma(
+              reinterpret_cast<float (&)[N / 2]>(scores[i * N / 8]),
+              ptx::wgmma_descriptor(q_tile + group * D_ATOMS * QUERY_ATOM,
+                                    k / 4 * QUERY_ATOM + k % 4 * 32),
+              ptx::wgmma_descriptor(k_ring + s * KEY_BYTES + part * KEYS * 128,
+                                    k / 4 * ATOM + i * N * 128 + k % 4 * 32),
+              k > 0);
+      ptx::wgmma_commit_group();
+      ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[KEYS / 2]>(scores));
+      // The slot of the tile before, which all warps have left, or are about to.
+      if constexpr (!ALL_IN_FLIGHT) {
+        if (thread == 0 && tile > 0 && tile - 1 + STAGES < tiles) {
+          const int slot = (tile - 1) % STAGES;
+          ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);
+          copy_tile(tile - 1 + STAGES, slot);
+        }
+        __syncwarp();
       }
-      __syncwarp();
-    }
-    if (has_queries) {  // else what is computed is not stored
-      state.template mask_scores<FREE>(scores, tile_mask, query0 + row, tile * TILE + part * KEYS);
-      state.rescale(scores);
-    }
-    u32 weights[KEYS / 16][4];
+      if (has_queries) {  // else what is computed is not stored
+        state.template mask_scores<FREE>(scores, tile_mask, query0 + row,
+                                         tile * TILE + part * KEYS);
+        state.rescale(scores);
+      }
+      constexpr int STEPS = KEYS / Softmax::template OPERAND_KEYS<Element>;
+      u32 weights[STEPS][4];
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; ++k) state.template to_operand<Element>(weights[k], scores, k);
-    ptx::mbarrier_wait(values_full + 8 * s, from.phase);
-    multiply_values<Element, C::DV, ATOM>(state.out, weights,
-                                          v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);
-    if constexpr (!ALL_IN_FLIGHT) {
-      if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+      for (int k = 0; k < STEPS; ++k) state.template to_operand<Element>(weights[k], scores, k);
+      ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * s, from.phase);
+      multiply_values<Element, Values, C::DV>(
+          state.out, weights, v_ring + s * VALUE_BYTES + Values::part(part), tile > 0);
+      if constexpr (!ALL_IN_FLIGHT) {
+        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+      }
+      if (tile + 1 < tiles) load_mask(tile + 1);
     }
-    if (tile + 1 < tiles) load_mask(tile + 1);
+  } else if constexpr (TRANSPOSERS > 0) {
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile, from.advance()) {
+      const int s = from.slot;
+      ptx::mbarrier_wait(values_full + 8 * s, from.phase);
+      Values::transpose(reinterpret_cast<float*>(smem + C::VALUES_AT + s * VALUE_BYTES),
+                        warp - WARPS, lane);
+      ptx::fence_proxy_async();  // the tensor cores read it
+      __syncwarp();
+      if (lane == 0) ptx::mbarrier_arrive(transposed + 8 * s);
+    }
   }
 
-  const PartsMerge<SoftmaxRows<C, Mask::PRESENT, KEYS>, BLOCK_Q, PARTS, THREADS> parts(
+  const PartsMerge<Softmax, BLOCK_Q, PARTS, THREADS> parts(
       reinterpret_cast<float*>(smem), reinterpret_cast<float*>(smem + C::SHARES_AT));
   EpilogueTile<BLOCK_Q, C::DV, THREADS, 64, Functor> tile(functor, thread, 0, head * C::LQ + query0,
                                                           0, (head + 1) * C::LQ, C::DV);
   tile.fetch();
   __syncthreads();  // the ring becomes the staging buffer
-  parts.stage(state, part, row);
+  if (TRANSPOSERS == 0 || warp < WARPS) parts.stage(state, part, row);
   parts.settle(thread);
   tile.run(row_values, [&](int r, int c) { return parts.template merged<Functor::VECTOR>(r, c); });
 }

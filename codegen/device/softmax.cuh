@@ -154,15 +154,25 @@ struct SoftmaxRows {
     }
   }
 
-  // The weights of 16 keys from 16 k on as an A fragment, which two neighbouring accumulator
-  // fragments are.
+  // Keys of an A fragment, which is one fragment of scores, or of 16 bits two that are neighbours.
+  template <class Element>
+  static constexpr int OPERAND_KEYS = 32 / sizeof(Element);
+
+  // The weights of the k-th OPERAND_KEYS keys as an A fragment. Of floats a lane has those of keys
+  // 2 t and 2 t + 1 of eight, and no weight changes its lane: the tensor core's k of t and t + 4
+  // stand for them, so that it must get the values in that order.
   template <class Element>
   __device__ __forceinline__ static void to_operand(u32 (&a)[4],
                                                     const float (&weights)[KEYS / 8][4], int k) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i)
-      a[i] = ptx::cvt_pack<Element>(weights[k * 2 + i / 2][i % 2 * 2],
-                                    weights[k * 2 + i / 2][i % 2 * 2 + 1]);
+    for (int i = 0; i < 4; ++i) {
+      if constexpr (sizeof(Element) == 4) {
+        a[i] = ptx::cvt_tf32(weights[k][i % 2 * 2 + i / 2]);
+      } else {
+        a[i] = ptx::cvt_pack<Element>(weights[k * 2 + i / 2][i % 2 * 2],
+                                      weights[k * 2 + i / 2][i % 2 * 2 + 1]);
+      }
+    }
   }
 
   // The share of a row's results that a sum of weights takes; a query that may see no key gets

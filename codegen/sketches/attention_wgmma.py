@@ -1,17 +1,19 @@
-"""Attention in one pass over the keys, on `wgmma` fed by TMA: sm_90a, 16-bit types."""
+"""Attention in one pass over the keys, on `wgmma` fed by TMA: sm_90a; 16 bits and tf32."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import torch
 
 from gtco.codegen import timing
 from gtco.codegen.emit import index
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, Heads
-from gtco.codegen.sketches.gemm import HALVES, pad_to
+from gtco.codegen.sketches.gemm import pad_to
 from gtco.ir.graph import Group
 from gtco.ir.views import Layout
 from gtco.target import Target
@@ -32,6 +34,10 @@ REFILL_US = 0.4
 """A tile that comes when another has left: one warpgroup waits for the slowest."""
 MERGE_US = 0.9
 """Bringing two parts together."""
+SQUARE = 32
+"""Keys and columns of tf32 values that a warp transposes at a time."""
+TRANSPOSING_THREADS = 128
+"""Of a block, which transpose values of tf32."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,8 @@ class _SharedMemory:
 
 class AttentionWgmma(AttentionSketch):
     """Block -> 64 queries a warpgroup; keys may be split over warpgroups; a ring of tiles of keys
-    and values by TMA."""
+    and values by TMA. A warpgroup more transposes values of tf32, which wgmma takes K-major alone.
+    """
 
     name: ClassVar[str] = "attention_wgmma"
     version: ClassVar[int] = 2
@@ -57,9 +64,11 @@ class AttentionWgmma(AttentionSketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        check(self.dtype in HALVES, f"V would not be K-major, as wgmma takes {self.dtype}")
         check(target.has_wgmma, f"{target.arch} has no wgmma")
-        self.width_atoms, self.value_atoms = -(-self.width // 64), -(-self.value_width // 64)
+        self.transposes = self.dtype == torch.float32
+        self.atom = 128 // self.dtype.itemsize  # columns
+        self.width_atoms = -(-self.width // self.atom)
+        self.value_atoms = -(-self.value_width // self.atom)
         for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):
             _check_tensor_map(label, heads)
         self.row_fields = len(self._epilogue()[1].row_fields)
@@ -87,13 +96,15 @@ class AttentionWgmma(AttentionSketch):
 
     def _cost(self, schedule: Schedule) -> float:
         """Microseconds, roughly."""
-        target, threads = self.target, _threads(schedule)
+        target, threads = self.target, _consumers(schedule)
         block, resident = self._loop_work(schedule), self._resident(schedule)
         blocks = self.heads * -(-self.queries // block.tile_p)
         together = min(-(-blocks // target.sm_count), resident)
         flops = block.tile_p * block.steps * schedule["block_k"] * timing.TANH_FLOPS
         pointwise_us = flops / timing.fp32_per_us(together * threads, target)
-        rate = target.matmul_tflops * target.constants.mma_efficiency[self.name]
+        products = self.anchor.attrs.get("products")
+        rate = target.products_tflops(self.dtype, products)
+        rate *= target.constants.mma_efficiency[self.name]
         model_us = timing.chain_us(block, blocks, resident, rate, target, pointwise_us=pointwise_us)
         waves = -(-blocks // (target.sm_count * resident))
         refills = max(0, block.steps - block.stages)
@@ -108,7 +119,7 @@ class AttentionWgmma(AttentionSketch):
     def _resident(self, schedule: Schedule) -> int:
         return timing.resident_blocks(
             self._smem(schedule).nbytes,
-            _threads(schedule),
+            self._threads(schedule),
             self._registers(schedule),
             self.target,
         )
@@ -118,19 +129,30 @@ class AttentionWgmma(AttentionSketch):
         atom = schedule["block_k"] * 128
         keys_at = queries * self.width_atoms * 128
         values_at = keys_at + stages * self.width_atoms * atom
-        end = values_at + stages * self.value_atoms * atom
+        end = values_at + stages * self._value_bytes(schedule)
         shares_at = max(end, self._staged_bytes(parts, queries))  # staged over the tiles
         row_values_at = shares_at + 2 * parts * queries * 4
         barriers_at = row_values_at + pad_to(queries * 4 * self.row_fields, 16)
-        nbytes = barriers_at + 8 * (1 + 3 * stages)
+        nbytes = barriers_at + 8 * (1 + (3 + self.transposes) * stages)
         return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
 
+    def _value_bytes(self, schedule: Schedule) -> int:
+        """Of a tile of values."""
+        keys = schedule["block_k"]
+        if self.transposes:  # each part in whole squares
+            keys = schedule["parts"] * pad_to(keys // schedule["parts"], SQUARE)
+        return self.value_atoms * keys * 128
+
+    def _threads(self, schedule: Schedule) -> int:
+        return _consumers(schedule) + (TRANSPOSING_THREADS if self.transposes else 0)
+
     def block_work(self, program: KernelProgram) -> BlockWork:
-        return self._loop_work(program.schedule)
+        beside = TRANSPOSING_THREADS if self.transposes else 0
+        return replace(self._loop_work(program.schedule), copy_threads=beside)
 
     def _check(self, schedule: Schedule) -> None:
         block_k, parts, stages = (schedule[name] for name in ("block_k", "parts", "stages"))
-        threads = _threads(schedule)
+        threads = self._threads(schedule)
         check(threads <= 512, f"{threads} threads, of which none has registers for its scores")
         check(block_k % (16 * parts) == 0, f"{block_k} keys in {parts} parts: wgmma takes 16")
         tiles = -(-self.keys // block_k)
@@ -144,12 +166,12 @@ class AttentionWgmma(AttentionSketch):
     def _emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
         block_q, block_k, parts = (schedule[name] for name in ("block_q", "block_k", "parts"))
-        threads, smem = _threads(schedule), self._smem(schedule)
+        threads, smem = self._threads(schedule), self._smem(schedule)
         region, emitter = self._epilogue()
         maps = {
             "Q": self._map(self.q, self.queries, WARPGROUP_QUERIES),
             "K": self._map(self.k, self.keys, _box(block_k)),
-            "V": self._map(self.v, self.keys, _box(block_k)),
+            "V": self._map(self.v, self.keys, SQUARE if self.transposes else _box(block_k)),
         }
         operands = zip(maps, (self.q, self.k, self.v), strict=True)
         structs = "".join(_operand_text(label, heads) for label, heads in operands)
@@ -189,7 +211,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
         )
 
     def _map(self, operand: Heads, rows: int, box: int) -> TensorMapArgument:
-        """The map of boxes of `box` rows and 64 columns, of one head each."""
+        """The map of boxes of `box` rows and 128 bytes of columns, of one head each."""
         head, row, column = operand.layout.dims
         width = column[0][0]
         row_stride = row[0][1] if row else pad_to(width, 8)
@@ -200,12 +222,12 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
             self.dtype,
             (width, rows, *(extent for extent, _ in outer)),
             (row_stride, *(stride for _, stride in outer)),
-            (64, box, 1, 1, 1),
+            (self.atom, box, 1, 1, 1),
         )
 
 
-def _threads(schedule: Schedule) -> int:
-    """Of a block: a warpgroup for each part of the keys of 64 queries."""
+def _consumers(schedule: Schedule) -> int:
+    """Threads of a block with queries: a warpgroup for each part of the keys of 64 of them."""
     return schedule["block_q"] // WARPGROUP_QUERIES * schedule["parts"] * 128
 
 
