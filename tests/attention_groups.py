@@ -49,10 +49,12 @@ def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_widt
     return Group("cross", b.build([y]))
 
 
-def masked(kind: torch.dtype) -> tuple[Group, dict[str, torch.Tensor]]:
+def masked(kind: torch.dtype, dtype: torch.dtype = F16) -> tuple[Group, dict[str, torch.Tensor]]:
     """A mask, and inputs: query 3 sees no key, query 5 none of the first 64, query 7 has the least
-    finite mask."""
-    group = cross((2,), 20, 70, 24, mask=kind)
+    finite mask. Products of floats are in tf32."""
+    group = cross((2,), 20, 70, 24, dtype=dtype, mask=kind)
+    if dtype == F32:
+        group = tf32(group)
     values = inputs_of(group)
     keep = torch.rand(20, 70, generator=torch.Generator().manual_seed(0)) < 0.5
     keep[3] = False
@@ -83,17 +85,30 @@ CASES: dict[str, Callable[[], Group]] = {
     "negative_scale": lambda: cross((2,), 20, 70, 24, scale=-8.0),
     "no_scale": lambda: cross((2,), 20, 70, 24, scale=0.0),
 }
-FLOAT_CASES: dict[str, Callable[[], Group]] = {
+TF32_CASES: dict[str, Callable[[], Group]] = {
     "tf32_vit_b": lambda: tf32(packed(197, 12, 64, F32)),
     "tf32_epilogue": lambda: tf32(packed(37, 3, 36, F32, batch=2, epilogue=True)),
     "tf32_mask": lambda: tf32(cross((2, 2), 37, 70, 24, 44, F32, mask=BOOL, mask_lead=(2, 1))),
     "tf32_causal": lambda: tf32(cross((1, 2), 70, 130, 64, dtype=F32, causal=True)),
     "tf32_wide": lambda: tf32(cross((1, 2), 33, 65, 128, 96, F32)),
     "tf32_narrow": lambda: tf32(cross((3,), 5, 17, 4, 12, F32)),
+}
+FLOAT_CASES: dict[str, Callable[[], Group]] = {
+    **TF32_CASES,
     "fp32_vit_b": lambda: packed(197, 12, 64, F32),
     "fp32_epilogue": lambda: packed(37, 3, 36, F32, batch=2, epilogue=True),
     "fp32_mask": lambda: cross((2, 2), 37, 70, 24, 44, F32, mask=F32, mask_lead=(2, 1)),
     "fp32_causal": lambda: cross((1, 2), 70, 130, 64, dtype=F32, causal=True),
     "fp32_wide": lambda: cross((1, 2), 33, 65, 128, 128, F32),
 }
-"""For `Attention` alone: tf32, and fp32 as three products of it."""
+"""tf32, and for `Attention` alone fp32 as three products of it."""
+TF32_SIZES = (
+    *zip((1, 2, 5, 50, 197, 257), (32, 40, 64, 80, 96, 128), strict=True),
+    *zip((1, 2, 5, 50, 197, 257), (128, 96, 80, 64, 40, 32), strict=True),
+)
+"""Keys, and the width of heads, for `tf32_of`."""
+
+
+def tf32_of(keys: int, width: int) -> Group:
+    """Of more queries than a warpgroup takes, and none a multiple of anything."""
+    return tf32(cross((2,), 67, keys, width, dtype=F32))

@@ -38,6 +38,8 @@ SQUARE = 32
 """Keys and columns of tf32 values that a warp transposes at a time."""
 TRANSPOSING_THREADS = 128
 """Of a block, which transpose values of tf32."""
+TRANSPOSING_REGISTERS = 80
+"""Of a thread that holds a column of a square."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +116,11 @@ class AttentionWgmma(AttentionSketch):
     def _registers(self, schedule: Schedule) -> int:
         part = schedule["block_k"] // schedule["parts"]
         results = -(-self.value_width // 16) * 8
-        return part // 2 + results + self._mask_registers(part) + LOOP_REGISTERS
+        held = part // 2 + results + self._mask_registers(part) + LOOP_REGISTERS
+        if not self.transposes:
+            return held
+        # Where products of tf32 want their weights, as counted in kernels of many keys.
+        return max(TRANSPOSING_REGISTERS, held + max(0, part - 176) * 3 // 8)
 
     def _resident(self, schedule: Schedule) -> int:
         return timing.resident_blocks(

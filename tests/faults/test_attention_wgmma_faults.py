@@ -12,12 +12,18 @@ from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import attention_groups
 from tests.faults.templates import check_caught, planted, verdicts
+from tests.groups import tf32
 
 pytestmark = pytest.mark.compiler
 
 KINDS: dict[str, Schedule] = {
     "a ring": {"block_q": 128, "block_k": 32, "parts": 1, "stages": 2},
     "two parts": {"block_q": 64, "block_k": 64, "parts": 2, "stages": 2},
+}
+
+TF32_KINDS: dict[str, Schedule] = {
+    "a ring": {"block_q": 128, "block_k": 32, "parts": 1, "stages": 2},
+    "two parts": {"block_q": 64, "block_k": 96, "parts": 2, "stages": 2},  # of a square and a half
 }
 
 FAULTS = {
@@ -28,8 +34,8 @@ FAULTS = {
     ),
     "no wgmma.fence before products whose last results were read": (
         "a ring",
-        "    ptx::wgmma_fence();\n#pragma unroll\n    for (int k = 0;",
-        "#pragma unroll\n    for (int k = 0;",
+        "      ptx::wgmma_fence();\n#pragma unroll\n      for (int k = 0;",
+        "#pragma unroll\n      for (int k = 0;",
     ),
     "keys that nobody waits for": (
         "a ring",
@@ -43,7 +49,7 @@ FAULTS = {
     ),
     "values that nobody waits for": (
         "two parts",
-        "ptx::mbarrier_wait(values_full + 8 * s, from.phase);",
+        "ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * s, from.phase);",
         "",
     ),
     "a tile that comes before the last one was used": (
@@ -68,12 +74,12 @@ FAULTS = {
     ),
     "the first tile's results added to": (
         "two parts",
-        "v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);",
-        "v_ring + s * VALUE_BYTES + part * KEYS * 128, false);",
+        "v_ring + s * VALUE_BYTES + Values::part(part), tile > 0);",
+        "v_ring + s * VALUE_BYTES + Values::part(part), false);",
     ),
     "the values of another part": (
         "two parts",
-        "v_ring + s * VALUE_BYTES + part * KEYS * 128, tile > 0);",
+        "v_ring + s * VALUE_BYTES + Values::part(part), tile > 0);",
         "v_ring + s * VALUE_BYTES, tile > 0);",
     ),
     "keys behind the last": (
@@ -106,6 +112,74 @@ MASK_FAULTS = {
     ),
 }
 
+TF32_FAULTS = {
+    "values multiplied before they are transposed": (
+        "a ring",
+        "(TRANSPOSERS > 0 ? transposed : values_full)",
+        "values_full",
+    ),
+    "values transposed before they are there": (
+        "a ring",
+        "      ptx::mbarrier_wait(values_full + 8 * s, from.phase);\n      Values",
+        "      Values",
+    ),
+    "no fence.proxy.async behind the columns": (
+        "two parts",
+        "ptx::fence_proxy_async();  // the tensor cores read it",
+        "",
+    ),
+    "columns said to be there before all lanes have stored theirs": (
+        "a ring",
+        "__syncwarp();\n      if (lane == 0) ptx::mbarrier_arrive(transposed",
+        "if (lane == 0) ptx::mbarrier_arrive(transposed",
+    ),
+    "columns stored over rows that a lane has not read": (
+        "two parts",
+        "__syncwarp();  // rows are overwritten by columns",
+        "",
+    ),
+    "a square that no warp transposes": (
+        "a ring",
+        "for (int i = warp; i < SQUARES; i += TRANSPOSERS)",
+        "for (int i = warp; i < SQUARES - 1; i += TRANSPOSERS)",
+    ),
+    "keys in another order than their weights": (
+        "two parts",
+        "const int key = chunk / 2 * 8 + chunk % 2;",
+        "const int key = chunk / 2 * 8 + 1 - chunk % 2;",
+    ),
+    "rows read as if no swizzle changed their chunks": (
+        "a ring",
+        "(lane / 4 ^ r % 8) * 4",
+        "lane / 4 * 4",
+    ),
+    "columns stored as if no swizzle changed their chunks": (
+        "a ring",
+        "(chunk ^ lane % 8) * 4",
+        "chunk * 4",
+    ),
+    "the keys of another square": (
+        "two parts",
+        "return k / 4 * ACROSS * SQUARE + k % 4 * 32;",
+        "return k / 4 * SQUARE + k % 4 * 32;",
+    ),
+    "the columns of another square": (
+        "a ring",
+        "return i * 2 * SQUARE;",
+        "return i * SQUARE;",
+    ),
+    "values of another part's keys": (
+        "two parts",
+        "key + down / DOWN * KEYS + down % DOWN * SIDE",
+        "key + down * SIDE",
+    ),
+    "weights in the order of 16 bits": (
+        "a ring",
+        "weights[k][i % 2 * 2 + i / 2]",
+        "weights[k][i]",
+    ),
+}
+
 
 SCALED_LATE = ("MASKED || C::SCALE <= 0.0f", "MASKED")
 """The largest score is then taken for the largest of what the softmax sees."""
@@ -113,6 +187,17 @@ SCALED_LATE = ("MASKED || C::SCALE <= 0.0f", "MASKED")
 
 def group(mask: torch.dtype | None = None) -> Group:
     return attention_groups.cross((2,), 70, 100, 24, 40, mask=mask)
+
+
+def tf32_group() -> Group:
+    """Values of more columns than one product takes."""
+    return tf32(attention_groups.cross((2,), 70, 100, 24, 72, torch.float32))
+
+
+def tf32_program(kind: str, old: str = "", new: str = "") -> KernelProgram:
+    """The kernel of tf32 with `old` replaced in its template."""
+    knobs = TF32_KINDS[kind]
+    return planted(AttentionWgmma(tf32_group(), TARGETS["sm_90a"]).emit(knobs), old, new)
 
 
 def program(
@@ -131,6 +216,16 @@ def test_the_kernel_itself_is_right(kind: str) -> None:
 def test_a_planted_fault_is_caught(fault: str) -> None:
     kind, old, new = FAULTS[fault]
     check_caught(program(kind, old, new), group())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_kernel_of_tf32_is_right(kind: str) -> None:
+    assert verdicts(tf32_program(kind), tf32_group()) == []
+
+
+@pytest.mark.parametrize("fault", (*TF32_FAULTS, *FAULTS))
+def test_a_fault_in_tf32_is_caught(fault: str) -> None:
+    check_caught(tf32_program(*{**FAULTS, **TF32_FAULTS}[fault]), tf32_group())
 
 
 @pytest.mark.parametrize("mask", (torch.bool, torch.float16))

@@ -12,6 +12,7 @@ from gtco.ir.graph import Group
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
 from tests import attention_groups
+from tests.groups import tf32
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 pytestmark = pytest.mark.gpu
@@ -32,6 +33,7 @@ def sketch_of(kind: type[Sketch], group: Group) -> Sketch:
     [
         *((kind, case) for kind in KINDS for case in attention_groups.CASES),
         *((Attention, case) for case in attention_groups.FLOAT_CASES),
+        *((AttentionWgmma, case) for case in attention_groups.TF32_CASES),
     ],
 )
 def test_attention_matches_fp64(kind: type[Sketch], case: str) -> None:
@@ -44,10 +46,29 @@ def test_attention_matches_fp64(kind: type[Sketch], case: str) -> None:
             assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("keys", "width"), attention_groups.TF32_SIZES)
+def test_tf32_matches_fp64_at_odd_sizes(kind: type[Sketch], keys: int, width: int) -> None:
+    group = attention_groups.tf32_of(keys, width)
+    values = inputs_of(group, seed=1, device="cuda")
+    for program in sample(sketch_of(kind, group), 3):
+        assert not wrong_outputs(program, group, values, run_group)
+
+
 @pytest.mark.parametrize("make", KINDS)
-@pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
-def test_rows_without_a_key_are_zeros_as_in_torch(make: type[Sketch], kind: torch.dtype) -> None:
-    group = attention_groups.cross((2,), 200, 300, 64, mask=kind)
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, torch.float16) for kind in (torch.bool, torch.float16, torch.float32)),
+        *((kind, torch.float32) for kind in (torch.bool, torch.float32)),
+    ],
+)
+def test_rows_without_a_key_are_zeros_as_in_torch(
+    make: type[Sketch], kind: torch.dtype, dtype: torch.dtype
+) -> None:
+    group = attention_groups.cross((2,), 200, 300, 64, dtype=dtype, mask=kind)
+    if dtype == torch.float32:
+        group = tf32(group)
     values = inputs_of(group, device="cuda")
     keep = torch.rand(200, 300, device="cuda") < 0.5
     keep[3::16] = False

@@ -10,6 +10,7 @@ import torch
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
+from gtco.compiler import first_choice
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.runtime.host import run_on_host
@@ -55,9 +56,12 @@ CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
 }
 
 
-@pytest.mark.parametrize("case", groups.CASES)
+WGMMA_CASES = {**groups.CASES, **groups.TF32_CASES}
+
+
+@pytest.mark.parametrize("case", WGMMA_CASES)
 def test_compiles(case: str) -> None:
-    for program in sample(AttentionWgmma(groups.CASES[case](), H100), 1):
+    for program in sample(AttentionWgmma(WGMMA_CASES[case](), H100), 1):
         compiled = compile_uncached(program.code, program.name, program.arch)
         assert compiled.spill_bytes == 0, dict(program.schedule)
         assert "serialized" not in compiled.log
@@ -73,18 +77,67 @@ def test_is_right_on_the_cpu(case: str) -> None:
     assert not wrong_outputs(program, group, values, run_on_host)
 
 
+@pytest.mark.parametrize(
+    ("knobs", "width"),
+    [
+        (schedule(64, 192, 1, 2), 64),
+        (schedule(128, 192, 1, 2), 64),
+        (schedule(192, 112, 1, 2), 64),
+        (schedule(64, 256, 1, 2), 32),
+        (schedule(64, 304, 1, 2), 32),
+    ],
+)
+def test_large_tiles_of_tf32_find_their_registers(knobs: Schedule, width: int) -> None:
+    program = AttentionWgmma(groups.tf32_of(600, width), H100).emit(knobs)
+    compiled = compile_uncached(program.code, program.name, program.arch)
+    assert compiled.spill_bytes == 0
+    assert "serialized" not in compiled.log
+
+
 @pytest.mark.compiler
-@pytest.mark.parametrize("kind", (torch.bool, torch.float16, torch.float32))
-def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype) -> None:
-    group, values = groups.masked(kind)
+@pytest.mark.parametrize(("keys", "width"), groups.TF32_SIZES)
+def test_tf32_is_right_on_the_cpu(keys: int, width: int) -> None:
+    group = groups.tf32_of(keys, width)
+    values = inputs_of(group)
+    for program in sample(AttentionWgmma(group, H100), 2):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", groups.TF32_CASES.keys() - {"tf32_vit_b"})
+def test_tf32_with_masks_and_epilogues_is_right_on_the_cpu(case: str) -> None:
+    group = groups.TF32_CASES[case]()
+    values = inputs_of(group)
+    for program in sample(AttentionWgmma(group, H100), 2):
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [
+        *((kind, torch.float16) for kind in (torch.bool, torch.float16, torch.float32)),
+        *((kind, torch.float32) for kind in (torch.bool, torch.float32)),
+    ],
+)
+def test_rows_without_a_key_are_zeros_as_in_torch(kind: torch.dtype, dtype: torch.dtype) -> None:
+    group, values = groups.masked(kind, dtype)
     for parts in (1, 2):
         program = AttentionWgmma(group, H100).emit(schedule(64, 64, parts, 2))
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
-@pytest.mark.parametrize("case", groups.CASES)
+@pytest.mark.parametrize("case", WGMMA_CASES)
 def test_every_shape_has_a_default(case: str) -> None:
-    assert next(iter(AttentionWgmma(groups.CASES[case](), H100).defaults()))
+    assert next(iter(AttentionWgmma(WGMMA_CASES[case](), H100).defaults()))
+
+
+@pytest.mark.parametrize("arch", ("sm_80", "sm_90a"))
+def test_tf32_takes_wgmma_where_there_is_one(arch: str) -> None:
+    for group in (groups.TF32_CASES["tf32_vit_b"](), groups.tf32_of(1050, 32)):
+        chosen, _ = first_choice(derive(group, "attention", TARGETS[arch]))
+        assert chosen is not None
+        assert chosen.sketch.name == ("attention_wgmma" if arch == "sm_90a" else "attention")
 
 
 def test_one_tile_of_all_keys_is_tried_first_where_it_fits() -> None:
@@ -110,6 +163,8 @@ def test_refusals() -> None:
     plain = groups.cross((1,), 16, 16, 64)
     with pytest.raises(Illegal, match="sm_80 has no wgmma"):
         AttentionWgmma(plain, TARGETS["sm_80"])
+    with pytest.raises(Illegal, match="this sketch multiplies fp32 as tf32 alone"):
+        AttentionWgmma(groups.FLOAT_CASES["fp32_vit_b"](), H100)
     again = r"operand k .* is read again, which no tensor map describes"
     with pytest.raises(Illegal, match=again):
         AttentionWgmma(shared_keys(), H100)
