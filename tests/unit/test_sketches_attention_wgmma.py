@@ -104,7 +104,7 @@ def test_tf32_is_right_on_the_cpu(keys: int, width: int) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("case", groups.TF32_CASES.keys() - {"tf32_vit_b"})
+@pytest.mark.parametrize("case", sorted(groups.TF32_CASES.keys() - {"tf32_vit_b"}))
 def test_tf32_with_masks_and_epilogues_is_right_on_the_cpu(case: str) -> None:
     group = groups.TF32_CASES[case]()
     values = inputs_of(group)
