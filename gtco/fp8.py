@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,8 @@ from gtco.options import Options
 from gtco.passes import run_pipeline
 
 Batch = Tensor | tuple[Any, ...] | list[Any] | Mapping[str, Any]
+Call = tuple[tuple[Any, ...], dict[str, Any]]
+"""The positional and the keyword arguments of one."""
 
 
 def calibrate(
@@ -42,22 +44,22 @@ def calibrate(
         CaptureError: the model cannot be captured.
         ArgumentError: a batch has another structure or shape than the first.
     """
-    iterator = iter(batches)
+    return calibrate_calls(model, map(_call, batches), None if path is None else Path(path))
+
+
+def calibrate_calls(model: Any, calls: Iterable[Call], path: Path | None) -> Calibration:
+    """As `calibrate`, with the positional and the keyword arguments of each call."""
+    iterator = iter(calls)
     first = next(iterator, None)
     if first is None:
         raise CalibrationError("no batch was given: pass some of the model's real inputs")
-    args, kwargs = _call(first)
-    module, args, kwargs = accepted(model, args, kwargs)
+    module, args, kwargs = accepted(model, *first)
     captured = capture_for(module, args, kwargs, Options(precision="fp8"))
-
-    def tensors() -> Iterator[tuple[Tensor, ...]]:
-        for batch in chain((first,), iterator):
-            yield captured.flatten(*_call(batch))
-
-    return run(run_pipeline(captured.graph), tensors(), None if path is None else Path(path))
+    tensors = (captured.flatten(*call) for call in chain((first,), iterator))
+    return run(run_pipeline(captured.graph), tensors, path)
 
 
-def _call(batch: Batch) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _call(batch: Batch) -> Call:
     """A batch as positional and keyword arguments."""
     if isinstance(batch, Tensor):
         return (batch,), {}

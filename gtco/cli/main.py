@@ -11,6 +11,7 @@ import gc
 import logging
 import os
 import re
+import shlex
 import sys
 import textwrap
 import traceback
@@ -30,6 +31,7 @@ from gtco.benchmarking.bench_artifact import bench_artifact
 from gtco.benchmarking.contestants import PEERS, NoGpu
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.cli import base, show
+from gtco.cli import calibrate as cli_calibrate
 from gtco.cli import db as cli_db
 from gtco.cli import demo as demo_model
 from gtco.cli import report as cli_report
@@ -139,6 +141,34 @@ def compile_command(
         )
     else:
         show.compiled(out, compiled, kernels)
+
+
+@app.command("calibrate")
+def calibrate_command(
+    *,
+    model: Model,
+    batches: cli_calibrate.Batches,
+    output: cli_calibrate.File = Path("calibration.json"),
+    shapes: ShapeFlags = None,
+    as_json: Json = False,
+) -> None:
+    """Run MODEL on real inputs and keep what --precision fp8 needs to know of it.
+
+    Ctrl-C keeps what was seen; the same command again goes on from there.
+    """
+    with progress() as tell:
+        files = cli_calibrate.files_of(batches)
+        found = _locate(model, shapes, tell)
+    found_out = cli_calibrate.run(found, files, output)
+    if as_json:
+        print_json(model=model, output=str(output), **dataclasses.asdict(found_out))
+    else:
+        cli_calibrate.show(out, found_out)
+    command = shlex.join(
+        ["gtco", "compile", model, *(word for flag in shapes or () for word in ("--shape", flag)),
+         "--precision", "fp8", "--calibration", str(output)]
+    )  # fmt: skip
+    err.print(f"wrote {output}; next: {command}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("tune")
