@@ -38,7 +38,9 @@ Batches = Annotated[
 ]
 File = Annotated[
     Path,
-    typer.Option("--output", "-o", metavar="FILE", help="keep it there; a part of one goes on"),
+    typer.Option(
+        "--output", "-o", metavar="FILE", help="keep it there; goes on with what is there already"
+    ),
 ]
 
 
