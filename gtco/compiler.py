@@ -38,6 +38,7 @@ from gtco.options import OptionError, Options, database_file
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.legality import family
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
+from gtco.passes.quantized_pairs import multiply_pairs
 from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
 from gtco.reporting import dump
 from gtco.reporting.fallbacks import fallback_kinds, precision_hint
@@ -195,14 +196,15 @@ def capture_for(
 def rewritten(
     captured: Captured, options: Options, target: Target, folder: Path | None = None
 ) -> Graph:
-    """The graph of `captured` after the passes, in fp8 what the options ask for.
+    """The graph of `captured` after the passes, in fp8 what the model or the options ask for.
 
     Raises:
         TargetError: fp8 for a target that gtco does not multiply it on.
         OptionError: fp8 without a calibration.
         CalibrationError: it cannot be read, or is of another model.
     """
-    graph = run_pipeline(captured.graph, folder)
+    graph = multiply_pairs(captured.graph) if target.has_fp8 else captured.graph
+    graph = run_pipeline(graph, folder)
     if options.precision != "fp8":
         return graph
     if not target.has_fp8:

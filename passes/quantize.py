@@ -33,6 +33,11 @@ _ALIGNMENT = 16
 """Bytes of which the rows of operands are multiples."""
 
 
+def aligned(k: int, columns: int) -> bool:
+    """Whether tensor cores take fp8 operands of rows of `k`, and results of `columns`."""
+    return not k % _ALIGNMENT and not columns % 8
+
+
 def quantizable(graph: Graph) -> tuple[Node, ...]:
     """The linears of `graph`, as the passes leave it, that `quantize` takes."""
 
@@ -42,8 +47,7 @@ def quantizable(graph: Graph) -> tuple[Node, ...]:
         x, out = graph.specs[node.inputs[0]], node.outputs[0]
         if x.dtype not in (torch.float16, torch.bfloat16) or node.inputs[0] in graph.constants:
             return False
-        rows = math.prod(x.sizes[:-1])
-        return rows >= FEWEST_ROWS and not x.sizes[-1] % _ALIGNMENT and not out.sizes[-1] % 8
+        return math.prod(x.sizes[:-1]) >= FEWEST_ROWS and aligned(x.sizes[-1], out.sizes[-1])
 
     return tuple(node for node in graph.nodes if takes(node))
 

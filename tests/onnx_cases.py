@@ -20,7 +20,7 @@ from torch.testing import assert_close
 from gtco.frontend.onnx import OPS, OnnxError, OnnxModel, load_onnx
 from gtco.frontend.onnx_shapes import DTYPES
 
-FLOATS = {1, 10, 11, 16}
+FLOATS = {1, 10, 11, 16, 17}
 EXPANDED = "(several)"
 """What a case of several nodes, an operator's definition spelled out, counts as."""
 
@@ -77,7 +77,9 @@ class Case:
             wider = TOLERANCES.get(x.dtype, (0.0, 0.0))
             rtol, atol = max(rtol, wider[0]), max(atol, wider[1])
         for x, y in zip(found, expected, strict=True):
-            assert x.shape == y.shape
+            assert (x.shape, x.dtype) == (y.shape, y.dtype)
+            if x.dtype == torch.float8_e4m3fn:  # exactly: torch has no tolerance for it
+                x, y = x.float(), y.float()
             assert_close(x, y, rtol=rtol, atol=atol, equal_nan=True)
         return module, given
 
@@ -114,6 +116,8 @@ def as_tensor(value: Any) -> Tensor:
     array = as_array(value)
     if array.dtype.name == "bfloat16":
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    if array.dtype.name == "float8_e4m3fn":
+        return torch.from_numpy(array.view(np.uint8).copy()).view(torch.float8_e4m3fn)
     return torch.from_numpy(array.copy())
 
 

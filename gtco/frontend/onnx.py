@@ -41,7 +41,7 @@ from gtco.frontend.onnx_recurrent import RECURRENT
 from gtco.frontend.onnx_run import CONTROL, Body, Scope
 from gtco.frontend.onnx_sampling import SAMPLING
 from gtco.frontend.onnx_select import SELECT
-from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, SHAPES
+from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, FP8, SHAPES
 from gtco.frontend.onnx_windows import WINDOWS
 from gtco.frontend.signature import NamedInputs
 
@@ -71,6 +71,12 @@ SMALL_ELEMENTS = 1024
 """A floating-point initializer up to this size is known at compile time; integers always are."""
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
+
+STANDARD_PAIRS = (
+    "export it with QuantizeLinear and DequantizeLinear of ONNX's default domain: int8 from "
+    "opset 13 on, float8e4m3fn from opset 19 on"
+)
+"""What to do about another domain's operators of the same meaning."""
 
 
 class OnnxModel(NamedInputs, nn.Module):
@@ -122,7 +128,7 @@ class OnnxModel(NamedInputs, nn.Module):
             {
                 name: value
                 for name, value in stored.items()
-                if not value.is_floating_point() or value.numel() <= SMALL_ELEMENTS
+                if not value.is_floating_point() or value.numel() <= _most_known(value.dtype)
             },
         )
 
@@ -170,6 +176,11 @@ class OnnxModel(NamedInputs, nn.Module):
             value, known = scope[name]
             outputs.append(value.to(device).clone() if known else value)
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+
+def _most_known(dtype: torch.dtype) -> int:
+    """Elements of a floating-point initializer that is known; weights of fp8 stay fp8."""
+    return 1 if dtype == FP8 else SMALL_ELEMENTS
 
 
 def _identifier(name: str) -> str:
@@ -255,8 +266,9 @@ def _where(node: onnx.NodeProto, index: int) -> str:
 def _check_claimed(node: onnx.NodeProto, where: str) -> None:
     name, foreign = node.op_type, node.domain not in DEFAULT_DOMAINS
     if foreign or name not in OPS:
+        remedy = STANDARD_PAIRS if foreign and "quantizelinear" in name.lower() else CUT_OFF
         name = f"{node.domain}::{name}" if foreign else name
-        raise OnnxError(f"{where}: the operator {name} is not supported; {CUT_OFF}")
+        raise OnnxError(f"{where}: the operator {name} is not supported; {remedy}")
 
 
 def _attribute(attribute: onnx.AttributeProto, where: str, folder: Path | None) -> Any:
@@ -283,6 +295,8 @@ def _tensor(proto: onnx.TensorProto, where: str, folder: Path | None) -> Tensor:
         raise OnnxError(f"{where} cannot be read ({_line(error)})") from error
     if dtype == torch.bfloat16:  # numpy has no such type: take its bits
         return torch.from_numpy(array.view(np.int16).copy()).view(torch.bfloat16)
+    if dtype == FP8:
+        return torch.from_numpy(array.view(np.uint8).copy()).view(FP8)
     return torch.from_numpy(np.array(array, copy=not array.flags.writeable, order="C"))
 
 

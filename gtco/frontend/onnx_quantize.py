@@ -12,8 +12,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from gtco.frontend.onnx_call import Call, Op
-from gtco.frontend.onnx_shapes import dtype_of
+from gtco.frontend.onnx_call import Call, Op, concrete
+from gtco.frontend.onnx_shapes import FP8, dtype_of, to_fp8
 from gtco.frontend.onnx_windows import convolve
 
 EXACT = torch.float64
@@ -38,15 +38,28 @@ def _saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.clamp(limits.min, limits.max).to(dtype)
 
 
+def _unless_zero(call: Call, zero: Tensor | None) -> Tensor | None:
+    """A zero point that is not known to be 0."""
+    if (known := call.known(2)) is None:
+        return zero
+    with concrete():
+        return zero if known.float().any() else None
+
+
 def _quantize(call: Call, x: Tensor, scale: Tensor, zero: Tensor | None = None) -> Tensor:
-    call.ignore("saturate", "axis", "block_size")  # saturate speaks of 8-bit floats
+    call.ignore("axis", "block_size")
+    saturate = bool(call.attr("saturate", 1))  # speaks of 8-bit floats
     code, precision = call.attr("output_dtype", 0), call.attr("precision", 0)
     dtype = zero.dtype if zero is not None else dtype_of(call, code) if code else torch.uint8
-    if dtype.is_floating_point:
-        raise call.refuse(f"quantizing to {dtype} is not supported, integers are")
+    if dtype.is_floating_point and dtype != FP8:
+        raise call.refuse(f"quantizing to {dtype} is not supported, integers and float8e4m3fn are")
     scale = _along(call, scale, x)
     if precision:
         x, scale = x.to(dtype_of(call, precision)), scale.to(dtype_of(call, precision))
+    zero = _unless_zero(call, zero)
+    if dtype == FP8:
+        steps = x / scale
+        return to_fp8(steps if zero is None else steps + _along(call, zero, x).float(), saturate)
     steps = torch.round(x / scale).float()
     return _saturated(steps if zero is None else steps + _along(call, zero, x).float(), dtype)
 
@@ -55,6 +68,7 @@ def _dequantize(call: Call, x: Tensor, scale: Tensor, zero: Tensor | None = None
     code = call.attr("output_dtype", 0)
     call.ignore("axis", "block_size")
     dtype = dtype_of(call, code) if code else scale.dtype
+    zero = _unless_zero(call, zero)
     steps = x.float() if zero is None else x.float() - _along(call, zero, x).float()
     return (steps * _along(call, scale, x)).to(dtype)
 

@@ -20,9 +20,11 @@ from gtco.frontend.onnx_call import Call, Op
 from gtco.frontend.onnx_sizes import check_size
 
 FLOAT8_AND_STRINGS = (
-    "is not supported: gtco has floats of 16, 32 and 64 bits, signed integers, uint8 and booleans; "
-    "export the model with one of these"
+    "is not supported: gtco has floats of 16, 32 and 64 bits, float8e4m3fn, signed integers, uint8 "
+    "and booleans; export the model with one of these"
 )
+
+FP8 = torch.float8_e4m3fn
 
 DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
     {
@@ -36,6 +38,7 @@ DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
         10: torch.float16,
         11: torch.float64,
         16: torch.bfloat16,
+        17: FP8,
     }
 )
 """`TensorProto.DataType` to torch's."""
@@ -257,14 +260,28 @@ def dtype_of(call: Call, code: int) -> torch.dtype:
     return DTYPES[code]
 
 
+def to_fp8(x: Tensor, saturate: bool) -> Tensor:
+    """`x` in fp8; what is too large becomes the largest value, or else NaN."""
+    largest = torch.finfo(FP8).max
+    if not saturate:  # torch's own cast saturates in some of its versions
+        x = x.masked_fill(x.abs() > largest * 29 / 28, torch.nan)  # halfway to the next value
+    return x.clamp(-largest, largest).to(FP8)
+
+
+def _as_type(call: Call, x: Tensor, dtype: torch.dtype) -> Tensor:
+    call.ignore("round_mode")  # speaks of float8e8m0
+    saturate = bool(call.attr("saturate", 1))  # speaks of 8-bit floats
+    if dtype == FP8 and x.dtype != FP8:
+        return to_fp8(x.float() if x.dtype == torch.bool else x, saturate)
+    return x.to(dtype)
+
+
 def _cast(call: Call, x: Tensor) -> Tensor:
-    call.ignore("saturate", "round_mode")  # these speak of 8-bit floats
-    return x.to(dtype_of(call, call.attr("to")))
+    return _as_type(call, x, dtype_of(call, call.attr("to")))
 
 
 def _cast_like(call: Call, x: Tensor, like: Tensor) -> Tensor:
-    call.ignore("saturate", "round_mode")
-    return x.to(like.dtype)
+    return _as_type(call, x, like.dtype)
 
 
 def _constant_of_shape(call: Call, shape_input: Tensor) -> Tensor:
