@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
-from gtco.passes import views
+from gtco.passes.canonicalize import RULES as CANONICAL
 from gtco.passes.rewrite import Editor, Log, Rule, is_random, merge_duplicates, rewrite
 
 MAX_FOLDED_BYTES = 64 << 20
@@ -87,7 +87,7 @@ def _concat_of_sums(edit: Editor, match: tuple[Node, str]) -> str:
 
 
 RULES: tuple[Rule[Any], ...] = (
-    *views.RULES,
+    *CANONICAL,
     Rule("f(constants) -> constant", (), _all_constant, _value, _too_large),
     Rule("concat(c, x) + d -> concat(c + d[:n], x + d[n:])", ("add",),
          _partly_constant, _concat_of_sums, _concat_is_shared),

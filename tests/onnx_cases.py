@@ -202,12 +202,16 @@ def node_model(
     return onnx.shape_inference.infer_shapes(model, data_prop=True)
 
 
-def run_ort(model: onnx.ModelProto | str, *inputs: np.ndarray[Any, Any]) -> list[Any]:
-    """What ONNX Runtime makes of `model` on the CPU."""
+def run_ort(
+    model: onnx.ModelProto | str, *inputs: np.ndarray[Any, Any], as_written: bool = False
+) -> list[Any]:
+    """What ONNX Runtime makes of `model` on the CPU; `as_written` without its own rewrites."""
     ort = pytest.importorskip("onnxruntime")
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    if as_written:
+        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     source = model if isinstance(model, str) else model.SerializeToString()
     session = ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
     names = [each.name for each in session.get_inputs()]

@@ -24,6 +24,14 @@ __device__ __forceinline__ double cos(double x) { return ::cos(x); }
 __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
 __device__ __forceinline__ double tanh(double x) { return ::tanh(x); }
 
+// To the nearest whole number, the even one of two.
+__device__ __forceinline__ float round(float x) { return rintf(x); }
+__device__ __forceinline__ double round(double x) { return rint(x); }
+template <class T>
+__device__ __forceinline__ T round(T x) {
+  return x;
+}
+
 __device__ __forceinline__ float abs(float x) { return fabsf(x); }
 __device__ __forceinline__ double abs(double x) { return fabs(x); }
 template <class T>

@@ -28,7 +28,7 @@ def _unary(op: str) -> Lowering:
 
 
 for _op in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos", "tanh",
-            "sigmoid", "relu", "silu", "square"):  # fmt: skip
+            "sigmoid", "relu", "silu", "square", "round"):  # fmt: skip
     _lowers(getattr(aten, _op).default)(_unary(_op))
 
 

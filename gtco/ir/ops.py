@@ -216,6 +216,7 @@ _ROWS: tuple[Op, ...] = (
     _unary("gelu", lambda x, *, approximate: F.gelu(x, approximate=approximate),
            "math::gelu_{approximate}({0})", slow=True),
     _unary("square", torch.square, "{0} * {0}"),
+    _unary("round", torch.round, "math::round({0})"),
     _unary("copy", lambda x: x.contiguous().clone(), "{0}"),
     _unary("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
     Op("quantize", Pattern.BROADCAST, references.quantize, "{0} * {1}"),

@@ -33,7 +33,7 @@ def computed(name: str, x: Tensor) -> Tensor:
     value = b.input("x", TensorSpec(tuple(x.shape), torch.float32))
     y = (
         b.add(name, value)
-        if name in ("silu", "sigmoid")
+        if name in ("silu", "sigmoid", "round")
         else b.add("gelu", value, approximate=name)
     )
     group = Group("math", b.build([y]))
@@ -59,3 +59,8 @@ def test_what_is_not_finite(name: str) -> None:
     assert math.isnan(nan)
     assert low == 0 or math.isnan(low)  # minus infinity times zero, as in torch
     assert huge == 0
+
+
+def test_round_takes_the_even_one_of_two() -> None:
+    ties = torch.tensor([-2.5, -1.5, -0.5, 0.5, 1.5, 2.5, 1e9, INF, math.nan])
+    torch.testing.assert_close(computed("round", ties), ties.round(), equal_nan=True)
