@@ -102,6 +102,18 @@ def poison_at(answer: Tensor, value: float) -> Tensor:
     return wrong
 
 
+def test_where_eager_is_nan_the_answer_need_not_be_finite() -> None:
+    exact = torch.linspace(1, 9, 9, dtype=torch.float64)
+    eager = exact.half()
+    eager[3:6] = math.nan
+    answer = exact.half()
+    answer[3], answer[4] = math.nan, math.inf
+    assert judge(answer, eager, exact, torch.float16).ok
+    for value in (math.nan, math.inf):
+        answer[0] = value
+        assert not judge(answer, eager, exact, torch.float16).ok
+
+
 def test_structures_are_judged_output_by_output() -> None:
     reference, eager = answers(torch.float16)
     labels = torch.arange(4)
