@@ -171,7 +171,14 @@ class Region:
         text = template.format(*(_wrap(name) for name in names), **attrs)
         # C++ widens small integers, which wrap around in torch.
         small = compute_type(result) in ("short", "signed char", "u8") or inner == torch.bool
-        return f"{kind_cast(compute_type(result))}({text})" if small else text
+        if small:
+            return f"{kind_cast(compute_type(result))}({text})"
+        # A 16-bit value may keep its digits on the way to a reader of its kernel; what a model
+        # rounds to fp8 is meant to lose them. What is only stored is rounded by the store.
+        read_here = any(node.values[0] in reader.inputs for reader in self.graph.nodes)
+        if result == torch.float8_e4m3fn and read_here:
+            return f"round_to<{c_type(result)}>({text})"
+        return text
 
 
 def _inner_dtype(node: Node, inputs: Sequence[TensorSpec]) -> torch.dtype:

@@ -87,8 +87,8 @@ def _replace(edit: Editor, match: Match) -> str:
 
 
 def _quantized(edit: Editor, cast: Node, device: torch.device) -> str:
-    """What rounds as `cast` does for products. Others go on to read `cast`: a kernel that computes
-    `quantize` and its reader keeps more digits between them."""
+    """What rounds as `cast` does for products, by a reciprocal; others go on to read `cast`, which
+    divides as the model says."""
     x, divisor = _quotient(edit, cast) or ("", 1.0)
     factor = torch.tensor([1 / divisor])
     for reader in edit.users(x):

@@ -15,14 +15,23 @@ from torch import Tensor, nn
 import gtco
 from gtco.calibration import Calibration, layers_of
 from gtco.check import judge
+from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.compiler import make_plan
-from gtco.ir.graph import Graph
+from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.interpreter import interpret
+from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
 from gtco.passes.quantize import quantizable, quantize, rounded_weights
 from gtco.runtime.encoding import decode_plan, encode_plan
+from gtco.runtime.host import run_on_host
+from gtco.target import TARGETS
+from tests.kernel_checks import sample
 
 FP8 = torch.float8_e4m3fn
+F16 = torch.float16
+H100 = TARGETS["sm_90a"]
 WIDTH = 64
 
 
@@ -244,3 +253,30 @@ def test_torchs_own_cast_to_fp8_stays_torchs() -> None:
     torch.testing.assert_close(found, Casts()(x), equal_nan=True)
     compiled = gtco.compile(Casts(), (x,), target="host")
     torch.testing.assert_close(compiled(x), Casts()(x), equal_nan=True)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("reader", ["mul", "amax", "linear"])
+def test_what_reads_rounded_values_in_their_own_kernel_reads_them_rounded(reader: str) -> None:
+    """Powers of two around them, so that every result is exact."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((5, 64), F16))
+    y = x
+    if reader == "linear":  # whose epilogue rounds
+        y = b.add("linear", x, b.constant("w", torch.eye(64, dtype=F16)))
+    rounded = b.add("quantize", y, b.constant("scale", torch.tensor([16.0])))
+    wide = b.add("cast", rounded, dtype=torch.float32)
+    outputs = [b.add("amax", wide, dims=[1], keepdim=True)] if reader == "amax" else []
+    group = Group("rounded", b.build([*outputs, b.add("mul", wide, other=0.5)]))
+    values = {"x": torch.randn(5, 64, generator=torch.Generator().manual_seed(3)).half()}
+    values |= group.graph.constants
+    wanted = interpret(group.graph, (values["x"],))
+    sketch = {"mul": Elementwise, "amax": Rowwise, "linear": GemmMma}[reader](group, H100)
+    for program in sample(sketch, 2):
+        found = run_on_host(program, group, values)
+        for answer, right in zip(found.values(), wanted, strict=True):
+            assert torch.equal(answer, right)
+        source = program.source.replace("round_to<e4m3_t>", "")
+        assert source != program.source
+        wrong = run_on_host(dataclasses.replace(program, source=source), group, values)
+        assert not torch.equal(wrong[group.graph.outputs[-1]], wanted[-1])
