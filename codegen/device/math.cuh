@@ -74,7 +74,9 @@ __device__ __forceinline__ T relu(T x) {
 // 2.4e-7 of the exact value, and within 2e-5 of it in relation down to x = -5.5. One exponential
 // and no division: in the epilogue of a GEMM this is most of the arithmetic.
 __device__ __forceinline__ float gelu_none(float x) {
-  const float z = min_nan(fabsf(x), 16.0f);  // where the tail is zero; infinity stays harmless
+  // From 16 on the tail is zero. Infinity stays harmless, minus infinity times zero is NaN as in
+  // torch.
+  const float z = fabsf(max_nan(-x, -16.0f));
   float power = -1.7172821e-06f;
   power = fmaf(power, z, 5.9613638e-05f);
   power = fmaf(power, z, -9.1873616e-04f);
