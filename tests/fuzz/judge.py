@@ -26,7 +26,8 @@ import gtco
 from gtco import check
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import CaptureError
-from gtco.ir.graph import Graph
+from gtco.ir.graph import Graph, Node
+from gtco.ir.ops import Pattern
 from gtco.options import OptionError
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.rewrite import DECLINED, Log
@@ -294,21 +295,39 @@ def _excused(mine: Tensor, theirs: Tensor, base: Tensor, noisy: list[Tensor]) ->
 
 
 def _noisy(graph: Graph, given: list[Tensor], seed: int) -> Answers:
-    """The answer of `graph` where each value that is computed is off by an ulp or none."""
+    """The answer of `graph` where each value that is computed is off by an ulp or none, and each
+    sum of products by what another order of adding may change. In the first run sums that cancel
+    to within an ulp of their terms are zero, and a sum that is zero has either sign."""
     generator = torch.Generator().manual_seed(seed)
+
+    def signs(x: Tensor) -> Tensor:
+        return torch.randint(-1, 2, x.shape, generator=generator).to(torch.float64)
 
     def noisy(x: Tensor) -> Tensor:
         if not x.is_floating_point():
             return x
-        sign = torch.randint(-1, 2, x.shape, generator=generator).to(torch.float64)
-        return (x.double() * (1 + sign * torch.finfo(x.dtype).eps)).to(x.dtype)
+        return (x.double() * (1 + signs(x) * torch.finfo(x.dtype).eps)).to(x.dtype)
+
+    def noisy_sum(node: Node, x: Tensor, operands: list[Tensor]) -> Tensor:
+        if not x.is_floating_point():
+            return x
+        if node.definition.multiplies and node.op != "attention":
+            sizes = node.definition.reference(*(each.abs() for each in operands), **node.attrs)
+            off = sizes.double() * torch.finfo(torch.promote_types(x.dtype, torch.float32)).eps
+            small = (x.abs() <= sizes * torch.finfo(x.dtype).eps) & (seed == 0)
+            x = torch.where(small, 0.0, x.double() + signs(x) * off).to(x.dtype)
+        return torch.where(x == 0, torch.where(signs(x) > 0, -x, x), x)  # of either sign
 
     values = {**graph.constants, **dict(zip(graph.inputs, _copied(given), strict=True))}
     for node in graph.nodes:
-        result = node.definition.reference(*(values[name] for name in node.inputs), **node.attrs)
-        results = result if isinstance(result, (tuple, list)) else (result,)
-        exact = node.definition.is_view
-        values.update(zip(node.values, results if exact else map(noisy, results), strict=True))
+        operands = [values[name] for name in node.inputs]
+        result = node.definition.reference(*operands, **node.attrs)
+        results = list(result) if isinstance(result, (tuple, list)) else [result]
+        if not node.definition.is_view:
+            results = [noisy(each) for each in results]
+            if node.definition.multiplies or node.pattern is Pattern.REDUCTION:
+                results[0] = noisy_sum(node, results[0], operands)
+        values.update(zip(node.values, results, strict=True))
     return [values[name] for name in graph.outputs]
 
 
