@@ -354,7 +354,19 @@ def argmax(*shape: int, dim: int, dtype: torch.dtype = F16, ties: bool = False) 
     return _group(b, b.add("amax", x, dims=(dim,), keepdim=False), place)
 
 
+def cumsum(*shape: int, dim: int, dtype: torch.dtype = F16) -> Group:
+    """Running sums, scaled by the last of each."""
+    b = GraphBuilder()
+    x = b.add("abs", b.input("x", TensorSpec(shape, dtype)))
+    y = b.add("cumsum", x, dim=dim)
+    return _group(b, b.add("div", y, b.add("amax", y, dims=(dim,), keepdim=True)), y)
+
+
 ROWWISE: dict[str, Callable[[], Group]] = {
+    "cumsum": lambda: cumsum(7, 197, dim=-1, dtype=F32),
+    "cumsum_middle": lambda: cumsum(3, 25, 40, dim=1),
+    "cumsum_long": lambda: cumsum(2, 4099, dim=1, dtype=BF16),
+    "cumsum_of_one": lambda: cumsum(5, 1, dim=1),
     "softmax_197": lambda: softmax(12, 197, 197),
     "softmax_1": lambda: softmax(5, 1),
     "softmax_7": lambda: softmax(3, 11, 7, dtype=F32),

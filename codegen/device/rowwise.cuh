@@ -127,6 +127,23 @@ class RowTile {
     return map<N>([&](int i) { return powers[i] * scale; });
   }
 
+  // The sums of each element and all before it.
+  template <class T>
+  __device__ __forceinline__ Vec<T, N> cumsum(const Vec<T, N>& x) {
+    Vec<T, N> r;
+    T before = T(0);  // of earlier steps
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      T total = T(0);
+#pragma unroll
+      for (int i = s * V; i < (s + 1) * V; ++i) r[i] = total += x[i];
+      const T ahead = earlier(total, before);
+#pragma unroll
+      for (int i = s * V; i < (s + 1) * V; ++i) r[i] += ahead;
+    }
+    return r;
+  }
+
   // Sum of the squares of `apart`, the row's distances from its mean.
   template <class T>
   __device__ __forceinline__ T spread(const Vec<T, N>& apart) {
@@ -208,6 +225,36 @@ class RowTile {
       for (int w = 1; w < C::WARPS_PER_ROW; ++w) x = combine(x, slots[w * BLOCK_ROWS + block_row_]);
     }
     return x;
+  }
+
+  // `before` and the sum of `total` over the threads of a row ahead of this one; the sum over all
+  // its threads is added to `before`.
+  template <class T>
+  __device__ __forceinline__ T earlier(T total, T& before) {
+    constexpr int STRIDE = C::ROWS_FIRST ? WARP_ROWS : 1;
+    T ahead = T(0);
+#pragma unroll
+    for (int offset = 1; offset < C::LANES; offset *= 2) {
+      const T other = shuffle_xor(total, offset * STRIDE);
+      if (part_ % C::LANES & offset) ahead += other;
+      total += other;
+    }
+    if constexpr (C::WARPS_PER_ROW > 1) {
+      T* slots =
+          reinterpret_cast<T*>(smem_ + turn_ * (SMEM_BYTES / 2));  // (WARPS_PER_ROW, BLOCK_ROWS)
+      turn_ ^= 1;
+      if (part_ % C::LANES == 0) slots[row_warp_ * BLOCK_ROWS + block_row_] = total;
+      __syncthreads();
+      total = T(0);
+#pragma unroll
+      for (int w = 0; w < C::WARPS_PER_ROW; ++w) {
+        if (w == row_warp_) ahead += total;
+        total += slots[w * BLOCK_ROWS + block_row_];
+      }
+    }
+    const T from = before;
+    before += total;
+    return from + ahead;
   }
 
   unsigned char* smem_;

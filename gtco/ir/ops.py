@@ -257,6 +257,8 @@ _ROWS: tuple[Op, ...] = (
                row=RowKernel("tile.argmax({0})", counts=True)),
     _reduction("softmax", lambda x, *, dim: torch.softmax(x, dim), slow=True, ends_masks=True,
                row=RowKernel("tile.softmax({0})", whole=True)),
+    _reduction("cumsum", lambda x, *, dim: x.cumsum(dim),
+               row=RowKernel("tile.cumsum({0})", whole=True)),
     _reduction("layer_norm", references.layer_norm, by_rows=True, ends_masks=True, axes="last",
                row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
     _reduction("group_norm", references.group_norm, axes="groups", of_images=True,
