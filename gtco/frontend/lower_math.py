@@ -254,6 +254,14 @@ def _axis(ctx: Context, x: Value, dim: int) -> int:
     return dim % max(ctx.rank(x), 1)
 
 
+@_lowers(aten.cumsum.default)
+def _cumsum(ctx: Context, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value | None:
+    """Of floats: integers are summed exactly, for which there is no kernel of rows."""
+    if not ctx.rank(x) or not (dtype or ctx.dtype(x)).is_floating_point:
+        return None
+    return ctx.add("cumsum", ctx.cast(x, dtype), dim=_axis(ctx, x, dim))
+
+
 @_lowers(aten.softmax.int)
 def _softmax(ctx: Context, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
     return ctx.add("softmax", ctx.cast(x, dtype), dim=_axis(ctx, x, dim))

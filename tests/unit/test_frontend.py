@@ -184,7 +184,7 @@ def test_operators(function: Callable[..., Any]) -> None:
 @pytest.mark.parametrize(
     "function, target",
     [
-        (lambda x, y: x.cumsum(1) + y, "aten.cumsum.default"),
+        (lambda x, y: x.cumprod(1) + y, "aten.cumprod.default"),
         (lambda x, y: x.topk(3, 1), "aten.topk.default"),
         (lambda x, y: x[torch.tensor([0, 1]), :, [2, 2]] * y[:, :, 0], "aten.index.Tensor"),
     ],

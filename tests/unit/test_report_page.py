@@ -160,7 +160,7 @@ class Missing(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = self.first(x).sort()[0]
-        return self.second(x).cumsum(0).sort()[0]
+        return self.second(x).cumprod(0).sort()[0]
 
 
 def test_a_page_names_what_aten_runs_and_what_to_do() -> None:
@@ -170,7 +170,7 @@ def test_a_page_names_what_aten_runs_and_what_to_do() -> None:
     aten = [at for at, each in enumerate(build.launches) if each.kernel == "aten"]
     assert len(aten) == 3
     found = check_self_contained(page([build]))
-    assert "2 x aten.sort.default, 1 x aten.cumsum.default" in found.text
+    assert "2 x aten.sort.default, 1 x aten.cumprod.default" in found.text
     assert "gtco has no kernel that computes this; leave it to ATen, or write it" in found.text
     links = found.all("href")
     assert all(links.count(f"#b0-launch-{at}") > 2 for at in aten), "drawing, timeline, and why"
