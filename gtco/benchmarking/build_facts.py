@@ -6,7 +6,7 @@ import copy
 import math
 import statistics
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 
 import torch
 from torch import Tensor
@@ -24,7 +24,9 @@ from gtco.benchmarking.answers import (
 )
 from gtco.benchmarking.compare import GroupCheck, NoReference, check_groups, judge_answers
 from gtco.benchmarking.rounds import CudaClock, Tell, time_rounds
+from gtco.calibration import Calibration, Layer
 from gtco.check import Verdict
+from gtco.compiler import rewritten
 from gtco.cost_model.plans import floor_us, group_floor_us
 from gtco.cost_model.work import group_work
 from gtco.frontend.torch_export import Captured
@@ -39,6 +41,7 @@ from gtco.reporting.build import (
     KernelFacts,
     LaunchFacts,
     Layers,
+    LinearFacts,
 )
 from gtco.reporting.report import make_report
 from gtco.runtime.cubin import CompiledKernel
@@ -222,12 +225,38 @@ def planned_facts(
         answers=(),
         reference="",
         hints=(report.precision_hint,) if report.precision_hint else (),
+        linears=_linears(plan, captured),
     )
 
 
 def _given(options: Options) -> dict[str, str]:
-    usual = asdict(Options())
-    return {name: str(each) for name, each in asdict(options).items() if each != usual[name]}
+    found = {}
+    for field in fields(Options):
+        value = getattr(options, field.name)
+        if value != field.default:
+            known = isinstance(value, Calibration)
+            found[field.name] = f"of {len(value.layers)} linears" if known else str(value)
+    return found
+
+
+def _linears(plan: Plan, captured: Captured) -> tuple[LinearFacts, ...]:
+    """What the calibration of `plan` says of each linear, the dearest first."""
+    options = plan.options
+    if options.precision != "fp8" or options.calibration is None:
+        return ()
+    known = options.calibration
+    known = known if isinstance(known, Calibration) else Calibration.load(known)
+    chosen = {layer.name for layer in known.chosen(options.error_budget)}
+    graph = rewritten(captured, replace(options, precision=None), plan.target)
+    nodes = {node.name: node for node in graph.nodes}
+
+    def facts(layer: Layer) -> LinearFacts:
+        node = nodes.get(layer.name)
+        operands = [] if node is None else [str(graph.specs[name]) for name in node.inputs[:2]]
+        kept = "" if layer.name in chosen else f"over the budget of {options.error_budget:.1%}"
+        return LinearFacts(layer.name, layer.source, " x ".join(operands), layer.error or 0.0, kept)
+
+    return tuple(facts(each) for each in sorted(known.layers, key=lambda x: -(x.error or 0.0)))
 
 
 def _launch(

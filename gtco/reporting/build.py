@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-FORMAT = 2
+FORMAT = 3
 """Of the JSON; another one is refused."""
 
 
@@ -125,6 +125,26 @@ class Layers:
 
 
 @dataclass(frozen=True)
+class LinearFacts:
+    """A linear that calibration saw.
+
+    Args:
+        name: of its node.
+        layer: the user's module that it came from.
+        shape: its operands and its result, such as "f16[197,768] x f16[3072,768]"; empty if they
+            are not known.
+        error: of the model's outputs, relative, with this linear alone in fp8.
+        kept: why it stays in 16 bits; empty for one in fp8.
+    """
+
+    name: str
+    layer: str
+    shape: str
+    error: float
+    kept: str
+
+
+@dataclass(frozen=True)
 class Build:
     """One compiled model.
 
@@ -147,6 +167,8 @@ class Build:
         answers: each output for each kind of inputs; empty if no kernel ran.
         reference: what the answers were held against, in a sentence; empty if no kernel ran.
         hints: what the user may want to change, a sentence each.
+        linears: those that could be in fp8; empty for a build that was not calibrated, and for a
+            saved artifact, which does not hold the calibration.
     """
 
     model: str
@@ -167,6 +189,7 @@ class Build:
     answers: tuple[Answer, ...]
     reference: str
     hints: tuple[str, ...]
+    linears: tuple[LinearFacts, ...]
 
     def __post_init__(self) -> None:
         count = len(self.launches)

@@ -43,6 +43,10 @@ _ATEN = (
     "These launches call torch's own operators, inside the same CUDA graph as the kernels where "
     "nothing above says otherwise."
 )
+_BY_LINEAR = (
+    "How far calibration saw the model's outputs off, in relation to their size, with one linear "
+    "in fp8 and all others in 16 bits. As much work as fits the budget runs in fp8."
+)
 _BY_LAYER = (
     "Each group was given the values that the interpreter has there, and its outputs were held "
     "against the interpreter in fp64: the root of the mean squared error, of repeated layers that "
@@ -113,6 +117,7 @@ class _Section:
             self._graph(),
             self._launches(),
             self._errors(),
+            self._linears(),
         )
         return "".join(parts)
 
@@ -393,6 +398,26 @@ class _Section:
             f'<td class="number">{scientific(worst.rmse)}</td>'
             f'<td class="number">{scientific(worst.limit)}</td>'
             f'<td><span class="bars">{bars}</span></td></tr>'
+        )
+
+    # -- fp8 ---------------------------------------------------------------------------------------
+
+    def _linears(self) -> str:
+        linears = self.build.linears
+        if not linears:
+            return ""
+        rows = [
+            f"<tr><td>{escape(short(each.layer or each.name, 40))}</td>"
+            f"<td>{escape(each.shape)}</td>"
+            f'<td class="number">{each.error:.2%}</td>'
+            f"<td>{escape(f'16 bits: {each.kept}' if each.kept else 'fp8')}</td></tr>"
+            for each in linears
+        ]
+        return (
+            f"<h2>Errors of fp8 by linear</h2>{paragraph(_BY_LINEAR)}"
+            '<div class="scroll"><table><thead><tr><th>linear</th><th>operands</th>'
+            f"{number_heads('error')}<th>runs in</th></tr></thead>"
+            f"<tbody>{''.join(rows)}</tbody></table></div>"
         )
 
 

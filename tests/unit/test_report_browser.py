@@ -13,7 +13,7 @@ from torch import nn
 from gtco.benchmarking.build_facts import PREDICTED, planned_facts
 from gtco.compiler import make_plan
 from gtco.options import Options
-from gtco.reporting.build import Answer, Build, Judged
+from gtco.reporting.build import Answer, Build, Judged, LinearFacts
 from gtco.reporting.page import page
 from tests.browser import Tab, browser, find_browser
 
@@ -69,6 +69,10 @@ def full_build() -> Build:
             Answer("outliers", "output", 1e-4, wrong),
         ),
         reference="Each output was held against the model.",
+        linears=tuple(
+            LinearFacts(f"linear_{at}", f"layers.{at}.up", "f16[24,64] x f16[128,64]", 0.01, kept)
+            for at, kept in enumerate(("", "over the budget of 5.0%"))
+        ),
         hints=("the products of 11 launches are fp32, as the model has them",),
     )
 

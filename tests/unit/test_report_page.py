@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+import gtco
 from gtco.benchmarking.answers import INPUT_KINDS
 from gtco.benchmarking.build_facts import (
     AGAINST_GRAPH,
@@ -317,3 +318,29 @@ def test_times_of_launches_are_those_of_the_kernels_that_each_enqueued() -> None
     ]
     assert device_spans(events, ["a: x", "b: y", "c: z"]) == (2.5, 1.5, None)
     assert device_spans(events, ["b: y", "a: x", "c: z"]) == (None, None, None)
+
+
+def test_an_fp8_build_shows_the_error_of_each_linear() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Layer(), Layer()).eval().half()
+    args = (torch.randn(24, 64).half(),)
+    known = gtco.calibrate(model, [args])
+    options = {"target": "sm_90a", "precision": "fp8", "calibration": known}
+
+    def build(budget: float) -> Build:
+        plan, captured = make_plan(model, args, {}, Options(**options, error_budget=budget))
+        return planned_facts("a model", plan, captured, "1.2", {}, PREDICTED)
+
+    found = build(0.012)
+    by_name = {each.name: each for each in known.layers}
+    chosen = {each.name for each in known.chosen(0.012)}
+    assert 0 < len(chosen) < len(found.linears) == 4
+    for each in found.linears:
+        assert (each.layer, each.error) == (by_name[each.name].source, by_name[each.name].error)
+        assert (not each.kept) == (each.name in chosen)
+        assert each.shape in ("f16[24,64] x f16[128,64]", "f16[24,128] x f16[64,128]")
+    text = Parsed(page([found])).text
+    assert "Errors of fp8 by linear" in text and "16 bits: over the budget of 1.2%" in text
+    assert found.options["calibration"] == "of 4 linears"
+    assert Build.of(json.loads(json.dumps(found.to_dict()))) == found
+    assert not any(each.kept for each in build(1.0).linears)
