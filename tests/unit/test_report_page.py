@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,7 +24,15 @@ from gtco.benchmarking.build_facts import (
 from gtco.compiler import make_plan
 from gtco.locate import Located
 from gtco.options import Options
-from gtco.reporting.build import Answer, Apart, Build, BuildError, Judged, Layers
+from gtco.reporting.build import (
+    Answer,
+    Apart,
+    Build,
+    BuildError,
+    Judged,
+    Layers,
+    LinearFacts,
+)
 from gtco.reporting.layered import GAP_X, draw
 from gtco.reporting.page import page
 from gtco.runtime.trace import device_spans
@@ -206,6 +214,8 @@ def hostile(build: Build) -> Build:
         row["error"] = own["error"] and {key: spoiled(x) for key, x in own["error"].items()}
     for row, own in zip(plain["answers"], content["answers"], strict=True):
         row["judged"] = {key: spoiled(x) for key, x in own["judged"].items()}
+    linear = LinearFacts(HOSTILE, HOSTILE, HOSTILE, 0.5, HOSTILE)
+    plain["linears"] = [asdict(linear)]
     plain["times"] = {HOSTILE: 3.0}
     plain["layers"] = content["layers"]
     return Build.of(json.loads(json.dumps(plain)))
