@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from gtco.compiler import compile as compile_model
+from gtco.ir.autocast import autocast_here
 from gtco.options import OptionError, Options
 
 log = logging.getLogger("gtco.frontend")
@@ -79,7 +80,8 @@ class _Variant:
 
 
 class Specialized:
-    """Dynamo's graph, compiled for each set of static tensors and sizes that it meets.
+    """Dynamo's graph, compiled for each set of static tensors, sizes, types and autocast regions
+    that it meets.
 
     Dynamo runs one graph for all modules of one class (a model's layers, after a graph break), so
     there may be several sets. Writing to a parameter makes its set stale; writing through `.data`
@@ -109,7 +111,8 @@ class Specialized:
         given = [inputs[i] for i in self._given]
         key = (
             *map(id, static),
-            *[each.shape if isinstance(each, Tensor) else each for each in given],
+            *[(x.shape, x.dtype) if isinstance(x, Tensor) else x for x in given],
+            autocast_here(),
         )
         variant = self._variants.get(key)
         if variant is None or variant.versions != [static[i]._version for i in variant.tracked]:

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import Protocol
 
+from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
@@ -50,6 +51,7 @@ PIPELINE: tuple[Pass, ...] = (
 )
 
 
+@no_autocast()  # for what is computed of constants
 def run_pipeline(graph: Graph, dump: Path | None = None, log: Log | None = None) -> Graph:
     """Run every pass of `PIPELINE`, and verify the graph after each.
 

@@ -9,12 +9,8 @@ what `lowering.TABLE` knows, and lowered node by node. What the table does not h
 
 from __future__ import annotations
 
-import logging
 import operator
-import re
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,14 +28,11 @@ from torch.export.graph_signature import (
 from torch.utils import _pytree as pytree
 
 from gtco.frontend.context import Context, Number, Value
+from gtco.frontend.exporting import exported, quiet, reason_of, within
 from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
 from gtco.frontend.refusals import (
-    ONE_TYPE,
     CaptureError,
-    check_arguments,
     check_program,
-    check_result,
-    failed_in,
     refuse_mutation,
     refuse_training,
     result_types,
@@ -48,6 +41,7 @@ from gtco.frontend.refusals import (
 )
 from gtco.frontend.signature import NamedInputs, leaf_names, misfit
 from gtco.ir.aten import Slot
+from gtco.ir.autocast import autocast_here, no_autocast
 from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.interpreter import ArgumentError
 from gtco.ir.spec import TensorSpec
@@ -133,6 +127,9 @@ def capture(
 ) -> Captured:
     """Capture `model` for the shapes, dtypes and devices of `args` and `kwargs`.
 
+    Within `torch.autocast` a module is captured as it computes there; what an exported program
+    computes is fixed.
+
     Args:
         model: a module in eval mode (a `GraphModule` is one), or an exported program, which
             brings its own example arguments.
@@ -148,19 +145,21 @@ def capture(
         raise CaptureError(
             f"{label}: args is a {type(args).__name__}; pass a tuple of arguments, such as (x,)"
         )
-    with torch.no_grad(), _quiet():
+    regions = autocast_here()
+    with torch.no_grad(), no_autocast(), quiet():
         if isinstance(model, ExportedProgram):
             program = model
         else:
             refuse_training(model, label)
-            program = _export(model, tuple(args), dict(kwargs or {}), label)
+            inside = within(regions, model)
+            program = exported(inside, tuple(args), dict(kwargs or {}), label)
         check_program(program, label)
         stated = result_types(program)
         try:
             program = program.run_decompositions(_decompositions())
         except Exception as error:
             raise CaptureError(
-                f"{label}: its exported program cannot be made functional ({_reason(error)}); "
+                f"{label}: its exported program cannot be made functional ({reason_of(error)}); "
                 f"rewrite the operation that this names"
             ) from error
         if result_types(program) != stated:
@@ -190,67 +189,6 @@ def _check_examples(
                 f"{label}: the example argument {name} is {TensorSpec.of(tensor)}, and the "
                 f"program was exported for {spec}; leave args out, or export it again for them"
             )
-
-
-def _export(
-    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
-) -> ExportedProgram:
-    check_arguments(model, args, kwargs, label)
-    hook = model.register_forward_hook(lambda module, inputs, result: check_result(result, label))
-    try:
-        return torch.export.export(model, args, kwargs, strict=False)
-    except CaptureError:
-        raise  # of an ONNX model that says what it does not support, or of a result
-    except Exception as error:
-        reason = _reason(error)
-        data_dependent = "data-dependent" in str(error).lower() or "DataDependent" in reason
-        cause = (
-            "a shape or a branch depends on tensor values (data-dependent)"
-            if data_dependent
-            else f"torch.export refuses {failed_in(model, error) or 'it'}"
-        )
-        step = (
-            "check the example arguments, then make torch.export.export(model, args, kwargs, "
-            "strict=False) succeed"
-        )
-        if data_dependent:
-            step = "compute it from shapes, or use torch.where instead of the branch"
-        elif re.search("dtype|scalar type|Input type|Type promoting", reason):
-            step = ONE_TYPE
-        raise CaptureError(f"{label} cannot be captured: {cause}: {reason}; {step}") from error
-    finally:
-        hook.remove()
-
-
-_TORCH_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
-_TORCH_WARNINGS = (
-    (r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning),
-    (r"The tensor attributes? .*_flat_weights.* assigned during export", UserWarning),
-)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what torch says of its own insides: a deprecated class that its copies of programs
-    still use, the weights that its recurrent layers assign, and programs and tracebacks in its log
-    where `CaptureError` has the message."""
-    loggers = [logging.getLogger(name) for name in _TORCH_LOGS]
-    before = [each.disabled for each in loggers]
-    try:
-        with warnings.catch_warnings():
-            for message, category in _TORCH_WARNINGS:
-                warnings.filterwarnings("ignore", message, category)
-            for each in loggers:
-                each.disabled = True
-            yield
-    finally:
-        for each, was_off in zip(loggers, before, strict=True):
-            each.disabled = was_off
-
-
-def _reason(error: BaseException) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
 def _decompositions() -> Any:
@@ -405,7 +343,7 @@ class _Lowerer:
             if (known := self._without_elements(node)) is not None:
                 return known
             raise CaptureError(
-                f"{self.label}: {where(node)} ({target}) cannot be lowered ({_reason(error)}); "
+                f"{self.label}: {where(node)} ({target}) cannot be lowered ({reason_of(error)}); "
                 f"leave it outside the model, or report it with this message"
             ) from error
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import FusedGraph, Graph, Node
 from gtco.ir.spec import GraphError
 
@@ -60,11 +61,10 @@ def interpret(
                 f"input %{name} is {spec}, but a {shown} was given; pass a tensor of that shape"
             )
         values[name] = _widen(tensor, dtype)
-    parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else [whole]
-    for part in parts:
-        _run(part, values, dtype, rounded)
-    if isinstance(graph, FusedGraph):  # views that only the caller sees belong to no group
-        _run(whole, values, dtype, rounded)
+    parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else []
+    with no_autocast():
+        for part in (*parts, whole):  # behind groups: views that only the caller sees
+            _run(part, values, dtype, rounded)
     return tuple(values[name] for name in whole.outputs)
 
 

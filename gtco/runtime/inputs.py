@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from gtco.frontend.torch_export import Captured
 from gtco.ir.interpreter import ArgumentError
 from gtco.ir.spec import TensorSpec
 from gtco.runtime.plan import Plan, PlanError
+
+log = logging.getLogger("gtco.runtime")
 
 
 class InputCheck:
@@ -26,9 +29,10 @@ class InputCheck:
         self.spec = spec
         self._shape = torch.Size(spec.sizes)
         self._dtype = spec.dtype
+        self._told = False
 
-    def __call__(self, tensor: Any, device: torch.device, grad_enabled: bool) -> None:
-        """Accept `tensor` (any strides).
+    def __call__(self, tensor: Any, device: torch.device, grad_enabled: bool) -> Tensor:
+        """`tensor` (any strides), converted if it holds floats of another type.
 
         Raises:
             ArgumentError: naming the argument, what was expected and what was given.
@@ -40,26 +44,42 @@ class InputCheck:
             and tensor.device == device
             and not (grad_enabled and tensor.requires_grad)
         ):
-            return
+            return tensor
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
                 f"argument {self.name}: expected a tensor, got a {type(tensor).__name__}"
             )
-        if tensor.shape != self._shape or tensor.dtype != self._dtype:
+        floats = tensor.is_floating_point() and self._dtype.is_floating_point
+        if tensor.shape != self._shape or (tensor.dtype != self._dtype and not floats):
             raise ArgumentError(
                 f"argument {self.name}: expected {self.spec}, got {TensorSpec.of(tensor)}; a "
-                f"compiled module takes one shape and dtype, so convert the tensor or compile "
-                f"again for it"
+                f"compiled module takes one shape and converts nothing but floats to floats, so "
+                f"convert the tensor or compile again for it"
             )
         if tensor.device != device:
             raise ArgumentError(
                 f"argument {self.name}: expected a tensor on {device}, got one on {tensor.device}; "
                 f"move it with .to({str(device)!r})"
             )
-        raise ArgumentError(
-            f"argument {self.name} requires grad, and a compiled module is for inference: call it "
-            f"under torch.no_grad(), or pass {self.name}.detach()"
-        )
+        if grad_enabled and tensor.requires_grad:
+            raise ArgumentError(
+                f"argument {self.name} requires grad, and a compiled module is for inference: call "
+                f"it under torch.no_grad(), or pass {self.name}.detach()"
+            )
+        return self._converted(tensor)
+
+    def _converted(self, tensor: Tensor) -> Tensor:
+        if not self._told:
+            self._told = True
+            log.warning(
+                "argument %s is %s, and the model was compiled for %s: each call converts it with "
+                "one more kernel; pass it as %s, or compile for what you have",
+                self.name,
+                TensorSpec.of(tensor),
+                self.spec,
+                self._dtype,
+            )
+        return tensor.to(self._dtype)
 
 
 def check_signature(plan: Plan, captured: Captured) -> None:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Group, Node
 from gtco.ir.spec import GraphError
 
@@ -33,7 +34,7 @@ def bind_library(
     outputs = {name: tensors[name] for name in graph.outputs}
 
     def run(stream: int) -> None:
-        with torch.autocast("cuda", enabled=False), library_precision(precision):
+        with no_autocast(), library_precision(precision):
             run_nodes()
 
     def run_nodes() -> None:

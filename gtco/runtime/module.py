@@ -79,7 +79,8 @@ class CompiledModule(nn.Module):
             self.prepare()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model.
+        """Run the model. Floats of another type than what was compiled for are converted on the
+        way in; an autocast region around the call changes nothing.
 
         Raises:
             ArgumentError: an argument differs from what was compiled for, or requires grad.
@@ -93,8 +94,12 @@ class CompiledModule(nn.Module):
         executable = self._executable or self.prepare()
         device = executable.device
         grad = torch.is_grad_enabled()
-        for check, tensor in zip(self._checks, inputs, strict=True):
-            check(tensor, device, grad)
+        inputs = tuple(
+            [
+                check(tensor, device, grad)
+                for check, tensor in zip(self._checks, inputs, strict=True)
+            ]
+        )
         outputs = executable(inputs, static_outputs=self._plan.options.static_outputs)
         if self._single is not None:
             return outputs[self._single]
@@ -165,8 +170,10 @@ class CompiledModule(nn.Module):
         """
         inputs = self._captured.flatten(args, kwargs)
         executable = self.prepare()
-        for check, tensor in zip(self._checks, inputs, strict=True):
-            check(tensor, executable.device, torch.is_grad_enabled())
+        device, grad = executable.device, torch.is_grad_enabled()
+        inputs = tuple(
+            check(tensor, device, grad) for check, tensor in zip(self._checks, inputs, strict=True)
+        )
         return self._captured.unflatten(executable.walk(inputs, visit))
 
     # -- what is in it ----------------------------------------------------------------------------

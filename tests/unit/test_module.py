@@ -206,7 +206,7 @@ def test_what_would_change_it_says_to_recompile(captured: Captured, change: Any)
     ("given", "message"),
     [
         (torch.zeros(4, 8), r"argument x: expected f32\[4,16\], got f32\[4,8\]"),
-        (torch.zeros(4, 16, dtype=torch.float16), r"expected f32\[4,16\], got f16\[4,16\]"),
+        (torch.zeros(4, 16, dtype=torch.int32), r"expected f32\[4,16\], got i32\[4,16\]"),
         (torch.zeros(4, 16, dtype=torch.complex64), r"got torch.complex64\[4,16\]"),
         (torch.zeros(4, 16, device="meta"), r"a tensor on cpu, got one on meta; move it"),
         (torch.zeros(4, 16, requires_grad=True), r"argument x requires grad"),

@@ -1,0 +1,108 @@
+"""torch.export of a module: its refusals in words, its noise kept away, autocast around it kept."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.export import ExportedProgram
+
+from gtco.frontend.refusals import (
+    ONE_TYPE,
+    CaptureError,
+    check_arguments,
+    check_result,
+    failed_in,
+)
+
+
+def exported(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], label: str
+) -> ExportedProgram:
+    """What torch.export makes of `model`.
+
+    Raises:
+        CaptureError: it refuses the model or the arguments.
+    """
+    check_arguments(model, args, kwargs, label)
+    hook = model.register_forward_hook(lambda module, inputs, result: check_result(result, label))
+    try:
+        return torch.export.export(model, args, kwargs, strict=False)
+    except CaptureError:
+        raise  # of an ONNX model that says what it does not support, or of a result
+    except Exception as error:
+        reason = reason_of(error)
+        data_dependent = "data-dependent" in str(error).lower() or "DataDependent" in reason
+        cause = (
+            "a shape or a branch depends on tensor values (data-dependent)"
+            if data_dependent
+            else f"torch.export refuses {failed_in(model, error) or 'it'}"
+        )
+        step = (
+            "check the example arguments, then make torch.export.export(model, args, kwargs, "
+            "strict=False) succeed"
+        )
+        if data_dependent:
+            step = "compute it from shapes, or use torch.where instead of the branch"
+        elif re.search("dtype|scalar type|Input type|Type promoting", reason):
+            step = ONE_TYPE
+        raise CaptureError(f"{label} cannot be captured: {cause}: {reason}; {step}") from error
+    finally:
+        hook.remove()
+
+
+def within(regions: Sequence[tuple[str, torch.dtype]], model: nn.Module) -> nn.Module:
+    """`model` as it is in the autocast `regions`: torch.export keeps those that a forward enters,
+    and loses those around it."""
+    if not regions:
+        return model
+
+    @functools.wraps(model.forward)
+    def entering(*args: Any, **kwargs: Any) -> Any:
+        with ExitStack() as stack:
+            for device, dtype in regions:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            return model(*args, **kwargs)
+
+    around = nn.Module()
+    around.add_module("model", model)
+    around.forward = entering  # with the signature of the model's own
+    return around.eval()
+
+
+_TORCH_LOGS = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+_TORCH_WARNINGS = (
+    (r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning),
+    (r"The tensor attributes? .*_flat_weights.* assigned during export", UserWarning),
+)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without what torch says of its own insides: a deprecated class that its copies of programs
+    still use, the weights that its recurrent layers assign, and programs and tracebacks in its log
+    where `CaptureError` has the message."""
+    loggers = [logging.getLogger(name) for name in _TORCH_LOGS]
+    before = [each.disabled for each in loggers]
+    try:
+        with warnings.catch_warnings():
+            for message, category in _TORCH_WARNINGS:
+                warnings.filterwarnings("ignore", message, category)
+            for each in loggers:
+                each.disabled = True
+            yield
+    finally:
+        for each, was_off in zip(loggers, before, strict=True):
+            each.disabled = was_off
+
+
+def reason_of(error: BaseException) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
