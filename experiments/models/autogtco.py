@@ -1,6 +1,7 @@
 """The models of AutoGTCO's evaluation besides ViT, at batch 1: DETR with its parts, and SETR.
 
-Random weights, fp16, on the GPU if there is one. ViT-B/16, L/16 and H/14 are in `vit.py`.
+Random weights, fp16 unless the name says fp32, on the GPU if there is one. ViT-B/16, L/16 and H/14
+are in `vit.py`.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ def detr_module(encoder_layers: int) -> nn.Module:
     )
 
 
-def _detr(encoder_layers: int) -> Model:
+def _detr(encoder_layers: int, dtype: torch.dtype = torch.float16) -> Model:
     height, width = DETR_IMAGE
-    return build(detr_module(encoder_layers), "logits", "pred_boxes", height=height, width=width)
+    module = detr_module(encoder_layers)
+    return build(module, "logits", "pred_boxes", height=height, width=width, dtype=dtype)
 
 
 def detr_e3() -> Model:
@@ -52,6 +54,11 @@ def detr_e6() -> Model:
 
 def detr_e12() -> Model:
     return _detr(12)
+
+
+def detr_e6_fp32() -> Model:
+    """Also the model for `--precision tf32`."""
+    return _detr(6, torch.float32)
 
 
 class Attention(nn.Module):
@@ -217,3 +224,8 @@ def setr_naive() -> Model:
 
 def setr_pup() -> Model:
     return build(Setr(*LARGE, Progressive), height=384, width=384)
+
+
+def setr_pup_fp32() -> Model:
+    """Also the model for `--precision tf32`."""
+    return build(Setr(*LARGE, Progressive), height=384, width=384, dtype=torch.float32)

@@ -58,7 +58,12 @@ def randomize(model: nn.Module) -> None:
 
 
 def build(
-    model: nn.Module, *outputs: str, height: int = 224, width: int = 224, batch: int = 1
+    model: nn.Module,
+    *outputs: str,
+    height: int = 224,
+    width: int = 224,
+    batch: int = 1,
+    dtype: torch.dtype = torch.float16,
 ) -> Model:
     """`model` with random weights, and images.
 
@@ -67,19 +72,20 @@ def build(
         outputs: the names of the tensors of its result; none where it gives a tensor by itself.
         height, width: of an image, in pixels.
         batch: how many images.
+        dtype: of weights and images.
     """
     module = Outputs(model, *outputs) if outputs else model
-    return ready(module, (batch, 3, height, width))
+    return ready(module, (batch, 3, height, width), dtype=dtype)
 
 
-def ready(model: nn.Module, *shapes: tuple[int, ...]) -> Model:
-    """`model` with random weights in fp16, on the GPU if there is one, and random inputs."""
+def ready(model: nn.Module, *shapes: tuple[int, ...], dtype: torch.dtype = torch.float16) -> Model:
+    """`model` with random weights in `dtype`, on the GPU if there is one, and random inputs."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     randomize(model)
     generator = torch.Generator().manual_seed(1)
     inputs = [torch.randn(shape, generator=generator) for shape in shapes]
-    module = model.eval().to(device, torch.float16)
-    return module, tuple(each.to(device, torch.float16) for each in inputs)
+    module = model.eval().to(device, dtype)
+    return module, tuple(each.to(device, dtype) for each in inputs)
 
 
 def vit() -> Model:
