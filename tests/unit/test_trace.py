@@ -64,7 +64,7 @@ def test_what_does_not_fit_or_cannot_be_written_is_refused(
     compiled: CompiledModule, tmp_path: Path
 ) -> None:
     with pytest.raises(ArgumentError, match=r"expected f16\[24,64\]"):
-        compiled.trace(tmp_path / "trace.json", X.float())
+        compiled.trace(tmp_path / "trace.json", X.int())
     assert not (tmp_path / "trace.json").exists()
     with pytest.raises(FileNotFoundError):
         compiled.trace(tmp_path / "missing" / "trace.json", X)
