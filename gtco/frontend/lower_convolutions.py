@@ -1,7 +1,10 @@
 """ATen's convolutions to `conv2d`.
 
     convolution(x[n,c,l], w)               -> reshape(conv2d(x[n,c,1,l], w[o,c,1,k]))
+    convolution(x[n,c,t,h,w], w)           -> conv2d(x[n*t/k,c*k,h,w], w[o,c*k,i,j])
     convolution(x, w, transposed, stride s) -> slice(interleave(conv2d(x, w')))
+
+The third is of kernels that take k frames each, and no frame twice: a video's patches.
 
 A transposed convolution of stride s is a convolution of stride 1 that computes, for each pixel, the
 s x s pixels of the result that lie at its place: w' has their channels, and each of them takes the
@@ -44,6 +47,35 @@ def _conv2d(
     )  # fmt: skip
 
 
+def _of_a_volume(
+    ctx: Context,
+    x: Value,
+    w: Value,
+    b: Value | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+) -> Value | None:
+    """A convolution whose kernels lie one behind the other in depth: one of stacked channels."""
+    (n, c, depth, height, width), (o, i, k, kh, kw) = ctx.shape(x), ctx.shape(w)
+    one_behind_the_other = stride[0] == k and padding[0] == 0 and (dilation[0] == 1 or k == 1)
+    if not one_behind_the_other or 0 in (c, o, k):
+        return None
+    steps = depth // k
+    if steps * k != depth:
+        x = ctx.add("slice", x, dim=2, start=0, end=steps * k)
+    x = ctx.reshape(x, (n, c, steps, k, height, width))
+    x = ctx.add("permute", x, dims=(0, 2, 1, 3, 4, 5))
+    image = _conv2d(
+        ctx, ctx.reshape(x, (n * steps, c * k, height, width)),
+        _matrix(ctx, w, (o, i * k, kh, kw)), b, stride[1:], padding[1:], dilation[1:], groups,
+    )  # fmt: skip
+    assert isinstance(image, Value)
+    y = ctx.reshape(image, (n, steps, *ctx.shape(image)[1:]))
+    return ctx.add("permute", y, dims=(0, 2, 1, 3, 4))
+
+
 @_lowers(aten.convolution.default)
 def _convolution(
     ctx: Context,
@@ -69,6 +101,8 @@ def _convolution(
             return None
         n, c, _, length = ctx.shape(row)
         return ctx.reshape(row, (n, c, length))
+    if rank == 5 and ctx.rank(x) == 5 and not transposed:
+        return _of_a_volume(ctx, x, w, b, stride, padding, dilation, groups)
     if rank != 4 or ctx.rank(x) != 4:
         return None
     if transposed:
@@ -83,7 +117,9 @@ def _convolution(
 def _matrix(ctx: Context, w: Value, shape: tuple[int, ...]) -> Value:
     """`w` in another shape; a constant stays one."""
     constant = ctx.builder.constants.get(w.name)
-    return ctx.reshape(w, shape) if constant is None else ctx.constant(w.name, constant.view(shape))
+    return (
+        ctx.reshape(w, shape) if constant is None else ctx.constant(w.name, constant.reshape(shape))
+    )
 
 
 def _transposed(

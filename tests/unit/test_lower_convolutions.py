@@ -56,9 +56,32 @@ def test_a_line_is_an_image_of_one_row(model: nn.Module) -> None:
 @pytest.mark.parametrize(
     "model",
     [
+        nn.Conv3d(4, 6, (2, 3, 3), stride=(2, 3, 2), padding=(0, 1, 1)),
+        nn.Conv3d(4, 6, (3, 2, 2), stride=(3, 2, 2), bias=False),
+        nn.Conv3d(4, 8, (1, 3, 3), padding=(0, 2, 1), dilation=(3, 2, 1), groups=2),
+        nn.Conv3d(4, 8, (5, 1, 1), stride=(5, 1, 1), groups=4).to(
+            memory_format=torch.channels_last_3d
+        ),
+    ],
+)
+def test_kernels_one_behind_the_other_in_depth_read_an_image_of_stacked_channels(
+    model: nn.Conv3d,
+) -> None:
+    x = torch.randn(2, 4, 5, 6, 7).double()
+    graph = gtco.capture(model.double().eval(), (x,))
+    assert "aten" not in {node.op for node in graph.nodes}
+    (answer,) = gtco.interpret(graph, (x,))
+    torch.testing.assert_close(answer, model(x))
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
         nn.ConvTranspose2d(4, 6, 3, dilation=2),
         nn.ConvTranspose2d(4, 6, 3, groups=2),
         nn.Conv3d(4, 6, 3),
+        nn.Conv3d(4, 6, (2, 3, 3), stride=(2, 1, 1), padding=(1, 0, 0)),
+        nn.Conv3d(4, 6, (2, 3, 3), stride=(2, 1, 1), dilation=(2, 1, 1)),
     ],
 )
 def test_what_has_no_phases_stays_torchs(model: nn.Module) -> None:
@@ -66,6 +89,16 @@ def test_what_has_no_phases_stays_torchs(model: nn.Module) -> None:
     graph = gtco.capture(model.eval(), (x,))
     assert [node.op for node in graph.nodes] == ["aten"]
     torch.testing.assert_close(gtco.interpret(graph, (x,))[0].float(), model(x), atol=1e-5, rtol=0)
+
+
+@pytest.mark.compiler
+def test_patches_of_a_video_are_generated_and_right() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv3d(3, 24, (2, 4, 4), stride=(2, 4, 4)), nn.Flatten(2)).half()
+    x = torch.randn(2, 3, 4, 8, 12).half()
+    compiled = gtco.compile(model.eval(), (x,), target="host", fallback="error")
+    verdict = judge(compiled(x), model(x), model.double()(x.double()), torch.float16)
+    assert verdict.ok, verdict
 
 
 @pytest.mark.compiler
