@@ -318,7 +318,12 @@ class PointwiseEmitter:
         like = node.outputs[0].sizes
         inputs = [self._input(name, like, lines) for name in node.inputs]
         label = self._labels[value]
-        scalars = [f"{name}[i]" if vector else name for name, vector in inputs]
+        at = "i"
+        if node.definition.of_pairs:
+            check(region.vector % 2 == 0, f"%{node.name} needs columns in vectors of at least two")
+            at = "i ^ 1"
+            lines.append("static_assert(V % 2 == 0);")
+        scalars = [f"{name}[{at}]" if vector else name for name, vector in inputs]
         expression = region.scalar(node, scalars)
         if row:
             kind = compute_type(node.outputs[0].dtype)

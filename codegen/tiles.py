@@ -76,9 +76,20 @@ class TileEmitter(TileLoads):
         tile = self._is_tile(node)
         like = node.outputs[0].sizes
         names = [self._input(name, node, tile=tile, like=like) for name in node.inputs]
-        scalars = [f"{name}[i]" if name in self._tiles else name for name in names]
+        at = self._own_or_partner(node)
+        scalars = [f"{name}[{at}]" if name in self._tiles else name for name in names]
         text = self.region.scalar(node, scalars)
         self._define(node, f"map<N>([&](int i) {{ return {text}; }})" if tile else text, tile=tile)
+
+    def _own_or_partner(self, node: Node) -> str:
+        """Which point of a thread `node` reads at point i."""
+        if not node.definition.of_pairs:
+            return "i"
+        last = len(self.space.full) - 1
+        side_by_side = self.space.across[-1] == last and self.space.full[last] % 2 == 0
+        check(side_by_side, f"%{node.name} pairs elements that are not neighbours in the tile")
+        check(self.vector % 2 == 0, f"%{node.name} needs columns in vectors of at least two")
+        return "i ^ 1"
 
     def _whole(self, node: Node, position: int = 0) -> tuple[str, torch.dtype]:
         """(name, dtype) of a reduction's tile input."""

@@ -301,6 +301,10 @@ class Legality:
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
             if is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
+            if node.definition.of_pairs and not _contracts(anchor):
+                return f"the epilogue of {anchor.op} has no pairs of columns"
+            if node.definition.of_pairs and self.frame(anchor).full[1] % 2:
+                return f"{node.op} takes pairs of columns, and {self.frame(anchor).full[1]} is odd"
             if node.op == "row_stats" and not _contracts(anchor):
                 return f"the epilogue of {anchor.op} has no row statistics"
             if node.op == "row_stats":

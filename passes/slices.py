@@ -51,6 +51,8 @@ def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | 
     """Where a slice of dimension `dim` of `node` goes, or None if it cannot."""
     rank = node.outputs[0].rank
     rest = (None,) * (len(node.inputs) - 1)
+    if node.definition.of_pairs and dim == rank - 1:
+        return None
     if node.definition.is_pointwise:
         size = node.outputs[0].sizes[dim]
         return tuple(_broadcast_dim(edit.shape(name), dim - rank, size) for name in node.inputs)

@@ -53,9 +53,9 @@ class Gate:
         return self.mean.outputs[0].numel // self.mean.outputs[0].sizes[-1]
 
     def leads_to(self, node: Node) -> bool:
-        """Whether `node` is pointwise with as many elements as the result."""
-        result = self.excite.outputs[0]
-        return node.definition.is_pointwise and node.outputs[0].numel == result.numel
+        """Whether `node` is computed point by point and has as many elements as the result."""
+        alone = node.definition.is_pointwise and not node.definition.of_pairs
+        return alone and node.outputs[0].numel == self.excite.outputs[0].numel
 
 
 class Gates:
@@ -135,7 +135,7 @@ def _behind(flow: Flow, linear: Node) -> tuple[Node, tuple[Node, ...]] | None:
             between or not _in_order(read, flow.graph)
         ):
             return None
-        if made_by.definition.is_pointwise:
+        if made_by.definition.is_pointwise and not made_by.definition.of_pairs:
             between[made_by.name] = made_by
             waiting += flow.reads[made_by.name]
         else:

@@ -126,6 +126,43 @@ def tf32(group: Group) -> Group:
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 FP8 = torch.float8_e4m3fn
+
+
+def rotary_linear(
+    tokens: int,
+    k: int,
+    parts: int,
+    heads: int,
+    width: int,
+    dtype: torch.dtype,
+    *,
+    norm: bool = False,
+    batch: int = 1,
+) -> Group:
+    """Queries, keys and what else reads one tensor, of which the epilogue rotates all but the last
+    part and the first token, stored head by head."""
+    b, columns = GraphBuilder(), parts * heads * width
+    x = b.input("x", TensorSpec((batch, tokens, k), dtype))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    if norm:
+        stats = b.input("stats", TensorSpec((batch, tokens, -(-k // 64), 2), torch.float32))
+        mean, rstd = b.node("merge_stats", [stats], {"columns": k, "eps": 1e-6})
+        column_sums = b.constant("column_sums", b.constants[w].float().sum(1))
+        y = b.add("linear", x, w, out_dtype=torch.float32)
+        y = b.add("mul", b.add("sub", y, b.add("mul", mean, column_sums)), rstd)
+        y = b.add("cast", y, dtype=dtype)
+    else:
+        y = b.add("linear", x, w, b.constant("bias", _weights(columns, dtype=dtype)))
+    y = b.add("reshape", y, shape=(batch, tokens, parts, heads, width))
+    angle = _weights(tokens, parts, 1, width, dtype=torch.float32)[None] * 30
+    turned = torch.ones(1, tokens, parts, 1, width, dtype=torch.bool)
+    turned[:, :1] = turned[:, :, -1] = False
+    cos = b.constant("cos", torch.where(turned, angle.cos(), 1.0).to(dtype))
+    sin = b.constant("sin", torch.where(turned, angle.sin(), 0.0).to(dtype))
+    y = b.add("rotate", y, b.add("swap_pairs", y), cos, sin)
+    return Group("rotary_linear", b.build([b.add("permute", y, dims=(2, 0, 3, 1, 4))]))
+
+
 GEMM_CASES: dict[str, Callable[[], Group]] = {
     "qkv": lambda: norm_linear(197, 768, 2304, F16),
     "fc1": lambda: norm_linear(197, 768, 3072, F16, gelu=True),
@@ -141,6 +178,10 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "odd_columns": lambda: plain_linear(19, 72, 91, F16),
     "patch_16": lambda: patch_embedding(224, 16, 768, F16),
     "patch_14": lambda: patch_embedding(56, 14, 128, F16),
+    "rotary": lambda: rotary_linear(37, 128, 3, 2, 64, F16, norm=True),
+    "rotary_batch": lambda: rotary_linear(19, 72, 2, 3, 32, BF16, batch=2),
+    "rotary_odd": lambda: rotary_linear(11, 40, 2, 3, 10, F16),
+    "rotary_one_row": lambda: rotary_linear(1, 64, 2, 1, 16, F16),
     "bmm": lambda: batched_matmul(3, 33, 64, 40, F16),
     "bmm_odd": lambda: batched_matmul(2, 17, 197, 197, BF16),
     "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),

@@ -190,6 +190,19 @@ def rolled(*shape: int, shifts: tuple[int, ...], dtype: torch.dtype = F16) -> Gr
     return _group(b, b.add("neg", x))
 
 
+def rotated(*shape: int, half: bool, dtype: torch.dtype = F16, norm: bool = False) -> Group:
+    """Rows [..., D] turned by angles of their tokens, all heads alike; with `norm`, their norms."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    if norm:
+        affine = (b.input(name, TensorSpec(shape[-1:], dtype)) for name in ("w", "bias"))
+        x = b.add("layer_norm", x, *affine, eps=1e-6)
+    cos, sin = (b.input(name, TensorSpec(shape[-2:], F32)) for name in ("cos", "sin"))
+    shifts = (*(0 for _ in shape[1:]), shape[-1] // 2)
+    partner = b.add("roll", x, shifts=shifts) if half else b.add("swap_pairs", x)
+    return _group(b, b.add("rotate", x, partner, cos, sin))
+
+
 def windows(dtype: torch.dtype = F16) -> Group:
     """Overlapping windows of an image [N, C, H, W], every second tap of them."""
     b = GraphBuilder()
@@ -250,6 +263,10 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "rolled": lambda: rolled(2, 7, 8, 24, shifts=(0, 3, 6, 0)),
     "rolled_columns": lambda: rolled(3, 40, shifts=(1, 8), dtype=BF16),
     "rolled_odd": lambda: rolled(5, 7, shifts=(0, 3), dtype=I64),
+    "rotated_halves": lambda: rotated(2, 3, 7, 16, half=True),
+    "rotated_halves_odd": lambda: rotated(3, 5, 6, half=True, dtype=F32),
+    "rotated_pairs": lambda: rotated(2, 3, 7, 16, half=False, dtype=BF16),
+    "rotated_pairs_odd": lambda: rotated(5, 3, 10, half=False),
     "windows": windows,
     "permuted": permuted,
     "integers": integers,
@@ -381,6 +398,8 @@ ROWWISE: dict[str, Callable[[], Group]] = {
     "stats_197_768": lambda: row_stats(1, 197, 768),
     "stats_odd": lambda: row_stats(7, 197),
     "stats_short": lambda: row_stats(7, 40, dtype=F32),
+    "norm_rotated": lambda: rotated(2, 3, 5, 64, half=False, norm=True),
+    "norm_rotated_odd": lambda: rotated(7, 18, half=False, dtype=F32, norm=True),
     "stats_alone": lambda: lone_stats(2, 9, 200),
     "stats_pad_patch_16": lambda: padded_patches(2, 16, (0, 1, 0), (0, 0, 0), stats=True),
     "stats_pad_patch_7": lambda: padded_patches(3, 7, (0, 1, 0), (0, 1, 1), stats=True),

@@ -103,6 +103,11 @@ class GemmProblem:
         """Of how many values the group makes row statistics."""
         return sum(node.op == "row_stats" for node in self.group.nodes)
 
+    @cached_property
+    def of_pairs(self) -> bool:
+        """Whether the epilogue reads a column's neighbour."""
+        return any(node.definition.of_pairs for node in self.group.nodes)
+
     def in_eights(self, vector: int) -> bool:
         """Whether `eights` describes B, and the epilogue takes so many columns at a time."""
         return self.batch == 1 and self.columns % 32 == 0 and vector == 8

@@ -190,6 +190,8 @@ class GemmWgmma(Sketch):
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
+        paired = self._width(schedule) > 1 or not self.problem.of_pairs
+        check(paired, f"a thread has single columns of {self.problem.columns}, and pairs are read")
         steps = -(-self.steps // schedule["atoms"])
         if isinstance(self.problem.a, WindowOperand):
             whole = self.steps % schedule["atoms"] == 0

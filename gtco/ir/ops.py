@@ -102,6 +102,7 @@ class Op:
             channel by itself). Empty for an op that joins the kernels of others.
         multiplies: on tensor cores; its attribute `products` names what fp32 operands are rounded
             to for that ("tf32"), and is None or missing where they stay as they are.
+        of_pairs: a pointwise op that reads, of columns 2 i and 2 i + 1, the other one.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Op:
     of_images: bool = False
     commutes: bool = False
     slow: bool = False
+    of_pairs: bool = False
     stays_finite: bool = False
     ends_masks: bool = False
 
@@ -234,6 +236,9 @@ _ROWS: tuple[Op, ...] = (
     _binary("gt", torch.gt, "{0} > {1}"),
     _binary("ge", torch.ge, "{0} >= {1}"),
     Op("where", Pattern.BROADCAST, torch.where, "{0} ? {1} : {2}", stays_finite=True),
+    Op("swap_pairs", Pattern.BROADCAST, references.swap_pairs, "{0}", of_pairs=True),
+    Op("rotate", Pattern.BROADCAST, references.rotate,
+       "{3} == 0.0f ? {0} * {2} : {0} * {2} + {1} * {3}"),
     # Views: the result is the same memory under another layout.
     _view("reshape", lambda x, *, shape: x.reshape(shape), stays_finite=True),
     _view("permute", lambda x, *, dims: x.permute(dims), stays_finite=True),

@@ -51,6 +51,18 @@ def pad(x: Tensor, *, before: Sequence[int], after: Sequence[int]) -> Tensor:
     return F.pad(x, [amount for pair in amounts for amount in pair])
 
 
+def swap_pairs(x: Tensor) -> Tensor:
+    """Columns 2 i and 2 i + 1 of each row exchanged."""
+    return x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).reshape(x.shape)
+
+
+def rotate(x: Tensor, partner: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """`x * cos + partner * sin`, in fp32 or more; where `sin` is 0, no partner counts."""
+    wide = torch.promote_types(x.dtype, torch.float32)
+    own = x.to(wide) * cos.to(wide)
+    return torch.where(sin == 0, own, own + partner.to(wide) * sin.to(wide)).to(x.dtype)
+
+
 def linear(
     x: Tensor,
     w: Tensor,
