@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
-from gtco.passes import horizontal, normalization, split_norm
+from gtco.passes import horizontal, normalization, rotary, split_norm
 from gtco.passes.canonicalize import canonicalize
 from tests.pass_checks import COMPUTE, captured, check, random
 
@@ -83,6 +83,26 @@ def siblings() -> Case:
     return captured(linears, random(1, 5, 8), **tensors)
 
 
+def rotated_heads() -> Case:
+    """Attention of queries and keys that are rotated by halves behind a class token."""
+
+    def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        first, last = x[:, :, 1:].chunk(2, -1)
+        turned = x[:, :, 1:] * cos + torch.cat([-last, first], -1) * sin
+        return torch.cat([x[:, :, :1], turned], 2)
+
+    def attend(c: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = (F.linear(x, w).unflatten(-1, (2, 8)).transpose(1, 2) for w in (c.q, c.k, c.v))
+        q, k = (turn(y, c.cos, c.sin) for y in (q, k))
+        return F.scaled_dot_product_attention(q, k, v)
+
+    shapes = {"q": (16, 16), "k": (16, 16), "v": (16, 16), "cos": (4, 8), "sin": (4, 8)}
+    tensors = {name: random(*shape, seed=ord(name[0])) for name, shape in shapes.items()}
+    tensors = {name: tensor.float() for name, tensor in tensors.items()}
+    graph, args = captured(attend, random(2, 5, 16).float(), **tensors)
+    return canonicalize(graph), args
+
+
 FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "epsilon left out of layer norm": (
         normalization, "fuse_normalization", small_norm, "eps=match[1]", "eps=0.0",
@@ -97,6 +117,16 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "the spread of another tensor": (
         normalization, "fuse_normalization", spread_of_another,
         "if square is None or _squared(edit, square) != pair[0]:", "if square is None:",
+    ),
+    "keys in another order of columns than queries": (
+        rotary, "fuse_rotary", rotated_heads, "(of_k, k.order)", "(of_k, k.order.flip(0))",
+    ),
+    "angles in the order of columns before partners became neighbours": (
+        rotary, "fuse_rotary", rotated_heads, "[..., order.to(own.device)]", "",
+    ),
+    "a rotation that turns the other way": (
+        rotary, "fuse_rotary", rotated_heads,
+        "sin += torch.where(other, factor, 0.0)", "sin -= torch.where(other, factor, 0.0)",
     ),
     "two biases exchanged": (
         horizontal, "join_siblings", siblings, "torch.cat(biases)",

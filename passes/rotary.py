@@ -1,0 +1,376 @@
+"""Rotary positions become an epilogue of the linear that makes queries and keys.
+
+%n = neg(slice(%q, dim=3, start=32, end=64))        %y = linear(%x, %w')
+%h = concat(%n, slice(%q, dim=3, end=32))     ->    %z = reshape(%y, shape=[1, 197, 3, 12, 64])
+%r = add(mul(%q, %cos), mul(%h, %sin))              %r = rotate(%z, swap_pairs(%z), %cos', %sin')
+%a = attention(%r, ...)                             %a = attention(permute(slice(%r)), ...)
+
+What rotates is found by what it computes, not by how it is spelled: each element of the operand is
+a sum of elements of one value times constants, and those are the element itself and a partner in
+its row. Halves, neighbours, rows that stay as they are (a class token ahead of the patches) and
+columns that stay are all of this kind.
+
+Scores do not change when queries and keys reorder the columns of a head alike. So the rows of both
+weights are put in an order in which partners are neighbours, which every epilogue has in one
+vector, and Q, K and V are one linear. Where they come from no linear with constant weights, the
+partner is read from memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gtco.ir.graph import Graph, Node
+from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.weighted_sums import Unlike, WeightedSums, behind, is_computed, seen, through
+
+MAX_ELEMENTS = 1 << 24
+"""Elements of the largest operand that is looked at: its elements are named one by one."""
+
+_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
+
+# -- rotations ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Rotation:
+    """`operand` is `x * cos + x[..., partner] * sin` of x, which is `source` seen through `views`.
+
+    Args:
+        partner: for each column another one, whose partner it is; itself where no row has one.
+        cos, sin: float64, of the rank of x; 1 along dimensions where all are the same.
+        inside: values between the source and the operand.
+    """
+
+    operand: str
+    source: str
+    views: tuple[Node, ...]
+    partner: Tensor
+    cos: Tensor
+    sin: Tensor
+    inside: frozenset[str]
+
+    @property
+    def order(self) -> Tensor:
+        """The columns, partners side by side."""
+        columns = torch.arange(len(self.partner))
+        first = columns[columns < self.partner]
+        alone = columns[columns == self.partner]
+        return torch.cat([torch.stack([first, self.partner[first]], 1).flatten(), alone])
+
+
+def _rotation(edit: Editor, operand: str) -> _Rotation | None:
+    """How `operand` rotates a value, if it does."""
+    spec = edit.specs[operand]
+    result, views = operand, []
+    while (node := edit.producer(result)) is not None and node.op in ("reshape", "permute"):
+        views.append(node)
+        result = node.inputs[0]
+    views.reverse()
+    if not is_computed(edit, result) or spec.dtype not in _FLOATS:
+        return None
+    if not 0 < spec.numel <= MAX_ELEMENTS or spec.rank < 2 or spec.sizes[-1] % 2:
+        return None
+    try:
+        sums = WeightedSums(edit, result)
+    except Unlike:
+        return None
+    place = torch.arange(spec.numel).reshape(edit.shape(result))
+    cos = torch.zeros(place.shape, dtype=torch.float64)
+    sin = torch.zeros_like(cos)
+    partner = place.clone()
+    for index, factor in zip(sums.sum.index, sums.sum.factor, strict=True):
+        other = (index != place) & (factor != 0)
+        cos += torch.where(index == place, factor, 0.0)
+        if bool((other & (partner != place) & (partner != index)).any()):
+            return None  # two partners of one element
+        partner = torch.where(other, index, partner)
+        sin += torch.where(other, factor, 0.0)
+    if not bool((sin != 0).any()) or not bool((cos.isfinite() & sin.isfinite()).all()):
+        return None
+    cos, sin, partner, place = (seen(x, views) for x in (cos, sin, partner, place))
+    at = torch.empty(spec.numel, dtype=torch.int64)  # of each element of the result
+    at[place.flatten()] = torch.arange(spec.numel)
+    columns = _columns(at[partner].reshape(-1, spec.sizes[-1]))
+    if columns is None:
+        return None
+    return _Rotation(
+        operand, sums.source, tuple(views), columns, _shrunk(cos), _shrunk(sin),
+        frozenset({*sums.inside, *(view.name for view in views)}),
+    )  # fmt: skip
+
+
+def _columns(partner: Tensor) -> Tensor | None:
+    """The partner of each column, if all rows that have one have the same.
+
+    `partner` is [rows, columns], the places of the partners in row-major order.
+    """
+    own = torch.arange(partner.shape[1])
+    moved = partner - torch.arange(partner.numel()).reshape(partner.shape) + own
+    if not bool(((moved >= 0) & (moved < len(own))).all()):
+        return None  # in another row
+    found = torch.where(moved != own, moved, -1).amax(0)
+    found = torch.where(found < 0, own, found)
+    if bool(((moved != own) & (moved != found)).any()):
+        return None
+    return found if torch.equal(found[found], own) else None
+
+
+def _shrunk(table: Tensor) -> Tensor:
+    """`table` with one element along each dimension but the last along which all are the same."""
+    for dim in range(table.dim() - 1):
+        first = table.narrow(dim, 0, 1)
+        if torch.equal(first.expand_as(table), table):
+            table = first
+    return table
+
+
+# -- attention whose queries and keys come from linears -------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Heads:
+    """A value [batch, heads, tokens, width] that is a view of some columns of a linear.
+
+    Args:
+        linear: the node, whose weights are constants.
+        columns: [heads, width], which of its columns they are.
+    """
+
+    linear: Node
+    columns: Tensor
+
+    def like(self, other: _Heads) -> bool:
+        """Whether one linear can make both."""
+        return (
+            self.linear.inputs[0] == other.linear.inputs[0]
+            and dict(self.linear.attrs) == dict(other.linear.attrs)
+            and self.linear.outputs[0].dtype == other.linear.outputs[0].dtype
+            and self.columns.shape == other.columns.shape
+        )
+
+
+def _heads(
+    edit: Editor, value: str, views: Sequence[Node], shape: tuple[int, ...]
+) -> _Heads | None:
+    """`value` seen through `views`, which give it `shape`."""
+    linear = edit.producer(behind(edit, value)[0], "linear")
+    if linear is None or len(shape) != 4 or any(n not in edit.constants for n in linear.inputs[1:]):
+        return None
+    batch, heads, tokens, width = shape
+    out = linear.outputs[0].sizes
+    rows = linear.outputs[0].numel // out[-1] if linear.outputs[0].numel else 0
+    if rows != batch * tokens or edit.shape(linear.inputs[0])[:-1] not in (
+        (batch, tokens), (rows,)
+    ):  # fmt: skip
+        return None
+    columns, row = (
+        seen(through(edit, value, each.expand(out)), views)
+        for each in (torch.arange(out[-1]), torch.arange(rows).reshape(*out[:-1], 1))
+    )
+    wanted = torch.arange(rows).reshape(batch, 1, tokens, 1)
+    if not torch.equal(row, wanted.expand(shape)):
+        return None
+    of_head = columns[:1, :, :1]
+    distinct = len(set(of_head.flatten().tolist())) == of_head.numel()
+    if not distinct or not torch.equal(of_head.expand(shape), columns):
+        return None
+    return _Heads(linear, of_head.reshape(heads, width))
+
+
+@dataclass(frozen=True)
+class _Match:
+    attention: Node
+    rotations: tuple[_Rotation | None, _Rotation | None]
+    """Of queries and of keys."""
+
+
+def _match(edit: Editor, node: Node) -> _Match | None:
+    rotations = tuple(_rotation(edit, name) for name in node.inputs[:2])
+    return _Match(node, (rotations[0], rotations[1])) if any(rotations) else None
+
+
+def _replace(edit: Editor, match: _Match) -> str:
+    node = match.attention
+    parts = _parts(edit, match)
+    if parts is not None:
+        q, k, v = _from_linears(edit, match, parts)
+    else:
+        q, k = (
+            _from_memory(edit, rotation) if rotation else name
+            for rotation, name in zip(match.rotations, node.inputs[:2], strict=True)
+        )
+        v = node.inputs[2]
+    return edit.add("attention", q, k, v, *node.inputs[3:], **node.attrs)
+
+
+def _check(edit: Editor, match: _Match) -> str | None:
+    """Why neither way is open."""
+    if _parts(edit, match) is not None:
+        return None
+    for rotation in match.rotations:
+        if rotation is not None and _shift(rotation) is None and not _of_neighbours(rotation):
+            return (
+                f"the columns that %{rotation.operand} turns into one another are neither "
+                "neighbours nor halves, and come from no linear with constant weights"
+            )
+    return None
+
+
+def _parts(edit: Editor, match: _Match) -> tuple[_Heads, _Heads, _Heads | None] | None:
+    """Queries, keys and, where their linear makes them too, values; None if linears of others."""
+    q, k = match.rotations
+    if q is None or k is None or not torch.equal(q.partner, k.partner):
+        return None
+    inputs = match.attention.inputs
+    of_q, of_k = (
+        _heads(edit, each.source, each.views, edit.shape(each.operand)) for each in (q, k)
+    )
+    if of_q is None or of_k is None or not of_q.like(of_k):
+        return None
+    of_v = _heads(edit, inputs[2], (), edit.shape(inputs[2]))
+    if of_v is not None and not of_q.like(of_v):
+        of_v = None
+    inside = {*q.inside, *k.inside, match.attention.name}
+    made = (of_q, of_k, *([] if of_v is None else [of_v]))
+    if any(_read_elsewhere(edit, each.linear, inside) for each in made):
+        return None
+    return of_q, of_k, of_v
+
+
+def _read_elsewhere(edit: Editor, linear: Node, inside: set[str]) -> bool:
+    """Whether others than the rotations and their attention read `linear`."""
+    pending = [linear.name]
+    while pending:
+        value = pending.pop()
+        if edit.is_output(value):
+            return True
+        for user in edit.users(value):
+            if user.definition.is_view or user.op == "cast":
+                pending.append(user.name)
+            elif user.name not in inside:
+                return True
+    return False
+
+
+def _from_linears(
+    edit: Editor, match: _Match, parts: tuple[_Heads, _Heads, _Heads | None]
+) -> tuple[str, str, str]:
+    """Queries, keys and values of one linear, whose epilogue rotates."""
+    q, k = match.rotations
+    assert q is not None and k is not None
+    of_q, of_k, of_v = parts
+    made = [(of_q, q.order), (of_k, k.order)]
+    if of_v is not None:
+        made.append((of_v, torch.arange(of_v.columns.shape[1])))
+    batch, heads, tokens, width = edit.shape(q.operand)
+    x = of_q.linear.inputs[0]
+    weights, biases = [], []
+    for each, order in made:
+        columns = each.columns[:, order].flatten()
+        weight = edit.constants[each.linear.inputs[1]]
+        columns = columns.to(weight.device)
+        weights.append(weight[columns])
+        bias = each.linear.inputs[2:]
+        biases.append(
+            edit.constants[bias[0]].expand(weight.shape[0])[columns]
+            if bias
+            else weight.new_zeros(len(columns))
+        )
+    hint = of_q.linear.inputs[1]
+    inputs = [x, edit.add_constant(f"{hint}_paired", torch.cat(weights))]
+    if any(len(each.linear.inputs) == 3 for each, _ in made):
+        inputs.append(edit.add_constant(f"{hint}_paired_bias", torch.cat(biases)))
+    y = edit.add("linear", *inputs, **of_q.linear.attrs)
+    y = edit.add("reshape", y, shape=(batch, tokens, len(made), heads, width))
+    shape = (batch, tokens, len(made), heads, width)
+    tables = [_table(edit, match, made, name, shape) for name in ("cos", "sin")]
+    y = edit.add("rotate", y, edit.add("swap_pairs", y), *tables)
+    y = edit.add("permute", y, dims=(2, 0, 3, 1, 4))
+    found = []
+    for at in range(len(made)):
+        part = edit.add("slice", y, dim=0, start=at, end=at + 1)
+        found.append(edit.add("reshape", part, shape=(batch, heads, tokens, width)))
+    values = found[2] if of_v is not None else match.attention.inputs[2]
+    return found[0], found[1], values
+
+
+def _table(
+    edit: Editor,
+    match: _Match,
+    made: Sequence[tuple[_Heads, Tensor]],
+    name: str,
+    shape: tuple[int, ...],
+) -> str:
+    """The factors of all parts, [batch, tokens, parts, heads, width] or 1 where all are the same;
+    values, which nothing rotates, have 1 and 0."""
+    batch, tokens, _, heads, width = shape
+    tables = []
+    for (_, order), rotation in zip(made, (*match.rotations, None), strict=False):
+        if rotation is None:
+            whole = torch.full((batch, heads, tokens, width), float(name == "cos"))
+            tables.append(whole.double())
+        else:
+            own: Tensor = getattr(rotation, name)
+            tables.append(own.expand(batch, heads, tokens, width)[..., order.to(own.device)])
+    table = _shrunk(torch.stack(tables, 1).permute(0, 3, 1, 2, 4))
+    return _constant(edit, name, table, edit.dtype(match.attention.inputs[0]))
+
+
+def _constant(edit: Editor, hint: str, table: Tensor, dtype: torch.dtype) -> str:
+    """`table` as a constant: in `dtype` where that loses nothing, else in fp32. Layers that rotate
+    alike read the same."""
+    kept = table.to(dtype) if torch.equal(table.to(dtype).double(), table) else table.float()
+    for name, known in edit.constants.items():
+        alike = name.startswith(f"rotary_{hint}") and known.dtype == kept.dtype
+        if alike and known.shape == kept.shape and torch.equal(known.cpu(), kept):
+            return name
+    return edit.add_constant(f"rotary_{hint}", kept.contiguous())
+
+
+# -- others ---------------------------------------------------------------------------------------
+
+
+def _of_neighbours(rotation: _Rotation) -> bool:
+    columns = torch.arange(len(rotation.partner))
+    return torch.equal(rotation.partner, columns ^ 1)
+
+
+def _shift(rotation: _Rotation) -> int | None:
+    """How far every partner is, if they are halves of a row."""
+    half = len(rotation.partner) // 2
+    columns = torch.arange(2 * half)
+    return half if torch.equal(rotation.partner, (columns + half) % (2 * half)) else None
+
+
+def _from_memory(edit: Editor, rotation: _Rotation) -> str:
+    """The rotation by itself; what it reads is stored."""
+    dtype = edit.dtype(rotation.operand)
+    x, views = (
+        behind(edit, rotation.source)
+        if edit.dtype(rotation.source) != dtype
+        else (rotation.source, [])
+    )
+    for view in (*views, *rotation.views):
+        x = edit.add(view.op, x, **view.attrs)
+    tables = [_constant(edit, name, getattr(rotation, name), dtype) for name in ("cos", "sin")]
+    if _of_neighbours(rotation):
+        return edit.add("rotate", x, edit.add("swap_pairs", x), *tables)
+    shifts = (*(0 for _ in edit.shape(x)[1:]), _shift(rotation))
+    return edit.add("rotate", x, edit.add("roll", x, shifts=shifts), *tables)
+
+
+RULES: tuple[Rule[Any], ...] = (
+    Rule("attention(x * cos + x[partner] * sin, ...) -> attention(rotate(x), ...)", ("attention",),
+         _match, _replace, _check),
+)  # fmt: skip
+
+
+def fuse_rotary(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return rewrite(graph, RULES, log)
