@@ -242,7 +242,8 @@ class TileLoads:
         base, layout = resolve(self.graph, value)
         shape = node.outputs[0].sizes
         axis = layout.dims[dim]
-        check(len(axis) <= 1, f"%{value}, a piece of %{node.name}, has a nested dimension {dim}")
+        if len(axis) > 1:
+            return self._nested_piece(node, value, dim, start)
         stride = axis[0][1] if axis else 0
         dims = list(layout.dims)  # as if the piece ran over the whole dimension, shifted
         dims[dim] = ((shape[dim], stride),)
@@ -251,6 +252,34 @@ class TileLoads:
         self._fit(whole, dtype)
         self.loads += 1
         text = self._vector(self.region.parameter(base, "in"), whole)
+        if compute_type(dtype) != compute_type(node.outputs[0].dtype):
+            text = f"vec_cast<{compute_type(node.outputs[0].dtype)}>({text})"
+        return text
+
+    def _nested_piece(self, node: Node, value: str, dim: int, start: int) -> str:
+        """The same, of a piece with several strides along `dim`, which is indexed by itself."""
+        base, layout = resolve(self.graph, value)
+        shape, axis, dtype = node.outputs[0].sizes, layout.dims[dim], self.graph.specs[base].dtype
+        dims = list(layout.dims)
+        dims[dim] = ((shape[dim], 0),)
+        rest = self.space.lay(Layout(tuple(dims), layout.offset))
+        where = self.space.lay(coordinate(shape, dim))
+        width = min(8, max(1, 16 // dtype.itemsize))
+        while width > 1 and not (
+            self._steady(where, width)
+            and rest.vector(width) >= width
+            and all(stride % width == 0 for _, stride in axis)
+        ):
+            width //= 2
+        self.widest = min(self.widest, width)
+        self.loads += 1
+        parameter, same = self.region.parameter(base, "in"), self.vector <= width
+        at = f"({index(where, ('row', 'col' if same else '(col + i)'))} - {start})"
+        place = f"{index(rest, ('row', 'col' if same else '(col + i)'))} + {axis_index(axis, at)}"
+        text = f"load<V>({parameter} + {place}, active)"
+        if not same:
+            one = f"load<1>({parameter} + {place}, {self._guard()})[0]"
+            text = f"map<V>([&](int i) {{ return {one}; }})"
         if compute_type(dtype) != compute_type(node.outputs[0].dtype):
             text = f"vec_cast<{compute_type(node.outputs[0].dtype)}>({text})"
         return text

@@ -352,7 +352,10 @@ class Legality:
         reductions = [node for node in nodes if is_reduction(node)]
         if kind in ("gemm", "attention"):
             anchors = [node for node in nodes if is_anchor(node)]
-            anchor = max(anchors, key=lambda node: _contracts(node))  # a projection, if any
+            contractions = [node for node in anchors if _contracts(node)]
+            if len(contractions) > 1:  # of a gate, without its mean
+                return f"%{contractions[0].name} and %{contractions[1].name} are two contractions"
+            anchor = (contractions or anchors)[0]  # a projection, if any
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
         elif kind == "rowwise":

@@ -44,6 +44,20 @@ def concat_columns(rows: int, *widths: int, dtype: torch.dtype = F32) -> Group:
     return _group(b, b.add("relu", b.add("concat", *parts, dim=-1)))
 
 
+def concat_nested(last: bool, columns: int = 24, dtype: torch.dtype = F16) -> Group:
+    """Frames of a video, token by token, behind one row; or such columns behind one column."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((3, 5, columns), dtype))
+    x = b.add("permute", x, dims=(1, 0, 2))
+    if last:
+        x = b.add("reshape", b.add("permute", x, dims=(2, 0, 1)), shape=(1, columns, 15))
+        head = b.input("y", TensorSpec((1, columns, 1), F32))
+    else:
+        x = b.add("reshape", x, shape=(1, 15, columns))
+        head = b.input("y", TensorSpec((1, 1, columns), F32))
+    return _group(b, b.add("relu", b.add("concat", head, x, dim=2 if last else 1)))
+
+
 def concat_views(dtype: torch.dtype = F16) -> Group:
     """Pieces that are a slice and a permuted tensor, with other dtypes between."""
     b = GraphBuilder()
@@ -233,6 +247,9 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "concat_columns": lambda: concat_columns(9, 5, 8, 3),
     "concat_even": lambda: concat_columns(9, 8, 24, 16, dtype=F16),
     "concat_views": concat_views,
+    "concat_nested_rows": lambda: concat_nested(False),
+    "concat_nested_rows_odd": lambda: concat_nested(False, 7),
+    "concat_nested_columns": lambda: concat_nested(True),
     "bytes_of_f32": lambda: wrapped(F32),
     "bytes_of_bf16": lambda: wrapped(BF16),
     "pad_patch_16": lambda: padded_patches(1, 16, (0, 1, 0), (0, 0, 0)),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 import gtco
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.squeeze import Squeeze
-from gtco.passes.legality import family
+from gtco.passes.legality import explain, family
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import squeeze_groups
@@ -76,6 +76,15 @@ class Excited(nn.Module):
 def families(module: nn.Module, *shape: int, target: str = "sm_90a") -> list[str]:
     graph = gtco.capture(module.eval().half(), (torch.randn(*shape).half(),))
     return [family(group) for group in gtco.fuse(graph, target=target)]
+
+
+def test_the_linears_of_a_gate_share_no_kernel_without_its_mean() -> None:
+    group = squeeze_groups.CASES["se_64"]()
+    names = [node.op for node in group.compute]
+    first, last = names.index("linear"), len(names) - 1 - names[::-1].index("linear")
+    assert "mean" in names[:first]
+    reason = explain(group.graph, group.compute[first : last + 1])
+    assert reason is not None and "are two contractions" in reason
 
 
 def test_a_gate_is_one_kernel() -> None:
