@@ -169,7 +169,7 @@ def _part(cases: dict[str, Make]) -> list[str]:
 QUICK = tuple(name for cases in FAMILIES.values() for name in _part(cases))
 """Of each family a part, in which every extent has its turn."""
 REFUSALS = (
-    "no multiple of 16 bytes",  # a head
+    r"no multiple of (4|16) bytes",  # a head
     "columns in vectors of at least two",  # of row statistics
     r"\d+ heads of a batch item",  # a cluster
 )

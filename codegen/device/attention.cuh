@@ -35,20 +35,36 @@ struct ChunkedRows {
   }
 };
 
+// Elements of an operand that lie side by side and are copied at once, where they are fewer than a
+// chunk's.
+template <class Operand, int CHUNK, class = void>
+struct RunOf {
+  static constexpr int value = CHUNK;
+};
+template <class Operand, int CHUNK>
+struct RunOf<Operand, CHUNK, decltype(void(Operand::RUN))> {
+  static constexpr int value = Operand::RUN;
+};
+
 // Starts the copy of rows [row0, row0 + ROWS) of `operand`; zeros beyond row_count and COLUMNS.
 template <int ROWS, int COLUMNS, int THREADS, class Layout, class Element, class Operand>
 __device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand, int head, int row0,
                                           int row_count, int thread) {
-  constexpr int ITEMS = ROWS * Layout::CHUNKS, E = Layout::ELEMENTS;
+  constexpr int ITEMS = ROWS * Layout::CHUNKS, E = Layout::ELEMENTS, RUN = RunOf<Operand, E>::value;
+  static_assert(COLUMNS % RUN == 0 && E % RUN == 0, "whole runs");
 #pragma unroll 4
   for (int step = 0; step < ceil_div(ITEMS, THREADS); ++step) {
     const int item = thread + step * THREADS;
     if (ITEMS % THREADS != 0 && item >= ITEMS) break;
     const int r = item / Layout::CHUNKS, chunk = item % Layout::CHUNKS;
-    const bool valid =
-        row0 + r < row_count && (Layout::CHUNKS * E == COLUMNS || chunk * E < COLUMNS);
-    const Element* from = valid ? operand.at(head, row0 + r, chunk * E) : operand.base;
-    ptx::cp_async<16>(ptx::shared_address(tile + Layout::offset(r, chunk)), from, valid);
+#pragma unroll
+    for (int run = 0; run < E; run += RUN) {
+      const bool valid =
+          row0 + r < row_count && (Layout::CHUNKS * E == COLUMNS || chunk * E + run < COLUMNS);
+      const Element* from = valid ? operand.at(head, row0 + r, chunk * E + run) : operand.base;
+      ptx::cp_async<RUN * sizeof(Element)>(
+          ptx::shared_address(tile + Layout::offset(r, chunk) + run), from, valid);
+    }
   }
 }
 
@@ -231,7 +247,6 @@ class AttentionBlock {
   using KeyRows = typename Warp::KeyRows;
   using ValueRows = typename Warp::ValueRows;
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
-  static_assert(C::D % Warp::E == 0 && C::DV % Warp::E == 0, "copies take 16 bytes");
   static constexpr int THREADS = (C::BLOCK_Q / 16 * C::WARPS_K + COPY_WARPS) * 32;
 
   // `smem` holds the tiles of the loop; `staged`, which may lie over them, and `shares` are for the

@@ -30,10 +30,12 @@ MOST_KEYS = 4096
 
 @dataclass(frozen=True)
 class Heads:
-    """An operand as (head, row, column), heads counted over all batch dimensions."""
+    """An operand as (head, row, column), heads counted over all batch dimensions; of a row, `run`
+    columns are copied at once."""
 
     base: str
     layout: Layout
+    run: int = 0
 
 
 WARPS_K = (1, 2, 4, 7, 8)
@@ -57,6 +59,8 @@ class AttentionSketch(Sketch):
 
     family: ClassVar[str] = "attention"
     multiplies_exactly: ClassVar[bool] = False
+    narrowest_copy: ClassVar[int] = 16
+    """Bytes of an operand that lie side by side and are copied at once, at least."""
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -78,8 +82,9 @@ class AttentionSketch(Sketch):
         most = LARGEST_GRID[1]
         check(self.heads <= most, f"{self.heads} heads, a grid has at most {most}")
         for width in (self.width, self.value_width):
-            whole = width % self.chunk == 0
-            check(whole, f"a head of {width} elements is no multiple of 16 bytes")
+            whole = width * self.dtype.itemsize % self.narrowest_copy == 0
+            narrow = f"a head of {width} elements is no multiple of {self.narrowest_copy} bytes"
+            check(whole, narrow)
             check(width <= MAX_HEAD, f"a head of {width} elements, at most {MAX_HEAD}")
         lead = out[:-2]
         self.q = self._operand(0, (*lead, self.queries, self.width))
@@ -102,8 +107,10 @@ class AttentionSketch(Sketch):
             raise Illegal(f"%{value} is no strided view over the heads: {error}") from None
         check(graph.specs[base].numel < 2**31, f"%{base} has too many elements for an index")
         if slot < 3:
-            whole = layout.vector(self.chunk) == self.chunk
-            check(whole, f"%{value} is not contiguous in runs of 16 bytes")
+            run = layout.vector(math.gcd(self.chunk, shape[-1]))
+            whole = run * self.dtype.itemsize >= self.narrowest_copy
+            check(whole, f"%{value} is not contiguous in runs of {self.narrowest_copy} bytes")
+            return Heads(base, layout, run)
         return Heads(base, layout)
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -261,8 +268,9 @@ class AttentionSketch(Sketch):
 
     def _operand_text(self, label: str, heads: Heads, region: Region) -> str:
         parameter = region.parameter(heads.base, "in")
+        run = f"  static constexpr int RUN = {heads.run};\n" if heads.run < self.chunk else ""
         return f"""struct {label} {{  // %{parameter}, {heads.layout}
-  const Config::Element* base;
+{run}  const Config::Element* base;
   __device__ __forceinline__ const Config::Element* at(int head, int row, int column) const {{
     return base + {index(heads.layout, ("head", "row", "column"))};
   }}
@@ -294,6 +302,7 @@ class Attention(AttentionSketch):
     schedule_version: ClassVar[int] = 3
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
     multiplies_exactly: ClassVar[bool] = True
+    narrowest_copy: ClassVar[int] = 4  # of cp.async
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -318,7 +327,8 @@ class Attention(AttentionSketch):
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         loop = self._loop_work(program.schedule)
-        copies = -(-loop.fill_bytes // (16 * program.block))
+        run = min(heads.run for heads in (self.q, self.k, self.v)) * self.dtype.itemsize
+        copies = -(-loop.fill_bytes // (run * program.block))
         return replace(loop, copies=copies, copy_threads=program.schedule["copy_warps"] * 32)
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

@@ -149,7 +149,7 @@ def test_every_shape_has_a_default_on_every_target(case: str) -> None:
 def test_refusals() -> None:
     for group, reason in (
         (groups.cross((1,), 16, 16, 64, dtype=torch.float64), "no tensor core multiplies"),
-        (groups.cross((1,), 16, 16, 20), "no multiple of 16 bytes"),
+        (groups.cross((1,), 16, 16, 15), "no multiple of 4 bytes"),
         (groups.cross((1,), 16, 16, 256), "at most 128"),
     ):
         with pytest.raises(Illegal, match=reason):
