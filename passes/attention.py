@@ -7,8 +7,9 @@
     %d = softmax(%c, dim=3)
     %y = matmul(%d, %v)
 
-The scale may stand on q, on k, or on the product before the mask; casts to a wider type around
-the softmax are what `attention` does anyway. A mask that masks nothing goes.
+The scale may stand on q, on k, or on the product before the mask, and differ from head to head;
+two masks that are known become one, and may be added to reshaped scores; casts to a wider type
+around the softmax are what `attention` does anyway. A mask that masks nothing goes.
 
 A query that may see no key is NaN as spelled out and 0 from `attention`. So a mask that may forbid
 a query every key stays apart, unless the softmax is guarded as torch's ONNX exporters do it,
@@ -23,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes import views
@@ -40,8 +42,11 @@ class _Attention:
     q: str
     k: str
     v: str
-    mask: str | None
+    masks: tuple[tuple[str, tuple[int, ...]], ...]
+    """What is added to the scores, and the shape that they have there; the first is added last."""
     scale: float
+    heads: Tensor | None
+    """Constants that the scores are multiplied by besides, the same in all rows and columns."""
     k_is_transposed: bool
     softmax: Node
     inner: tuple[str, ...]
@@ -55,6 +60,20 @@ def _scaled(edit: Editor, value: str) -> tuple[str, float] | None:
     """(x, c) if `value` is `x * c` with a number c."""
     node = edit.producer(value, "mul", "div")
     return None if node is None else views.scaled_by(node)
+
+
+def _scaled_by_head(edit: Editor, value: str) -> tuple[str, Tensor] | None:
+    """(x, c) if `value` is `x * c` with a constant c that is the same in all rows and columns."""
+    node = edit.producer(value, "mul")
+    if node is None or len(node.inputs) != 2:
+        return None
+    for x, c in (node.inputs, node.inputs[::-1]):
+        constant = edit.constant(c)
+        if constant is None or constant.shape[-2:] != (1, 1) or edit.shape(x) != edit.shape(value):
+            continue
+        if bool(constant.isfinite().all()) and bool(constant.any()):
+            return x, constant
+    return None
 
 
 def _unscaled(edit: Editor, value: str) -> tuple[str, float]:
@@ -105,18 +124,24 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
     if softmax is None:
         return None
     inner.append(value)
-    value, mask, misplaced = _see_through(edit, softmax.inputs[0], inner), None, False
-    product = None
+    value, misplaced = _see_through(edit, softmax.inputs[0], inner), False
+    masks: list[tuple[str, tuple[int, ...]]] = []
+    product, heads = None, None
     scale, scaled = 1.0, False
-    for _ in range(3):  # at most a scale, a mask and a scale
+    for _ in range(4):  # at most a scale, two masks and a scale
         if product := edit.producer(value, "matmul"):
             break
         if pair := _scaled(edit, value):
             inner.append(value)
             value, scale, scaled = pair[0], scale * pair[1], True
-        elif (added := edit.producer(value, "add")) and len(added.inputs) == 2 and mask is None:
+        elif heads is None and (by_head := _scaled_by_head(edit, value)):
             inner.append(value)
+            value, heads, scaled = *by_head, True
+        elif (added := edit.producer(value, "add")) and len(added.inputs) == 2 and len(masks) < 2:
+            inner.append(value)
+            shape = edit.shape(value)
             value, mask = _scores_first(edit, added)
+            masks.append((mask, shape))
             misplaced = scaled
         else:
             return None
@@ -131,8 +156,8 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
         k, inner_scale = _unscaled(edit, k)
         k_scale *= inner_scale
     return _Attention(
-        node, q, k or right, node.inputs[1], mask, scale * q_scale * k_scale, k is None,
-        softmax, tuple(inner), misplaced, guard,
+        node, q, k or right, node.inputs[1], tuple(masks), scale * q_scale * k_scale, heads,
+        k is None, softmax, tuple(inner), misplaced, guard,
     )  # fmt: skip
 
 
@@ -180,17 +205,22 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     scores = (*batch, rows, edit.shape(match.k)[-1 if match.k_is_transposed else -2])
     if 0 in (*scores, edit.shape(match.q)[-1], columns):
         return "it has no element"
-    if match.mask is not None and not _broadcasts(edit.shape(match.mask), scores):
-        return f"the mask %{match.mask} is larger than the scores {list(scores)}"
-    if match.mask is not None and any(edit.producer(x, "reshape") for x in match.inner):
-        return "the scores are reshaped on the way to or from their mask"
-    if match.mask is not None and edit.dtype(match.mask) != edit.dtype(match.q):
-        return f"the mask is {edit.specs[match.mask]}, not of q's dtype"
-    if match.mask is not None and not match.guard and _may_forbid_all(edit, match.mask):
-        return (
-            f"the mask %{match.mask} may forbid a query every key, "
-            "which is NaN as it is spelled out and 0 from attention"
-        )
+    for mask, shape in match.masks:
+        if not _broadcasts(edit.shape(mask), shape):
+            return f"the mask %{mask} is larger than the scores {list(shape)}"
+        if shape != scores and edit.constant(mask) is None:
+            return "the scores are reshaped on the way to or from their mask"
+        if len(match.masks) > 1 and edit.constant(mask) is None:
+            return f"two masks are added, of which %{mask} is not known"
+        if edit.dtype(mask) != edit.dtype(match.q):
+            return f"the mask is {edit.specs[mask]}, not of q's dtype"
+        if not match.guard and _may_forbid_all(edit, mask):
+            return (
+                f"the mask %{mask} may forbid a query every key, "
+                "which is NaN as it is spelled out and 0 from attention"
+            )
+    if match.heads is not None and not _broadcasts(match.heads.shape, scores):
+        return "the scores are reshaped on the way to or from their scale"
     return None
 
 
@@ -232,8 +262,32 @@ def _replace(edit: Editor, match: _Attention) -> str:
     if match.k_is_transposed:
         rank = edit.specs[k].rank
         k = edit.add("permute", k, dims=(*range(rank - 2), rank - 1, rank - 2))
-    masks = [] if match.mask is None else [_of_rank_2(edit, match.mask)]
-    return edit.add("attention", match.q, k, match.v, *masks, scale=match.scale, causal=False)
+    q, scale = match.q, match.scale
+    if match.heads is not None:
+        # A power of two for all leaves factors of at most 1, exact and without overflow.
+        most = 2.0 ** math.ceil(math.log2(float(match.heads.abs().max())))
+        factors = (match.heads.double() / most).to(edit.dtype(q))
+        q = edit.add("mul", q, edit.add_constant("scales", factors))
+        scale *= most
+    return edit.add("attention", q, k, match.v, *_masks(edit, match), scale=scale, causal=False)
+
+
+def _masks(edit: Editor, match: _Attention) -> list[str]:
+    """The one operand that `attention` takes for the masks of `match`."""
+    k = edit.shape(match.k)
+    scores = (*edit.shape(match.q)[:-1], k[-1 if match.k_is_transposed else -2])
+    if not match.masks:
+        return []
+    if len(match.masks) == 1 and match.masks[0][1] == scores:
+        return [_of_rank_2(edit, match.masks[0][0])]
+    total = torch.zeros(())
+    for mask, shape in match.masks:
+        total = total + edit.constants[mask].float().expand(shape).reshape(scores)
+    for dim in range(total.dim() - 2):
+        first = total.narrow(dim, 0, 1)
+        if torch.equal(first.expand_as(total), total):
+            total = first
+    return [edit.add_constant("masks", total.to(edit.dtype(match.q)))]
 
 
 def _of_rank_2(edit: Editor, mask: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from gtco.ir.interpreter import interpret
@@ -41,6 +41,48 @@ def test_attention(function: Callable[..., Tensor]) -> None:
     assert ops(result) == {"attention": 1}
 
 
+HEADS = torch.tensor([3.0, 100.0, 0.5, 7.0], dtype=torch.float64)[:, None, None]
+WINDOWS = random(2, 1, 6, 6, seed=5)
+PER_HEAD = random(4, 6, 6, seed=6)
+
+
+def in_windows(scores: Tensor, mask: Tensor) -> Tensor:
+    """A mask for each window, added to the scores of an image's windows: Swin's."""
+    return (scores.unflatten(0, (1, 2)) + mask).flatten(0, 1)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, q, k, v: (q @ k.mT * c.heads).softmax(-1) @ v,
+        lambda c, q, k, v: (c.heads * (q @ k.mT * 0.3) + c.per_head).softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT * -c.heads + c.mask).softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT + c.per_head + c.mask).softmax(-1) @ v,
+        lambda c, q, k, v: in_windows(q @ k.mT * c.heads + c.per_head, c.windows).softmax(-1) @ v,
+        lambda c, q, k, v: in_windows(q @ k.mT, c.windows).softmax(-1) @ v,
+    ],
+)
+def test_scales_by_head_and_known_masks(function: Callable[..., Tensor]) -> None:
+    tensors = {"mask": MASK, "heads": HEADS, "windows": WINDOWS, "per_head": PER_HEAD}
+    graph, args = captured(function, 0.1 * Q, K, V, **tensors)
+    found = ops(check(fuse_attention, fold_constants(canonicalize(graph)), args))
+    assert found["attention"] == 1 and found.keys() <= {"attention", "mul"}
+
+
+def test_a_scale_by_head_overflows_no_half_float() -> None:
+    """A query of 60000 times a scale of 100 would; the kernel scales in fp32."""
+
+    def attend(c: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return (q @ k.mT * c.heads).softmax(-1) @ v
+
+    q, k, v = (x.half() for x in (60000 * torch.ones_like(Q), 1e-6 * K, V))
+    graph, args = captured(attend, q, k, v, heads=HEADS.half())
+    result = fuse_attention(fold_constants(canonicalize(graph)))
+    assert ops(result) == {"mul": 1, "attention": 1}
+    (found,), (exact,) = interpret(result, args), interpret(graph, args, dtype=torch.float64)
+    assert_close(found.double(), exact, atol=2e-2, rtol=2e-2)
+
+
 def test_attention_form(golden: Golden) -> None:
     graph, args = captured(
         lambda c, q, k, v: (q @ k.mT * 0.3 + c.mask).softmax(-1) @ v, Q, K, V, mask=MASK
@@ -57,11 +99,14 @@ def test_attention_form(golden: Golden) -> None:
         (lambda c, q, k, v: (q @ k[:1].mT).softmax(-1) @ v, "batch dimensions"),
         (lambda c, q, k, v: (q @ k.mT).softmax(-1) @ v.repeat(1, 1, 1, 40), "320 elements wide"),
         (lambda c, q, k, v: (q @ k.mT + c.mask.float()).softmax(-1) @ v, "not of q's dtype"),
+        (lambda c, q, k, v: (q @ k.mT + c.mask + v[..., :1]).softmax(-1) @ v, "is not known"),
+        (lambda c, q, k, v: ((q @ k.mT + c.mask) * c.heads).softmax(-1) @ v, "the mask too"),
+        (lambda c, q, k, v: in_windows(q @ k.mT, v[:, :1, :, :6]).softmax(-1) @ v, "reshaped"),
     ],
 )
 def test_attention_refusals(function: Callable[..., Tensor], reason: str) -> None:
     log = Log()
-    graph, args = captured(function, Q, K, V, mask=MASK)
+    graph, args = captured(function, Q, K, V, mask=MASK, heads=HEADS)
     assert ops(check(fuse_attention, graph, args, log))["attention"] == 0
     assert reason in reasons(log)
 
