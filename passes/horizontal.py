@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.ops import Pattern
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 ALIGNMENT = 8
@@ -64,22 +65,38 @@ def _why_alone(edit: Editor, linear: Node) -> str | None:
     if linear.outputs[0].sizes[-1] % ALIGNMENT:
         return f"%{linear.name} has a number of columns that is no multiple of {ALIGNMENT}"
     for reader in _readers(edit, linear.name):
-        if reader.is_pointwise:
-            return f"the epilogue {reader.name} would apply to its sibling's columns too"
+        if reader.definition.is_pointwise and not _is_reduced(edit, linear):
+            return f"the epilogue {reader.op} would apply to its sibling's columns too"
     return None
 
 
-def _readers(edit: Editor, value: str) -> list[Any]:
-    """The ops that read `value`, looked at through views."""
-    ops = []
+def _is_reduced(edit: Editor, linear: Node) -> bool:
+    """Whether pointwise ops lead from `linear` to a reduction of a part of its columns, such as a
+    head's: then it is stored, and they belong to the kernel that reduces."""
+    columns = linear.outputs[0].sizes[-1]
+    pending, seen = [linear.name], {linear.name}
+    while pending:
+        for reader in _readers(edit, pending.pop()):
+            if reader.pattern is Pattern.REDUCTION and reader.name not in seen:
+                if edit.shape(reader.inputs[0])[-1:] != (columns,):
+                    return True
+            elif reader.definition.is_pointwise and reader.name not in seen:
+                pending.append(reader.name)
+            seen.add(reader.name)
+    return False
+
+
+def _readers(edit: Editor, value: str) -> list[Node]:
+    """The nodes that read `value`, looked at through views."""
+    readers = []
     pending = [value]
     while pending:
         for user in edit.users(pending.pop()):
             if user.definition.is_view:
                 pending.append(user.name)
             else:
-                ops.append(user.definition)
-    return ops
+                readers.append(user)
+    return readers
 
 
 def _check(edit: Editor, match: _Siblings) -> str | None:

@@ -196,6 +196,9 @@ def _reshape_then_permute(edit: Editor, match: tuple[str, list[int], list[int]])
     return edit.add("permute", edit.add("reshape", x, shape=shape), dims=dims)
 
 
+_POINTWISE = tuple(
+    name for name, op in OPS.items() if op.is_pointwise and op.pattern is Pattern.BROADCAST
+)
 _UNARY = tuple(
     name for name, op in OPS.items() if op.is_pointwise and op.pattern is Pattern.ELEMENTWISE
 )
@@ -239,7 +242,33 @@ def _slice_of_operand(edit: Editor, match: tuple[Node, str, int]) -> str:
     return edit.add("slice", value, dim=node.attrs["dim"], start=start, end=end)
 
 
+def _broadcast_anyway(edit: Editor, node: Node) -> tuple[Node, list[str]] | None:
+    """The operands of a pointwise op ahead of their expansion, where its result stays as large."""
+    if not any(edit.producer(name, "expand") for name in node.inputs):
+        return None
+    inputs = list(node.inputs)
+    for slot, name in enumerate(inputs):
+        expand = edit.producer(name, "expand")
+        if expand is None:
+            continue
+        others = [edit.shape(other) for at, other in enumerate(inputs) if at != slot]
+        if (
+            torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+                edit.shape(expand.inputs[0]), *others
+            )
+            == node.outputs[0].sizes
+        ):
+            inputs[slot] = expand.inputs[0]
+    return (node, inputs) if inputs != list(node.inputs) else None
+
+
+def _of_unexpanded(edit: Editor, match: tuple[Node, list[str]]) -> str:
+    node, inputs = match
+    return edit.add(node.op, *inputs, **node.attrs)
+
+
 RULES: tuple[Rule[Any], ...] = (
+    Rule("f(x, expand(y)) -> f(x, y)", _POINTWISE, _broadcast_anyway, _of_unexpanded),
     Rule("view(x) of x's own shape -> x", ("reshape", "permute", "expand", "slice", "concat"),
          _unchanged, _itself),
     Rule("cast(x, dtype of x) -> x", ("cast",), _unchanged, _itself),

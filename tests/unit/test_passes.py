@@ -139,6 +139,18 @@ def test_canonicalize_views(golden: Golden) -> None:
     golden("passes/canonicalize_views.txt", check(canonicalize, graph, args))
 
 
+def test_an_operand_that_is_broadcast_anyway_is_not_expanded_first() -> None:
+    def function(c: nn.Module, x: Tensor) -> Tensor:
+        norm = x.norm(dim=-1, keepdim=True).expand_as(x)  # needless
+        rows = c.row.expand(2, 3, 4, 5)  # of more dimensions than x / norm has
+        return torch.where(x > 0, x / norm, norm) + rows
+
+    graph, args = captured(function, random(3, 4, 5), row=random(5))
+    result = check(canonicalize, graph, args)
+    expanded = [node.outputs[0].sizes for node in result.nodes if node.op == "expand"]
+    assert expanded == [(2, 3, 4, 5)]
+
+
 def test_canonicalize_matmul_with_a_constant() -> None:
     graph, args = captured(
         lambda c, x: x @ c.w @ c.v.T, random(2, 3, 4), w=random(4, 6), v=random(5, 6, seed=1)
@@ -296,6 +308,18 @@ def test_join_siblings_refuses(function: Callable[..., Tensor], reason: str) -> 
     result = check(join_siblings, fold_constants(graph), args, log)
     assert ops(result)["linear"] == 2
     assert reason in reasons(log)
+
+
+def test_siblings_whose_heads_are_normalised_are_joined() -> None:
+    """Their pointwise readers lead to a reduction of each head, so no epilogue could have them."""
+
+    def function(c: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = (F.linear(x, w).unflatten(-1, (2, 4)).transpose(1, 2) for w in (c.q, c.k, c.v))
+        return F.scaled_dot_product_attention(F.normalize(q, dim=-1), F.normalize(k, dim=-1), v)
+
+    weights = {name: random(8, 8, seed=ord(name)) for name in "qkv"}
+    graph, args = captured(function, random(1, 5, 8), **weights)
+    assert ops(check(join_siblings, canonicalize(graph), args))["linear"] == 1
 
 
 # -- slices --------------------------------------------------------------------------------------
