@@ -9,19 +9,26 @@ this one takes what was the fastest here, another what was the fastest on the ne
 from __future__ import annotations
 
 import enum
+import logging
 import math
+import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 
 from gtco.codegen.rules import SKETCHES, derive
 from gtco.codegen.sampler import Key, schedule_key
+from gtco.cost_model.database import Database, database_path
 from gtco.cost_model.model import roofline_us
-from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord
+from gtco.cost_model.record import LIBRARY, PLAN, DatabaseError, TuningRecord, shipped_records
 from gtco.ir.graph import Group
+from gtco.options import database_file
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
 from gtco.target import CARDS, HOST, Device, Target
+
+log = logging.getLogger("gtco.tune")
 
 VERSIONS = {sketch.name: sketch.version for sketch in SKETCHES}
 """The version of each sketch's generated code now."""
@@ -332,3 +339,28 @@ def finalists(known: Knowledge, workload: str) -> list[TuningRecord]:
     )
     best = (*programs[:FINALISTS], *library)
     return [record for record in best if record.versions.get("timed") != FINAL]
+
+
+def known_on(device: Device, database: str | os.PathLike[str] | None = None) -> Knowledge:
+    """What the shipped records and the user's database (if there is one) know of `device`, and of
+    its kin.
+
+    A database that cannot be read is named in a warning: the user can still compile.
+    """
+    path = database_file(database) or database_path()
+    own: list[TuningRecord] = []
+    if path.exists():
+        try:
+            with Database(path) as opened:
+                own = list(opened.records())
+        except DatabaseError as error:
+            log.warning("compiling without the user's tuning records: %s", error)
+    elif database is not None:
+        log.warning("there is no database %s: compiling with the shipped records alone", path)
+    return Knowledge.on(device, _shipped(), own)
+
+
+@cache
+def _shipped() -> tuple[TuningRecord, ...]:
+    """The shipped records, read once: a process may compile many graphs."""
+    return shipped_records()

@@ -40,7 +40,7 @@ from gtco.benchmarking.answers import compute_precision, references
 from gtco.benchmarking.rounds import Tell
 from gtco.check import judge
 from gtco.codegen.sampler import Candidate
-from gtco.compiler import capture_for, fuse_with, plan_with, resolve_device, rewritten
+from gtco.compiler import capture_for, fuse_with, plan_with, rewritten
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import Knowledge, finalists
 from gtco.cost_model.measure import MeasureError, Subject
@@ -53,6 +53,7 @@ from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes.tasks import Task, tasks, workload_key
+from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.target import HOST, Target
 from gtco.tuning.measuring import BATCH

@@ -25,15 +25,8 @@ from typing import Any
 from experiments.publish import markdown, microseconds, provenance, publish, save_bars
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import (
-    capture_for,
-    first_choice,
-    fuse_known,
-    known_on,
-    resolve_device,
-    rewritten,
-)
-from gtco.cost_model.knowledge import Knowledge
+from gtco.compiler import capture_for, fuse_known, rewritten
+from gtco.cost_model.knowledge import Knowledge, known_on
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import group_floor_us
@@ -44,6 +37,8 @@ from gtco.locate import Located, locate
 from gtco.options import Options
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks
+from gtco.runtime.device import resolve_device
+from gtco.selection import first_choice
 from gtco.target import HOST, Target
 
 AGAIN = 3

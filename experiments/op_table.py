@@ -38,14 +38,14 @@ from gtco import codegen
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.codegen.sketch import Sketch
-from gtco.compiler import known_on, resolve_device
-from gtco.cost_model.knowledge import Knowledge
+from gtco.cost_model.knowledge import Knowledge, known_on
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
 from gtco.cost_model.trials import Trials
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
+from gtco.runtime.device import resolve_device
 from gtco.target import Target
 
 PEERS: Mapping[str, Mapping[str, Callable[[Sizes, torch.device], Mapping[str, Maker]]]] = {

@@ -9,8 +9,8 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,37 +19,30 @@ from torch import Tensor
 
 from gtco import logs
 from gtco.calibration import Calibration
-from gtco.codegen.rules import Derivation, derive
-from gtco.codegen.sampler import Candidate
-from gtco.codegen.sketch import Illegal, Schedule, Sketch
-from gtco.cost_model.database import Database, database_path
-from gtco.cost_model.knowledge import Knowledge
-from gtco.cost_model.model import draft_us, roofline_us
+from gtco.cost_model.knowledge import Knowledge, known_on
+from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import plan_knobs, plan_work, replayed
-from gtco.cost_model.record import LIBRARY, DatabaseError, TuningRecord, shipped_records
-from gtco.cost_model.similar import transferred
-from gtco.cost_model.work import work_of
 from gtco.frontend.torch_export import Captured
 from gtco.frontend.torch_export import capture as capture_torch
 from gtco.ir.graph import FusedGraph, Graph, Group
 from gtco.ir.spec import GraphError
 from gtco.models import accepted
-from gtco.options import OptionError, Options, database_file
+from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
-from gtco.passes.legality import family
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.quantized_pairs import multiply_pairs
-from gtco.passes.tasks import Task, tasks, workload_digest, workload_key
+from gtco.passes.tasks import tasks, workload_digest, workload_key
 from gtco.reporting import dump
 from gtco.reporting.fallbacks import fallback_kinds, precision_hint
-from gtco.runtime.device import device_at
+from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
-from gtco.target import CARDS, HOST, HOST_DEVICE, Device, Target, TargetError, find_target
+from gtco.selection import select
+from gtco.target import Target, TargetError, find_target
 
 frontend_log = logging.getLogger("gtco.frontend")
 fusion_log = logging.getLogger("gtco.fusion")
-log = logging.getLogger("gtco.codegen")
+codegen_log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
 
 PRECISIONS = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -355,120 +348,6 @@ def plan_of(
     return Plan(fused, ordered, target, options)
 
 
-@dataclass(frozen=True)
-class _Choice:
-    """How a workload runs: a sketch and its schedule, or ATen (`sketch` is None)."""
-
-    sketch: type[Sketch] | None
-    schedule: Schedule
-    source: str
-    reason: str = ""
-    run_us: float | None = None
-    workload: str = ""
-
-
-def select(fused: FusedGraph, target: Target, known: Knowledge) -> tuple[Launch, ...]:
-    """How each group runs: the fastest schedule that is known on this device, else on its nearest
-    kin, else that of a workload whose blocks do the same, else the sketches' first default for
-    which the draft model predicts the least.
-
-    Equal workloads are decided once. A group that no sketch takes, or for which the library was
-    measured faster, becomes a call of its operators in ATen.
-    """
-    found = tasks(fused, target)
-    launches = [launch for task in found for launch in launches_of(task, target, known)]
-    generated = sum(launch.program is not None for launch in launches)
-    log.info("%d groups for %s, %d of them generated", len(launches), target.arch, generated)
-    return tuple(launches)
-
-
-def launches_of(
-    task: Task, target: Target, known: Knowledge, record: TuningRecord | None = None
-) -> tuple[Launch, ...]:
-    """How the groups of one task run: as `record` says, else as is best known."""
-    kind = family(task.group)
-    ranked = known.serving(task.key) if record is None else (record,)
-    choice = _choose(task, derive(task.group, kind, target), known, ranked)
-    log.debug(
-        "%s, %d times: %s %s (%s)",
-        task.group.name,
-        len(task.groups),
-        "aten" if choice.sketch is None else choice.sketch.name,
-        dict(choice.schedule),
-        choice.reason or choice.source,
-    )
-    launches = []
-    for group in task.groups:
-        program = None
-        if choice.sketch is not None:
-            program = choice.sketch(group, target).emit(choice.schedule)
-        predicted = choice.run_us or roofline_us(group, target)
-        launches.append(
-            Launch(group, kind, program, choice.source, choice.reason, predicted, choice.workload)
-        )
-    return tuple(launches)
-
-
-def _choose(
-    task: Task, derivation: Derivation, known: Knowledge, ranked: Iterable[TuningRecord]
-) -> _Choice:
-    sketches = {sketch.name: sketch for sketch in derivation.sketches}
-    workload = workload_digest(task.key)
-    for record in ranked:
-        source, run_us = known.source(record), known.time_us(record)
-        if record.sketch == LIBRARY:
-            reason = "the library was measured faster"
-            return _Choice(None, {}, source, reason, run_us, workload)
-        sketch = sketches.get(record.sketch)
-        if sketch is None:
-            continue
-        try:
-            sketch.emit(record.schedule)
-        except Illegal as error:
-            tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
-        else:
-            return _Choice(type(sketch), record.schedule, source, "", run_us, workload)
-    if (near := transferred(known, task.key, derivation.sketches)) is not None:
-        workload = workload_digest(near.workload)
-        sketch = sketches[near.sketch]
-        run_us = known.time_us(near)
-        source = "transferred" + (f", {known.source(near)}" if run_us is None else "")
-        return _Choice(type(sketch), near.schedule, source, "", run_us, workload)
-    best, reason = first_choice(derivation)
-    if best is None:
-        return _Choice(None, {}, "fallback", reason, known.library_us(task.key))
-    if _suits_the_library(task.group, best.sketch.target):
-        reason = f"fp32 is predicted faster in the library than as tf32 on {best.program.arch}"
-        return _Choice(None, {}, "default", reason, known.library_us(task.key))
-    return _Choice(type(best.sketch), best.program.schedule, "default")
-
-
-def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
-    """What runs where nothing was measured; where no sketch has it, None and why.
-
-    The draft model decides between the first default of each sketch.
-    """
-    reasons = [derivation.reason] if derivation.refusals else []
-    defaults: list[Candidate] = []
-    for sketch in derivation.sketches:
-        refusal = "it has no schedule for these shapes"
-        for schedule in sketch.defaults():
-            try:
-                defaults.append(Candidate(sketch, sketch.emit(schedule)))
-                break
-            except Illegal as error:
-                refusal = str(error)
-        else:
-            reasons.append(f"{sketch.name}: {refusal}")
-    best = min(defaults, key=lambda each: draft_us(work_of(each), each.sketch.target), default=None)
-    return best, "" if best else "; ".join(reasons)
-
-
-def _suits_the_library(group: Group, target: Target) -> bool:
-    """Whether products of `group` are fp32, which `target` multiplies faster than parts of them."""
-    return not target.splits_fp32 and any(fp32_products(node, group.graph) for node in group.nodes)
-
-
 def _tell_fallbacks(plan: Plan) -> None:
     kinds = fallback_kinds(plan.launches)
     if kinds and plan.options.fallback == "error":
@@ -478,54 +357,6 @@ def _tell_fallbacks(plan: Plan) -> None:
             + '\npass fallback="warn" to run them with ATen'
         )
     for kind in kinds:
-        log.warning("runs with ATen: %s", kind)
+        codegen_log.warning("runs with ATen: %s", kind)
     if hint := precision_hint(plan):
-        log.warning("%s", hint)
-
-
-def resolve_device(name: str | None) -> Device:
-    """The card to compile for: the GPU that is here if `name` is None or the architecture of that,
-    else the usual one of the architecture called `name`.
-
-    Raises:
-        TargetError: the name is unknown, or no GPU is here.
-    """
-    if name == HOST:
-        return HOST_DEVICE
-    if name is None:
-        if not torch.cuda.is_available():
-            raise TargetError(
-                "no CUDA GPU is here and no target was named: to compile for one, pass "
-                'target="sm_90a" (--target sm_90a); to run the kernels on the CPU, slowly, '
-                'target="host"'
-            )
-        return device_at()
-    target = find_target(name)
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() == target.capability:
-        return device_at()
-    return CARDS[target.arch]
-
-
-def known_on(device: Device, database: str | os.PathLike[str] | None = None) -> Knowledge:
-    """What the shipped records and the user's database (if there is one) know of `device`, and of
-    its kin.
-
-    A database that cannot be read is named in a warning: the user can still compile.
-    """
-    path = database_file(database) or database_path()
-    own: list[TuningRecord] = []
-    if path.exists():
-        try:
-            with Database(path) as opened:
-                own = list(opened.records())
-        except DatabaseError as error:
-            tune_log.warning("compiling without the user's tuning records: %s", error)
-    elif database is not None:
-        tune_log.warning("there is no database %s: compiling with the shipped records alone", path)
-    return Knowledge.on(device, _shipped(), own)
-
-
-@cache
-def _shipped() -> tuple[TuningRecord, ...]:
-    """The shipped records, read once: a process may compile many graphs."""
-    return shipped_records()
+        codegen_log.warning("%s", hint)

@@ -23,8 +23,8 @@ from experiments.publish import markdown, microseconds, provenance, publish
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import capture_for, known_on, resolve_device
-from gtco.cost_model.knowledge import Knowledge
+from gtco.compiler import capture_for
+from gtco.cost_model.knowledge import Knowledge, known_on
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import candidate_of
@@ -38,6 +38,7 @@ from gtco.passes.fusion import fuse
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, tasks, workload_key
 from gtco.runtime.cubin import CompiledKernel
+from gtco.runtime.device import resolve_device
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import HOST, Target
 

@@ -24,13 +24,16 @@ from gtco import compiler
 from gtco.benchmarking.rounds import CudaClock
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
+from gtco.cost_model.knowledge import known_on
 from gtco.cost_model.plans import plan_knobs
 from gtco.frontend.torch_export import capture
 from gtco.locate import locate
 from gtco.options import Options
 from gtco.passes import run_pipeline
+from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
+from gtco.selection import select
 from gtco.target import Target
 
 Change = Callable[[Mapping[str, int]], dict[str, int]]
@@ -72,14 +75,14 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    device = compiler.resolve_device(None)
+    device = resolve_device(None)
     target = device.target
     located = locate(options.model)
     captured = capture(located.module, located.args, located.kwargs)
-    known = compiler.known_on(device)
+    known = known_on(device)
     graph = run_pipeline(captured.graph)
     fused = compiler.fuse_known(known, graph, target)
-    launches = compiler.select(fused, target, known)
+    launches = select(fused, target, known)
     usual = plan_knobs(known, graph, launches, target)
     settings = Options.of(static_outputs=True)
 

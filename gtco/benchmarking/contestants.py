@@ -19,11 +19,12 @@ from torch.utils import _pytree as pytree
 from gtco.benchmarking.answers import Call, Inputs
 from gtco.benchmarking.onnx_peer import BoundOnnxRuntime, OnnxRuntime, export_onnx
 from gtco.benchmarking.tensorrt_peer import TensorRT, TensorRTPlace
-from gtco.compiler import capture_for, fuse_known, plan_with, resolve_device, rewritten
+from gtco.compiler import capture_for, fuse_known, plan_with, rewritten
 from gtco.cost_model.knowledge import Knowledge
 from gtco.locate import Located, UsageError
 from gtco.options import Options
 from gtco.runtime.captured import capture
+from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 
 GTCO = "gtco"

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gtco.compiler import known_on
+from gtco.cost_model.knowledge import known_on
 from gtco.runtime.cubin import cache_folder, user_cache
 from gtco.runtime.device import device_at
 from gtco.runtime.nvrtc import CompileError, nvrtc_version

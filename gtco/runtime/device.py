@@ -1,4 +1,4 @@
-"""What card is here, asked of the driver."""
+"""What card is here, asked of the driver, and which one to compile for."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import torch
 from cuda.bindings import driver
 
 from gtco.runtime.driver import check
-from gtco.target import Device, target_of_capability
+from gtco.target import (
+    CARDS,
+    HOST,
+    HOST_DEVICE,
+    Device,
+    TargetError,
+    find_target,
+    target_of_capability,
+)
 
 
 def device_at(index: int | None = None) -> Device:
@@ -32,3 +40,26 @@ def device_at(index: int | None = None) -> Device:
         ask("L2_CACHE_SIZE"),
         round(rated_gbps),
     )
+
+
+def resolve_device(name: str | None) -> Device:
+    """The card to compile for: the GPU that is here if `name` is None or the architecture of that,
+    else the usual one of the architecture called `name`.
+
+    Raises:
+        TargetError: the name is unknown, or no GPU is here.
+    """
+    if name == HOST:
+        return HOST_DEVICE
+    if name is None:
+        if not torch.cuda.is_available():
+            raise TargetError(
+                "no CUDA GPU is here and no target was named: to compile for one, pass "
+                'target="sm_90a" (--target sm_90a); to run the kernels on the CPU, slowly, '
+                'target="host"'
+            )
+        return device_at()
+    target = find_target(name)
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() == target.capability:
+        return device_at()
+    return CARDS[target.arch]

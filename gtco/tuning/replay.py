@@ -13,7 +13,7 @@ from typing import TypeVar
 import torch
 
 from gtco.codegen.sampler import Key, schedule_key
-from gtco.compiler import launches_of, plan_of
+from gtco.compiler import plan_of
 from gtco.cost_model.judge import random_values
 from gtco.cost_model.knowledge import CHOSEN, Knowledge, is_chosen, same_tile
 from gtco.cost_model.record import LIBRARY, TuningRecord
@@ -25,6 +25,7 @@ from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
+from gtco.selection import launches_of
 from gtco.target import Target
 
 ROUNDS = 7

@@ -14,16 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gtco.compiler import (
-    capture_for,
-    fuse_known,
-    fuse_with,
-    known_on,
-    plan_with,
-    resolve_device,
-    rewritten,
-    select,
-)
+from gtco.compiler import capture_for, fuse_known, fuse_with, plan_with, rewritten
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import (
     CHOSEN,
@@ -32,6 +23,7 @@ from gtco.cost_model.knowledge import (
     REPLAYED,
     VERSIONS,
     Knowledge,
+    known_on,
     ran_with,
 )
 from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
@@ -43,9 +35,11 @@ from gtco.ir.graph import FusedGraph
 from gtco.models import accepted
 from gtco.options import OptionError, Options, database_file
 from gtco.passes.tasks import Task, tasks
+from gtco.runtime.device import resolve_device
 from gtco.runtime.executable import GpuMemoryError
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Plan, PlanKnobs
+from gtco.selection import select
 from gtco.target import HOST, Device, Target, TargetError
 from gtco.tuning.measuring import Measuring
 from gtco.tuning.replay import (

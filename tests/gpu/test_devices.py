@@ -6,10 +6,11 @@ import pytest
 import torch
 
 from gtco.cli.demo import VisionTransformer, randomize
-from gtco.compiler import known_on, plan_captured, resolve_device
+from gtco.compiler import plan_captured
+from gtco.cost_model.knowledge import known_on
 from gtco.frontend.torch_export import capture
 from gtco.options import Options
-from gtco.runtime.device import device_at
+from gtco.runtime.device import device_at, resolve_device
 from gtco.target import CARDS
 
 pytestmark = pytest.mark.gpu

@@ -9,11 +9,14 @@ import pytest
 import torch
 
 from gtco.cli.demo import VisionTransformer, randomize
-from gtco.compiler import capture_for, fuse_known, known_on, plan_of, resolve_device, select
+from gtco.compiler import capture_for, fuse_known, plan_of
+from gtco.cost_model.knowledge import known_on
 from gtco.options import Options
 from gtco.passes import run_pipeline
+from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import PlanKnobs
+from gtco.selection import select
 
 pytestmark = pytest.mark.gpu
 

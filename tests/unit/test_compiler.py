@@ -25,6 +25,7 @@ from gtco.ir.graph import Group
 from gtco.options import OptionError
 from gtco.passes.tasks import Task, workload_key
 from gtco.runtime.module import CompiledModule
+from gtco.selection import launches_of
 from gtco.target import TARGETS, TargetError
 from tests import groups, models
 
@@ -146,7 +147,7 @@ def test_an_untuned_group_takes_the_sketch_that_the_draft_prefers(
 ) -> None:
     group = groups.norm_linear(rows, 768, columns, torch.float16)
     task = Task(workload_key(group, H100), group, (group,))
-    (launch,) = compiler.launches_of(task, H100, Knowledge("none"))
+    (launch,) = launches_of(task, H100, Knowledge("none"))
     assert launch.program is not None
     assert (launch.program.sketch, launch.source) == (sketch, "default")
 

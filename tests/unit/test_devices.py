@@ -35,8 +35,9 @@ from gtco.frontend.torch_export import Captured
 from gtco.options import Options
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
-from gtco.runtime.device import device_at
+from gtco.runtime.device import device_at, resolve_device
 from gtco.runtime.plan import Launch, Plan
+from gtco.selection import launches_of
 from gtco.target import CARDS, HOST_DEVICE, TARGETS, Device, TargetError, find_target
 from tests.cuda_stand_in import pretend
 from tests.groups import norm_linear
@@ -59,10 +60,10 @@ def pretended(monkeypatch: pytest.MonkeyPatch) -> Pretend:
 def test_the_driver_describes_the_card(card: Device, pretended: Pretend) -> None:
     pretended(card)
     assert device_at() == card
-    assert compiler.resolve_device(None) == compiler.resolve_device(card.arch) == card
+    assert resolve_device(None) == resolve_device(card.arch) == card
     other = "sm_80" if card.arch == "sm_90a" else "sm_90a"
-    assert compiler.resolve_device(other) == CARDS[other]
-    assert compiler.resolve_device("host") == HOST_DEVICE
+    assert resolve_device(other) == CARDS[other]
+    assert resolve_device("host") == HOST_DEVICE
 
 
 def test_the_card_makes_the_target() -> None:
@@ -157,7 +158,7 @@ def test_a_new_version_of_one_sketch_costs_no_schedule_and_no_plan_without_it(
     before = compiler.plan_captured(vit, Options())
     for name in ("gemm_persistent", "attention_projection"):  # not in this plan
         monkeypatch.setitem(VERSIONS, name, VERSIONS[name] + 1)
-    compiler._shipped.cache_clear()
+    knowledge_module._shipped.cache_clear()
     unmoved = compiler.plan_captured(vit, Options())
     assert [each.source for each in unmoved.launches] == ["record"] * 63
     assert code_of(unmoved) == code_of(before)
@@ -193,7 +194,7 @@ def record(
 
 def launched(card: Device, *records: TuningRecord, own: tuple[TuningRecord, ...] = ()) -> Launch:
     task = Task(KEY, GROUP, (GROUP,))
-    (launch,) = compiler.launches_of(task, card.target, Knowledge.on(card, records, own))
+    (launch,) = launches_of(task, card.target, Knowledge.on(card, records, own))
     assert launch.family == family(GROUP)
     return launch
 

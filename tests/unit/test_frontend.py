@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
-from gtco.compiler import fuse, select
+from gtco.compiler import fuse
 from gtco.cost_model.knowledge import Knowledge
 from gtco.frontend.refusals import CaptureError
 from gtco.frontend.torch_export import Captured, capture
@@ -21,6 +21,7 @@ from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
 from gtco.passes.precision import lower_precision
+from gtco.selection import select
 from gtco.target import CARDS, find_target
 from tests import models
 

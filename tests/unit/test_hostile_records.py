@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from gtco.codegen.sketches.gemm_mma import GemmMma
-from gtco.compiler import select
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import VERSIONS, Knowledge
 from gtco.cost_model.record import LONGEST_LINE, PLAN, DatabaseError, TuningRecord, scan_jsonl
 from gtco.ir.graph import FusedGraph
 from gtco.passes.tasks import workload_key
+from gtco.selection import select
 from gtco.target import TARGETS
 from tests.groups import GEMM_CASES
 

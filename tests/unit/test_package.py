@@ -26,7 +26,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.codegen",),
     ("gtco.runtime", "gtco.reporting"),
     ("gtco.cost_model",),
-    ("gtco.models", "gtco.calibration", "gtco.compiler", "gtco.fp8"),
+    ("gtco.models", "gtco.calibration", "gtco.selection", "gtco.compiler", "gtco.fp8"),
     ("gtco.tuning",),
     ("gtco",),
     ("gtco.check", "gtco.dynamo", "gtco.locate"),

@@ -12,7 +12,6 @@ import torch
 
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.compiler import launches_of
 from gtco.cost_model import ranker as ranker_module
 from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.model import draft_us
@@ -23,6 +22,7 @@ from gtco.cost_model.search import Search, Strategy, search_task
 from gtco.cost_model.work import Work, work_of
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
+from gtco.selection import launches_of
 from tests import groups
 from tests.groups import GEMM_CASES
 from tests.pools import DEVICE, H100, synthetic_pool

@@ -11,7 +11,6 @@ import torch
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Sketch
-from gtco.compiler import launches_of
 from gtco.cost_model.knowledge import CHOSEN, Knowledge
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.similar import transferred
@@ -20,6 +19,7 @@ from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_digest, workload_key
 from gtco.runtime.plan import Launch
+from gtco.selection import launches_of
 from gtco.target import TARGETS
 from tests.attention_groups import cross, packed
 from tests.groups import norm_linear, plain_linear, residual_linear, tf32

@@ -10,11 +10,11 @@ import torch
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
-from gtco.compiler import first_choice
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
+from gtco.selection import first_choice
 from gtco.target import TARGETS
 from tests import attention_groups as groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs

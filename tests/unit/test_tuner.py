@@ -16,9 +16,17 @@ from torch import Tensor, nn
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler, schedule_key
-from gtco.compiler import fuse_with, known_on
+from gtco.compiler import fuse_with
 from gtco.cost_model.database import Database
-from gtco.cost_model.knowledge import CHAIN, FINAL, FINALISTS, VERSIONS, Knowledge, is_chosen
+from gtco.cost_model.knowledge import (
+    CHAIN,
+    FINAL,
+    FINALISTS,
+    VERSIONS,
+    Knowledge,
+    is_chosen,
+    known_on,
+)
 from gtco.cost_model.measure import MeasureError, Subject
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.plans import plan_knobs

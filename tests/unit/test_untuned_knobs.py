@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gtco
-from gtco.compiler import launches_of, plan_with
+from gtco.compiler import plan_with
 from gtco.cost_model.knowledge import CHOSEN, VERSIONS, Knowledge
 from gtco.cost_model.plans import plan_key, plan_knobs, plan_work
 from gtco.cost_model.record import PLAN, TuningRecord
@@ -17,6 +17,7 @@ from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.passes.tasks import Task, workload_digest, workload_key
 from gtco.runtime.plan import Launch, PlanKnobs
+from gtco.selection import launches_of
 from gtco.target import TARGETS, Target
 from tests.groups import norm_linear
 from tests.perceptron import ARGS, DEVICE, Mlp
