@@ -1,4 +1,4 @@
-"""How a worker loads, checks and times on a CUDA device."""
+"""How the worker loads, checks and times on a CUDA device."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
-from gtco.cost_model.worker import COPIES, Bench, Launch
+from gtco.cost_model.benches import COPIES, Bench, Launch
 from gtco.ir.graph import Group
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, LoadedKernel

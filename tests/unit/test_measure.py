@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from gtco.cost_model.benches import GUARD_BYTES, Operands
 from gtco.cost_model.judge import Judge, random_values
-from gtco.cost_model.worker import GUARD_BYTES, Operands
 from gtco.ir.graph import Group
 from gtco.ir.interpreter import interpret
 from gtco.runtime.poison import poisoned

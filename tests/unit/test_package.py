@@ -12,6 +12,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 ROOT = Path(__file__).parents[2]
@@ -24,7 +25,9 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("gtco.frontend",),
     ("gtco.passes",),
     ("gtco.codegen",),
-    ("gtco.runtime", "gtco.reporting"),
+    ("gtco.runtime",),
+    ("gtco.reporting",),
+    ("gtco.runtime.module", "gtco.runtime.trace"),
     ("gtco.cost_model",),
     ("gtco.models", "gtco.calibration", "gtco.selection", "gtco.compiler", "gtco.fp8"),
     ("gtco.tuning",),
@@ -82,20 +85,43 @@ def imports(tree: ast.Module) -> Iterator[str]:
                 yield name if name in modules else str(node.module)
 
 
-def test_modules_import_downwards_only() -> None:
-    wrong = []
-    for inside, path in source_files(".py"):
-        importer = module_name(inside)
-        for imported in imports(ast.parse(path.read_text())):
-            if layer(imported) > layer(importer):
-                wrong.append(f"{importer} imports {imported}")
-    assert not wrong, "\n".join(wrong)
+@pytest.fixture(scope="module")
+def edges() -> set[tuple[str, str]]:
+    """(importer, imported) of all modules of the package, late imports too."""
+    return {
+        (module_name(inside), imported)
+        for inside, path in source_files(".py")
+        for imported in imports(ast.parse(path.read_text()))
+    }
+
+
+def test_modules_import_downwards_only(edges: set[tuple[str, str]]) -> None:
+    wrong = [f"{one} imports {other}" for one, other in edges if layer(other) > layer(one)]
+    assert not wrong, "\n".join(sorted(wrong))
+
+
+def cycles(edges: set[tuple[str, str]]) -> list[set[str]]:
+    """The modules that import each other, directly or through others."""
+    found = nx.strongly_connected_components(nx.DiGraph(sorted(edges)))
+    return [names for names in found if len(names) > 1]
+
+
+def test_no_two_modules_import_each_other(edges: set[tuple[str, str]]) -> None:
+    assert len(edges) > 500 and not cycles(edges)
+    assert cycles(edges | {("gtco.ir.graph", "gtco.ir.views"), ("gtco.ir.views", "gtco.ir.graph")})
 
 
 def test_the_import_check_sees_an_upward_import() -> None:
     tree = ast.parse("def late():\n    from gtco import compiler\n")
     assert [layer(name) for name in imports(tree)] == [layer("gtco.compiler")]
     assert layer("gtco.compiler") > layer("gtco.passes.fusion")
+
+
+def test_the_package_imports_nothing_that_stands_beside_it() -> None:
+    beside = re.compile(r"^\s*(from|import) (tests|experiments)\b", re.MULTILINE)
+    assert beside.search("def late():\n    from experiments.ops import x\n")
+    files = [inside for inside, path in source_files(".py") if beside.search(path.read_text())]
+    assert not files
 
 
 def test_inline_assembly_stands_in_two_headers() -> None:
