@@ -26,6 +26,7 @@ from gtco.codegen.sketch import Illegal
 from gtco.cost_model.work import (
     Work,
     fp32_instructions,
+    node_flops,
     read_bytes,
     weight_bytes,
     work_of,
@@ -46,8 +47,8 @@ WARPGROUP = 128
 
 def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
-    ops = {node.op for node in group.compute}
-    if {"attention", "linear"} <= ops or family(group) == "squeeze":
+    families = {node.definition.family for node in group.compute}
+    if {"attention", "gemm"} <= families or family(group) == "squeeze":
         return _programmed_us(group, target)
     graph = group.graph
     weights = weight_bytes(graph)
@@ -57,7 +58,7 @@ def roofline_us(group: Group, target: Target) -> float:
     for node in group.compute:
         if node.definition.family == "gemm":
             arithmetic_us += _gemm_us(graph, node, target)
-        elif node.op == "attention":
+        elif node.definition.family == "attention":
             arithmetic_us += _attention_us(graph, node, target)
         else:
             arithmetic_us += fp32_instructions(graph, node) / (target.fp32_tflops * 1e6)
@@ -77,15 +78,12 @@ def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
     out = node.outputs[0]
     if not out.numel:
         return 0.0
-    depth = operand.sizes[-1]
-    columns = out.sizes[-1] if out.rank else 1
-    if node.op == "conv":
-        depth = math.prod(graph.specs[node.inputs[1]].sizes[1:])
-    if node.op != "matmul" or graph.specs[node.inputs[1]].rank < 3:
-        batch, rows = 1, out.numel // columns
-    else:
-        rows = out.sizes[-2]
-        batch = out.numel // (rows * columns)
+    depth = node_flops(graph, node) // (2 * out.numel)
+    batch = node.attrs.get("groups", 1)
+    columns = out.sizes[-1] // batch if out.rank else 1
+    rows = out.numel // (batch * columns)
+    if not node.definition.convolves and graph.specs[node.inputs[1]].rank > 2:
+        batch, rows = rows // out.sizes[-2], out.sizes[-2]
     rate = target.products_tflops(operand.dtype, node.attrs.get("products"))
     return _best_tile_us(batch, rows, columns, depth, operand.dtype.itemsize, rate, target)
 

@@ -102,6 +102,22 @@ class Op:
             channel by itself). Empty for an op that joins the kernels of others.
         multiplies: on tensor cores; its attribute `products` names what fp32 operands are rounded
             to for that ("tf32"), and is None or missing where they stay as they are.
+        convolves: multiplies windows of an image [N, H, W, C] with weights [out, kh, kw, C]; its
+            attribute `groups` says into how many the channels fall, one by default.
+        row: for a reduction how a kernel that has whole rows in registers computes it.
+        axes: what a reduction reduces: the dimensions that its attributes `dims` or `dim` name, the
+            "last" one, or the pixels and channels of each of its "groups".
+        window: for a pooling what it does with the pixels of a window.
+        gathers: stores elements of its operands in other places.
+        by_rows: each row of the result, along the last dimension, is made of the same row of the
+            first operand.
+        of_images: a graph that has it is rewritten to have the channels of images last.
+        selects: the first operand is a condition, of which no value reaches the result.
+        commutes: the two operands may change places.
+        slow: takes as many instructions an element as a transcendental function.
+        stays_finite: of finite operands it makes no -inf, unless it overflows.
+        ends_masks: it makes no -inf whatever its operands are, so that no row of it is a mask which
+            forbids everything.
         of_pairs: a pointwise op that reads, of columns 2 i and 2 i + 1, the other one.
     """
 
@@ -113,12 +129,14 @@ class Op:
     is_view: bool = False
     family: str = ""
     multiplies: bool = False
+    convolves: bool = False
     row: RowKernel | None = None
     axes: str = "dims"
     window: Window | None = None
     gathers: bool = False
     by_rows: bool = False
     of_images: bool = False
+    selects: bool = False
     commutes: bool = False
     slow: bool = False
     of_pairs: bool = False
@@ -128,6 +146,11 @@ class Op:
     @property
     def is_pointwise(self) -> bool:
         return self.cuda is not None
+
+    @property
+    def is_linear(self) -> bool:
+        """Rows times a matrix [columns, K], and perhaps a bias of the columns."""
+        return self.family == "gemm" and self.by_rows
 
     @property
     def is_binary(self) -> bool:
@@ -235,7 +258,7 @@ _ROWS: tuple[Op, ...] = (
     _binary("le", torch.le, "{0} <= {1}"),
     _binary("gt", torch.gt, "{0} > {1}"),
     _binary("ge", torch.ge, "{0} >= {1}"),
-    Op("where", Pattern.BROADCAST, torch.where, "{0} ? {1} : {2}", stays_finite=True),
+    Op("where", Pattern.BROADCAST, torch.where, "{0} ? {1} : {2}", selects=True, stays_finite=True),
     Op("swap_pairs", Pattern.BROADCAST, references.swap_pairs, "{0}", of_pairs=True),
     Op("rotate", Pattern.BROADCAST, references.rotate,
        "{3} == 0.0f ? {0} * {2} : {0} * {2} + {1} * {3}"),
@@ -277,8 +300,9 @@ _ROWS: tuple[Op, ...] = (
     _anchor("matmul", references.matmul, _linear_flops, family="gemm", **_PRODUCTS),
     _anchor("attention", references.attention, _attention_flops, family="attention", **_PRODUCTS),
     # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
-    _anchor("conv", references.conv, _conv_flops, family="gemm", **_PRODUCTS),
-    _anchor("grouped_conv", references.conv, _conv_flops, family="gemm", **_PRODUCTS),
+    _anchor("conv", references.conv, _conv_flops, family="gemm", convolves=True, **_PRODUCTS),
+    _anchor("grouped_conv", references.conv, _conv_flops, family="gemm", convolves=True,
+            **_PRODUCTS),
     _anchor("depthwise_conv", references.depthwise_conv, _window_flops, family="stencil"),
     _anchor("max_pool", references.max_pool, _window_flops, family="stencil", of_images=True,
             window=Window("-math::infinity()", "math::max_nan(sum, pixel)")),

@@ -9,6 +9,7 @@ from gtco.ir.spec import TensorSpec
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.fusion import fuse
 from gtco.target import TARGETS, find_target
+from tests.groups import convolution
 from tests.unit.vit_graph import vit_graph
 
 H100 = find_target("sm_90a")
@@ -57,3 +58,13 @@ def test_predictions_are_near_the_plan_of_design_section_8() -> None:
         (linear(197, 768, 3072), 4.2),
     ):
         assert 0.5 < roofline_us(group, H100) / plan_us < 2
+
+
+def test_a_convolution_in_groups_costs_its_products() -> None:
+    """Half of those of one group, whatever of it is windows."""
+    image = (8, 56, 56, 256)
+    one, two = (
+        roofline_us(convolution(image, 256, (3, 3), torch.float16, groups=groups), H100)
+        for groups in (1, 2)
+    )
+    assert 0.5 < two / one < 0.7
