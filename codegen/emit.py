@@ -162,7 +162,7 @@ class Region:
             return convert(inputs[0], specs[0].dtype, result)
         inner = _inner_dtype(node, specs)
         names = [
-            name if node.op == "where" and slot == 0 else convert(name, spec.dtype, inner)
+            name if node.definition.selects and slot == 0 else convert(name, spec.dtype, inner)
             for slot, (name, spec) in enumerate(zip(inputs, specs, strict=True))
         ]
         if "other" in node.attrs:
@@ -337,8 +337,8 @@ class PointwiseEmitter:
         self.names[value] = label
 
     def _write_bias(self, node: Node) -> None:
-        """The third input of `linear` is added to what the template hands in."""
-        if node.op != "linear" or len(node.inputs) < 3:
+        """The third input of a linear is added to what the template hands in."""
+        if not node.definition.is_linear or len(node.inputs) < 3:
             return
         (value,) = node.values
         bias, vector = self._input(node.inputs[2], node.outputs[0].sizes, self.tile_lines)

@@ -144,7 +144,7 @@ def group_work(group: Group) -> GroupWork:
             matmul_flops += flops
             half = HALVED.get(graph.specs[node.inputs[0]].dtype, 0)
             tf32 |= node.attrs.get("products") == "tf32"
-        if node.op == "attention":
+        if node.definition.family == "attention":
             q, k = (graph.specs[name] for name in node.inputs[:2])
             pointwise_flops += TANH_FLOPS * q.numel // max(1, q.sizes[-1]) * k.sizes[-2]
         elif node.definition.family not in CONTRACTIONS:

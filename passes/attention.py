@@ -251,7 +251,7 @@ def _may_forbid_all(edit: Editor, mask: str) -> bool:
             return True
         if not math.isfinite(node.attrs.get("other") or 0):
             return True
-        operands = node.inputs[1:] if node.op == "where" else node.inputs
+        operands = node.inputs[1:] if node.definition.selects else node.inputs
         pending += [operand for operand in operands if operand not in seen]
         seen.update(operands)
     return False

@@ -64,13 +64,12 @@ def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = 16) -> str 
 
 
 def _family(nodes: Sequence[Node]) -> str:
-    ops = {node.op for node in nodes}
     if any(node.pattern is Pattern.OPAQUE for node in nodes):
         return "library"
-    if "attention" in ops:
+    if any(_attends(node) for node in nodes):
         return "attention"
     if any(_contracts(node) for node in nodes):
-        return "squeeze" if "mean" in ops else "gemm"
+        return "squeeze" if any(node.op == "mean" for node in nodes) else "gemm"
     if any(node.definition.family == "stencil" for node in nodes):
         return "stencil"
     return "rowwise" if any(is_reduction(node) for node in nodes) else "elementwise"
@@ -79,6 +78,11 @@ def _family(nodes: Sequence[Node]) -> str:
 def _contracts(node: Node) -> bool:
     """Whether a GEMM kernel is built around `node`."""
     return node.definition.family == "gemm"
+
+
+def _attends(node: Node) -> bool:
+    """Whether an attention kernel is built around `node`."""
+    return node.definition.family == "attention"
 
 
 def is_convex(flow: Flow, mask: int) -> bool:
@@ -130,7 +134,7 @@ class Legality:
     def _judge_lone(self, node: Node) -> str | None:
         if node.pattern is Pattern.OPAQUE:
             return f"{node.op} is a library call and stays alone"
-        inputs = node.inputs[:3] if node.op == "attention" else node.inputs  # a mask may be bool
+        inputs = node.inputs[:3] if _attends(node) else node.inputs  # a mask may be bool
         specs = [self.flow.graph.specs[name] for name in inputs]
         specs += node.outputs
         if any(isinstance(dim, Dim) for spec in specs for dim in spec.shape):
@@ -190,7 +194,7 @@ class Legality:
             (value,) = attention.values
             linear, *others = self.flow.readers.get(value, (attention,))
             found: Node | str = linear
-            if others or value in self.flow.returned or linear.op != "linear":
+            if others or value in self.flow.returned or not linear.definition.is_linear:
                 found = f"%{value} is read by others than a projection: it must be stored first"
             elif isinstance(heads := projected_heads(self.flow.graph, attention, linear), str):
                 found = heads
@@ -243,14 +247,14 @@ class Legality:
         for slot, read in enumerate(self.flow.reads[user.name]):
             if read.base not in made_by.values:
                 continue
-            if made_by.op == "attention" and user.op == "linear" and slot == 0:
+            if _attends(made_by) and user.definition.is_linear and slot == 0:
                 found = self._judge_projection(made_by)
                 if isinstance(found, str):
                     return found
                 continue
             if user.definition.family == "stencil":
                 return f"%{user.name} reads neighbours: %{read.value} must be stored first"
-            if user.op == "attention" or (_contracts(user) and slot < 2):
+            if _attends(user) or (_contracts(user) and slot < 2):
                 return (
                     f"the operand of a tensor-core {'GEMM' if _contracts(user) else 'attention'} "
                     f"is copied to shared memory unchanged: %{read.value} must be stored first"
@@ -279,7 +283,7 @@ class Legality:
 
     def _kinds(self, anchor: Node, node: Node) -> str | None:
         """Why `node` cannot be in the kernel that `anchor` shapes."""
-        if anchor.op == "attention" and (projection := self.projection(anchor)) is not None:
+        if _attends(anchor) and (projection := self.projection(anchor)) is not None:
             # Nobody else reads the result: what else the kernel holds, it holds for the projection.
             if node is projection:
                 return None
@@ -289,7 +293,7 @@ class Legality:
                 return f"{share} columns of a head's block cut the chunks of the row statistics"
             return self._kinds(projection, node)
         if is_anchor(anchor):
-            if node.op == "attention" and self.projection(node) is anchor:
+            if _attends(node) and self.projection(node) is anchor:
                 return None
             if (beside := self._stencils.beside(anchor, node)) is not None:
                 return None if beside is node else self._kinds(beside, node)

@@ -65,7 +65,7 @@ class Gates:
         self.flow = flow
         self._of: dict[str, Gate] = {}
         for node in flow.compute:
-            gate = _gate(flow, node) if node.op == "linear" else None
+            gate = _gate(flow, node) if node.definition.is_linear else None
             if gate is not None and not gate.names & self._of.keys():
                 self._of |= dict.fromkeys(gate.names, gate)
 
@@ -98,7 +98,7 @@ def _is_mean_of_pixels(graph: Graph, node: Node) -> bool:
 def _gate(flow: Flow, excite: Node) -> Gate | None:
     if not excite.outputs[0].rank:  # its weights are one row
         return None
-    if (second := _behind(flow, excite)) is None or second[0].op != "linear":
+    if (second := _behind(flow, excite)) is None or not second[0].definition.is_linear:
         return None
     squeeze, between = second
     if not squeeze.outputs[0].rank:

@@ -64,7 +64,7 @@ class AttentionSketch(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        anchors = [node for node in group.nodes if node.op == "attention"]
+        anchors = [node for node in group.nodes if node.definition.family == "attention"]
         check(len(anchors) == 1, f"an attention kernel has one attention, not {len(anchors)}")
         (self.anchor,) = anchors
         specs = [group.graph.specs[name] for name in self.anchor.inputs]
@@ -159,7 +159,7 @@ class AttentionSketch(Sketch):
 
     def _epilogue(self) -> tuple[Region, PointwiseEmitter]:
         """Of results that are a row for each query of each head."""
-        projected = any(node.op == "linear" for node in self.group.nodes)
+        projected = any(node.definition.is_linear for node in self.group.nodes)
         check(not projected, "the projection of the result is no part of its epilogue")
         region = Region(self.group, (self.heads * self.queries, self.value_width))
         given = {self.anchor.values[0]: "acc"}

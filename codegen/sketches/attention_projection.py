@@ -47,7 +47,7 @@ class AttentionProjection(AttentionSketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         check(self.dtype in HALVES, f"its products take no {self.dtype}")
-        projections = [node for node in group.nodes if node.op == "linear"]
+        projections = [node for node in group.nodes if node.definition.is_linear]
         check(bool(projections), "no linear projects the result")
         check(len(projections) == 1, f"{len(projections)} linears, and one projects the result")
         (self.projection,) = projections

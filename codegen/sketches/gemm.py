@@ -85,7 +85,7 @@ class GemmProblem:
     @property
     def grouped(self) -> bool:
         """Whether the batch is the groups of a convolution."""
-        return self.anchor.op == "grouped_conv"
+        return bool(self.anchor.attrs.get("groups", 1) > 1)
 
     def region(self, vector: int = 8) -> Region:
         """The epilogue's iteration space, at most `vector` columns a call."""
@@ -189,7 +189,7 @@ def analyse(group: Group) -> GemmProblem:
     (anchor,) = anchors
     graph = group.graph
     out = anchor.outputs[0].sizes
-    if anchor.op in ("conv", "grouped_conv"):
+    if anchor.definition.convolves:
         return _analyse_conv(group, anchor)
     try:
         a_base, a = resolve(graph, anchor.inputs[0])
@@ -198,7 +198,7 @@ def analyse(group: Group) -> GemmProblem:
             stored = base in graph.inputs or base in graph.constants
             check(stored, f"operand %{base} is made in the same kernel")
         k = a.shape[-1]
-        if anchor.op == "linear":
+        if anchor.definition.is_linear:
             batch, columns = 1, out[-1]
             rows = math.prod(out[:-1])
             a = a.reshape((1, rows, k))

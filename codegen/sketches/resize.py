@@ -32,7 +32,7 @@ class Resize(Sketch):
         anchors = [node for node in group.compute if node.definition.family == self.family]
         check(len(anchors) == 1, f"a resize has one windowed op, not {len(anchors)}")
         (self.anchor,) = anchors
-        check(self.anchor.op == "resize", f"{self.anchor.op} is no resize")
+        check("size" in self.anchor.attrs, f"{self.anchor.op} is no resize")
         graph = group.graph
         try:
             self.base, self.layout = resolve(graph, self.anchor.inputs[0])

@@ -97,7 +97,7 @@ def rounded_operands(node: Node) -> int:
     """How many of its first inputs `node` multiplies in tf32."""
     if node.attrs.get("products") != "tf32":
         return 0
-    return 3 if node.op == "attention" else 2
+    return 3 if node.definition.family == "attention" else 2
 
 
 def round_to_tf32(tensor: Tensor) -> Tensor:
