@@ -24,6 +24,7 @@ from typing import Any
 import torch.nn.functional as F
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.ops import OPS
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
@@ -179,10 +180,10 @@ def _reduced_last(edit: Editor, node: Node) -> str:
     return edit.add("permute", y, dims=order) if order != tuple(range(len(kept))) else y
 
 
-def _softmax_last(edit: Editor, node: Node) -> str:
+def _rows_last(edit: Editor, node: Node) -> str:
     image = _image(edit, node.inputs[0])
     assert image is not None
-    return edit.add("permute", edit.add("softmax", image, dim=FIRST[node.attrs["dim"]]), dims=FIRST)
+    return edit.add("permute", edit.add(node.op, image, dim=FIRST[node.attrs["dim"]]), dims=FIRST)
 
 
 def _joined(edit: Editor, node: Node) -> Node | None:
@@ -251,12 +252,16 @@ _CONVOLUTIONS: tuple[Rule[Any], ...] = (
          _convolved, _channels_last),
 )  # fmt: skip
 
+_ALONG = {name: op.row for name, op in OPS.items() if op.row and op.axes == "dims"}
+_REDUCED = tuple(name for name, row in _ALONG.items() if not row.whole and not row.counts)
+_ROWS = tuple(name for name, row in _ALONG.items() if row.whole)
+"""Reductions to an element, and to a row again: of the dimensions that their attributes name."""
+
 _MOVES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("f(permute(x), y) -> permute(f(x, permute(y)))", (), _pointwise, _pointwise_last),
-    Rule("reduce(permute(x)) -> permute(reduce(x))", ("sum", "mean", "amax"),
-         _reads_image, _reduced_last),
-    Rule("softmax(permute(x)) -> permute(softmax(x))", ("softmax",), _reads_image, _softmax_last),
+    Rule("reduce(permute(x)) -> permute(reduce(x))", _REDUCED, _reads_image, _reduced_last),
+    Rule("rows(permute(x)) -> permute(rows(x))", _ROWS, _reads_image, _rows_last),
     Rule("concat(permute(x), y) -> permute(concat(x, permute(y)))", ("concat",),
          _joined, _joined_last),
     Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _reads_image, _padded_last),

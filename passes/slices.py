@@ -58,12 +58,12 @@ def _input_dims(edit: Editor, node: Node, dim: int) -> tuple[int | None, ...] | 
         return tuple(_broadcast_dim(edit.shape(name), dim - rank, size) for name in node.inputs)
     if node.definition.by_rows:
         return (dim, *rest) if dim < edit.specs[node.inputs[0]].rank - 1 else None
-    if node.op == "softmax":
+    if (row := node.definition.row) is not None and row.whole and "dim" in node.attrs:
         return (dim,) if dim != node.attrs["dim"] % rank else None
     if node.op == "matmul":
         whole = edit.specs[node.inputs[0]].rank == rank > 1
         return (dim, None) if whole and dim == rank - 2 else None
-    if node.op == "attention":
+    if node.definition.family == "attention":
         if dim != rank - 2 or node.attrs["causal"]:
             return None
         rows = node.outputs[0].sizes[dim]

@@ -342,6 +342,8 @@ def test_push_slices(golden: Golden) -> None:
         (lambda c, x: x.sigmoid().transpose(0, 1).reshape(5, 8)[2:3], "sigmoid", 1),
         (lambda c, x: (x.sigmoid() + c.row)[:, 1:3], "sigmoid", 2),
         (lambda c, x: x.softmax(1)[:, 1:3], "softmax", 5),
+        (lambda c, x: x.cumsum(1)[:, 1:3], "cumsum", 5),
+        (lambda c, x: x.cumsum(2)[:, 1:3], "cumsum", 2),
         (lambda c, x: x.sigmoid()[:, :2] * x.sigmoid().sum(), "sigmoid", 5),
     ],
 )

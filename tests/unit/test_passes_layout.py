@@ -44,14 +44,14 @@ def test_permutes_move_behind_what_reads_an_image() -> None:
         y = F.conv2d(x, m.w, padding=1)
         gate = torch.sigmoid(y.mean((2, 3), keepdim=True))
         joined = torch.cat((y * gate, F.pad(y[:, :2], (0, 0, 0, 0, 1, 0)), x), 1)
-        attention = torch.softmax(y, 1) + torch.softmax(y, 3)
+        attention = torch.softmax(y, 1) + torch.softmax(y, 3) + torch.cumsum(y, 1)
         sums = y.sum((1,)) + y.amax(1), y.sum((0, 2)), y.mean((0, 1, 2, 3))
         return F.conv2d(joined, m.v), attention, *sums, y[:, :, 1:3, ::2] * 2
 
     x = random(2, 3, 6, 5)
     graph, args = captured(model, x, w=random(4, 3, 3, 3, seed=1), v=random(2, 10, 1, 1, seed=2))
     result = check(channels_last, graph, args)
-    inner = {"concat", "pad", "softmax", "sum", "mean", "amax", "mul", "sigmoid"}
+    inner = {"concat", "pad", "softmax", "cumsum", "sum", "mean", "amax", "mul", "sigmoid"}
     for node in result.nodes:
         for name in node.inputs:
             made = result.producers.get(name)
