@@ -38,7 +38,7 @@ from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
 from gtco.selection import select
-from gtco.target import Target, TargetError, find_target
+from gtco.target import TARGETS, Target, TargetError, find_target
 
 frontend_log = logging.getLogger("gtco.frontend")
 fusion_log = logging.getLogger("gtco.fusion")
@@ -201,8 +201,9 @@ def rewritten(
     if options.precision != "fp8":
         return graph
     if not target.has_fp8:
+        able = ", ".join(arch for arch, each in TARGETS.items() if each.has_fp8)
         raise TargetError(
-            f'gtco multiplies fp8 on sm_89 and sm_90a, not on {target.arch}: use precision="fp16"'
+            f'gtco multiplies fp8 on {able}, not on {target.arch}: use precision="fp16"'
         )
     known = options.calibration
     if known is None:

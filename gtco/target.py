@@ -70,8 +70,9 @@ class Target:
 
     @property
     def has_fp8(self) -> bool:
-        """Whether gtco multiplies fp8 on it."""
-        return self.arch in ("sm_89", "sm_90a")
+        """Whether gtco multiplies fp8 on it. sm_100's `mma.sync` would be no faster than fp16: it
+        becomes conversions and fp16's own instruction there."""
+        return self.arch in ("sm_89", "sm_90a", "sm_120")
 
     @property
     def has_wgmma(self) -> bool:

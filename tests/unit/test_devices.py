@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +18,7 @@ from gtco import compiler
 from gtco.cli import show
 from gtco.cli.demo import VisionTransformer, randomize
 from gtco.cli.env import records_here
+from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.cost_model import knowledge as knowledge_module
 from gtco.cost_model.database import Database
@@ -35,6 +37,7 @@ from gtco.frontend.torch_export import Captured
 from gtco.options import Options
 from gtco.passes.legality import family
 from gtco.passes.tasks import Task, workload_key
+from gtco.runtime import nvrtc
 from gtco.runtime.device import device_at, resolve_device
 from gtco.runtime.plan import Launch, Plan
 from gtco.selection import launches_of
@@ -168,6 +171,34 @@ def test_a_new_version_of_one_sketch_costs_no_schedule_and_no_plan_without_it(
     for launch in bumped.launches:
         changed = launch.program is not None and launch.program.sketch == "gemm_wgmma"
         assert launch.source == ("from older code" if changed else "record")
+
+
+def test_an_edit_of_a_device_header_costs_no_schedule(
+    vit: Captured, pretended: Pretend, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    pretended(H100)
+
+    def planned() -> tuple[set[str], set[str], list[tuple[str, object, int]]]:
+        plan = compiler.plan_captured(vit, Options())
+        programs = [each.program for each in plan.launches if each.program is not None]
+        keys = {nvrtc.cache_key(each.code, each.name, each.arch) for each in programs}
+        return keys, {launch.source for launch in plan.launches}, code_of(plan)
+
+    keys, sources, code = planned()
+    headers = tmp_path / "device"
+    shutil.copytree(DEVICE_HEADERS, headers)
+    with (headers / "ptx.cuh").open("a") as header:
+        header.write("#define EDITED\n")
+    monkeypatch.setattr(nvrtc, "DEVICE_HEADERS", headers)
+    nvrtc._headers_digest.cache_clear()
+    try:
+        others, same, unmoved = planned()
+    finally:
+        monkeypatch.undo()
+        nvrtc._headers_digest.cache_clear()
+    assert same == sources == {"record"} and unmoved == code
+    assert len(others) == len(keys) and not others & keys, "every kernel is compiled again"
 
 
 # -- single records --------------------------------------------------------------------------------
