@@ -1,6 +1,8 @@
 """Which constants make the draft model say what was measured? Fits `gtco.constants` to records.
 
-    python -m experiments.refit_constants [RECORDS.jsonl ...] [--device NAME] [--rounds 3]
+    python -m experiments.refit_constants [RECORDS.jsonl|POOL ...] [--device NAME] [--rounds 3]
+
+POOL is a folder that `experiments.measure_pools` wrote.
 
 Each number in turn is made larger and smaller, and stays where the draft's error over the records
 of the device is the least: the root mean square of log(predicted / measured). Every fifth workload
@@ -20,7 +22,15 @@ from pathlib import Path
 from gtco.constants import Constants
 from gtco.cost_model.knowledge import Standing, is_of_arch, standing
 from gtco.cost_model.model import draft_us
-from gtco.cost_model.record import LIBRARY, PLAN, TuningRecord, read_jsonl, shipped_records
+from gtco.cost_model.pool import PoolError, PoolTask, read_pool
+from gtco.cost_model.record import (
+    LIBRARY,
+    PLAN,
+    DatabaseError,
+    TuningRecord,
+    read_jsonl,
+    shipped_records,
+)
 from gtco.cost_model.work import Work
 from gtco.target import CARDS, Target
 
@@ -56,6 +66,17 @@ def samples_of(records: Iterable[TuningRecord], device: str, arch: str) -> list[
             work = Work.of_numbers(record.sketch, record.schedule, record.work)
             found.append(Sample(record.workload, work, record.run_us))
     return found
+
+
+def samples_of_pool(tasks: Iterable[PoolTask], device: str, arch: str) -> list[Sample]:
+    """Those of a measured pool's programs that ran on `device`."""
+    return [
+        Sample(task.workload, entry.work, entry.run_us)
+        for task in tasks
+        if (task.device, task.arch) == (device, arch)
+        for entry in task.entries
+        if entry.run_us is not None
+    ]
 
 
 def error(samples: Sequence[Sample], target: Target) -> float:
@@ -101,10 +122,17 @@ def main() -> None:
     parser.add_argument("--device", help="its name in records; the architecture's usual card")
     parser.add_argument("--rounds", type=int, default=3)
     given = parser.parse_args()
-    records = [each for path in given.records for each in read_jsonl(path)] or shipped_records()
     card = CARDS[given.arch]
     name, target = given.device or card.name, card.target
-    samples = samples_of(records, name, given.arch)
+    samples = [] if given.records else samples_of(shipped_records(), name, given.arch)
+    try:
+        for path in given.records:
+            if path.is_dir():
+                samples += samples_of_pool(read_pool(path), name, given.arch)
+            else:
+                samples += samples_of(read_jsonl(path), name, given.arch)
+    except (DatabaseError, PoolError) as damage:
+        parser.error(str(damage))
     if not samples:
         parser.error(f"no record of {name} whose time counts")
     held = [each for each in samples if zlib.crc32(each.workload.encode()) % HELD_OUT == 0]

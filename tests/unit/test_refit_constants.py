@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from experiments import refit_constants
 from experiments.refit_constants import Sample, error, refit, samples_of
 from gtco.cost_model.model import draft_us
+from gtco.cost_model.pool import SUFFIX, write_pool
 from gtco.cost_model.record import shipped_records
 from gtco.target import CARDS, TARGETS
+from tests.pools import DEVICE, synthetic_pool
 
 H100 = TARGETS["sm_90a"]
 
@@ -48,3 +51,20 @@ def test_the_table_is_printed(
     with pytest.raises(SystemExit):
         refit_constants.main()
     assert "no record of another" in capsys.readouterr().err
+
+
+def test_a_measured_pool_is_fitted_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = synthetic_pool()[0]
+    ran = sum(entry.run_us is not None for entry in task.entries)
+    assert 0 < ran < len(task.entries), "some failed"
+    file = tmp_path / f"{task.name}{SUFFIX}"
+    write_pool(file, task)
+    monkeypatch.setattr(sys, "argv", ["x", str(tmp_path), "--device", DEVICE, "--rounds", "0"])
+    refit_constants.main()
+    assert f": {ran} programs" in capsys.readouterr().out
+    file.write_bytes(b"no pool")
+    with pytest.raises(SystemExit):
+        refit_constants.main()
+    assert f"{file} is no measured pool" in capsys.readouterr().err
