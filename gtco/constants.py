@@ -132,3 +132,6 @@ H100 = Constants(
     l2_share=0.4,
 )
 """Of a card whose rates were measured too; rates and boundary scale them to other targets."""
+
+TABLES: Mapping[str, Constants] = {table.card: table for table in (H100,)}
+"""By the name of the card; one that has none plans with those of its architecture's `Target`."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from gtco.constants import H100, Constants
+from gtco.constants import H100, TABLES, Constants
 
 
 class TargetError(ValueError):
@@ -137,6 +137,7 @@ class Device:
             l2_gbps=usual.l2_gbps * share,
             matmul_tflops=usual.matmul_tflops * share,
             fp32_tflops=usual.fp32_tflops * share,
+            constants=TABLES.get(self.name, usual.constants),
         )
 
 

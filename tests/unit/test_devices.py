@@ -20,6 +20,7 @@ from gtco.cli.demo import VisionTransformer, randomize
 from gtco.cli.env import records_here
 from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.constants import TABLES
 from gtco.cost_model import knowledge as knowledge_module
 from gtco.cost_model.database import Database
 from gtco.cost_model.knowledge import (
@@ -80,6 +81,14 @@ def test_the_card_makes_the_target() -> None:
     assert H200.target.sm_count == 132 and H200.target.dram_gbps > 1.4 * usual.dram_gbps
     silent = replace(PCIE, l2_bytes=0, dram_gbps=0).target
     assert (silent.l2_bytes, silent.dram_gbps) == (usual.l2_bytes, usual.dram_gbps)
+
+
+def test_a_card_with_a_table_of_its_own_plans_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert H100.target.constants.card == H200.target.constants.card == H100.name
+    own = replace(H200.target.constants, version=2, card=H200.name)
+    monkeypatch.setitem(TABLES, H200.name, own)  # type: ignore[arg-type]
+    assert H200.target.constants is own
+    assert PCIE.target.constants.card == H100.name
 
 
 @pytest.mark.parametrize(
