@@ -66,8 +66,8 @@ from gtco.version import VERSION
 
 EXIT_CODES = {
     0: "done",
-    1: "the work failed: a wrong answer, a model or file that cannot be taken, a compile error",
-    2: "the command line asks for what there is not: an unknown command, model, option or GPU",
+    1: "the work failed: a wrong answer, a model or file that cannot be used, a compile error",
+    2: "wrong usage: an unknown command, model or option, or a GPU that is not there",
     130: "interrupted; what was measured and cached until then is kept",
 }
 """What the process ends with."""
@@ -256,7 +256,7 @@ def compare_command(
 ) -> None:
     """Judge every output of MODEL and its peers against fp64.
 
-    The exit code is 1 if one is wrong. With --target host it needs no GPU, and much time.
+    The exit code is 1 if one is wrong. With --target host it needs no GPU, but takes long.
     """
     path = artifact_path(model)
     if path is None:
