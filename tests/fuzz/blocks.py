@@ -1,0 +1,114 @@
+"""Templates of whole parts of models: attention spelled in many ways, and blocks of layers.
+
+`catalog` says what stands in a template.
+"""
+
+from __future__ import annotations
+
+_SCORES = (
+    "{x} @ {s}.mT * {k}", "{x} @ {s}.mT / {k}", "({x} * {k}) @ {s}.mT", "{x} @ {s}.mT / 0.0",
+    "{x} @ {s}.mT", "({x} @ {s}.mT).to({t})", "torch.einsum('...id,...jd->...ij', {x}, {s})",
+    "({x} @ {s}.mT).to({t}).to({x}.dtype)", "({x} @ {s}.mT * {k}).to({t})",
+    "{x}.to({t}) @ {x}.to({t}).mT",
+)  # fmt: skip
+
+_MASKED = (
+    "({c})", "({c})", "({c} + {w:()})", "({c} + {w:X[-2:-1]})", "({c} + {w:(2, 1, 1, 1)})",
+    "({c}).masked_fill(torch.ones_like({c}).tril() == 0, float('-inf'))", "({c}).clamp(max={k})",
+    "({c}) + torch.ones_like({c}).tril().log()", "({c}).reshape(-1, ({c}).shape[-1])",
+    "torch.where(({c}) > {k}, ({c}), -1e4)", "({c}).to({t})",
+)  # fmt: skip
+
+_PROBABILITIES = (
+    "({c}).softmax(-1)", "({c}).softmax(-1)", "({c}).softmax(-1).to({x}.dtype)",
+    "({c}).softmax(-2)",
+    "({c}).softmax(-1, dtype=f32).to({x}.dtype)", "({c}).softmax(-1).to({t}).to({x}.dtype)",
+    "({c}).softmax(-1).reshape(({x} @ {s}.mT).shape)", "({c}).softmax(-1) * {k}",
+    "({c}).softmax(-1) + {w:()}", "({c}).exp() / ({c}).exp().sum(-1, keepdim=True)",
+    "F.dropout(({c}).softmax(-1), 0.1, False)", "({c}).sigmoid()", "({c}).softmax({d})",
+)  # fmt: skip
+
+
+def _attentions() -> list[str]:
+    spelled = []
+    for index, scores in enumerate(_SCORES):
+        for jndex, masked in enumerate(_MASKED):
+            step = (3 * index + 5 * jndex) % len(_PROBABILITIES)
+            chain = masked.replace("{c}", scores)
+            final = _PROBABILITIES[step].replace("{c}", chain)
+            same = ".to({x}.dtype)" if "{t}" in final else ""
+            spelled.append(f"{{o}} = ({final}){same} @ {{s}}")
+    return spelled
+
+
+ATTENTIONS = [
+    *_attentions(),
+    *_attentions()[::3],
+    *(
+        f"{{o}} = F.scaled_dot_product_attention({call})"
+        for call in (
+            "{x}, {s}, {s}", "{x}, {x}, {x}, is_causal=True", "{x}, {s}, {x}, scale={k}",
+            "{x}, {x}, {x}",
+            "{x}, {x}, {x}, {w:bool 0 (1, 1)}", "{x}, {x}, {x}, {w:X[-2:-1]}",
+            "{x}, {x}, {s}, {w:()}",
+            "{x}, {x}, {x}, torch.ones({x}.shape[-2], {x}.shape[-2], dtype=bool).tril()",
+            "{x}, {x}[..., :1, :], {x}[..., :1, :]", "{x}, {x}, {x}[..., :1]",
+            "{x} + 1, {x}, {x} * 2",
+            "*F.linear({x}, {w:(3 * X[-1], X[-1])}).chunk(3, -1)", "{x}, {x}, {x}, scale=0.0",
+            "*F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, "
+            "-1)).unbind(-2)",
+        )
+    ),
+]  # fmt: skip
+
+_NORM = "F.layer_norm({x}, {x}.shape[-1:], {w:X[-1:]}, {w:X[-1:]})"
+_LINEAR = "F.linear({0}, {{w:(X[-1], X[-1])}}, {{w:X[-1:]}})"
+_HEADS = ".unflatten(-1, (2, -1)).transpose(1, 2)"
+_JOINED = ".transpose(1, 2).flatten(2)"
+
+
+def _heads(q: str, k: str, v: str) -> str:
+    operands = (_LINEAR.format(each) + _HEADS for each in (q, k, v))
+    return "q_, k_, v_ = " + ", ".join(operands) + "; "
+
+
+BLOCKS = [
+    "q_, k_, v_ = F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, 2, -1))"
+    ".permute(2, 0, 3, 1, 4).unbind(0); a_ = F.scaled_dot_product_attention(q_, k_, v_); "
+    "{o} = {x} + " + _LINEAR.format("a_" + _JOINED),
+    f"{{p}} = {_NORM}; "
+    + _heads("{p}", "{p}", "{p}")
+    + "a_ = (q_ @ k_.mT * {k} + {w:(2, X[-2], X[-2])}).softmax(-1) @ v_; {o} = {x} + "
+    + _LINEAR.format("a_" + _JOINED),
+    _heads("{x}", "{s}", "{s}") + "{o} = F.scaled_dot_product_attention(q_, k_, v_)" + _JOINED,
+    _heads("{x}", "{s}", "{x}") + "q_, k_ = F.normalize(q_, dim=-1), F.normalize(k_, dim=-1); "
+    "{o} = ((q_ @ k_.mT / {k}).softmax(-1) @ v_)" + _JOINED,
+    _heads("{x}", "{x}", "{x}") + "{o} = (q_ @ (k_.mT @ v_))" + _JOINED + "[:, :1]",
+    _heads("{x}", "{x}", "{x}") + "m_ = torch.ones_like(q_ @ k_.mT).tril().bool(); "
+    "{o} = (q_ @ k_.mT).masked_fill(~m_, -1e9).softmax(-1, dtype=f32).to({x}.dtype) @ v_",
+    f"{{o}} = {{x}} + F.linear(F.gelu(F.linear({_NORM}, {{w:(N, X[-1])}}, {{w:(N,)}})), "
+    "{w:(X[-1], N)}, {w:X[-1:]}) * {w:X[-1:]}",
+    f"{{p}} = {_NORM}; {{o}} = F.linear({{p}}, {{w:(N, X[-1])}}, {{w:(N,)}}) "
+    "* F.linear({p}, {w:(N, X[-1])})",
+    f"{{p}} = {_NORM}; {{o}} = F.linear({{p}}, {{w:(N, X[-1])}}, {{w:(N,)}}) + {{p}}.mean()",
+    f"{{o}} = F.linear({_NORM}[:, 0], {{w:(N, X[-1])}}, {{w:(N,)}})",
+    f"{{o}} = F.linear({_NORM}.mean(1), {{w:(N, X[-1])}}, {{w:(N,)}})",
+    f"{{o}} = {_NORM}.flatten(0, 1) @ {{w:(X[-1], N)}}",
+    "{o} = F.linear({x} + {s}, {w:(N, X[-1])}, {w:(N,)})[:, :1].relu()",
+    "{o} = torch.cat([{w:(1, 1, X[-1])}.expand({x}.shape[0], -1, -1), {x}], 1) "
+    "+ {w:(1, X[-2] + 1, X[-1])}",
+    "a_, b_ = F.linear({x}, {w:(2 * N, X[-1])}).chunk(2, -1); {o} = F.silu(a_) * b_",
+    "c_, s_ = {w:(X[-2], X[-1] // 2)}.cos(), {w:(X[-2], X[-1] // 2)}.sin(); "
+    "a_, b_ = {x}.chunk(2, -1); {o} = torch.cat([a_ * c_ - b_ * s_, a_ * s_ + b_ * c_], -1)",
+    "{o} = {x}.roll((-1, 1), (1, 2)).unflatten(1, (-1, 2)).unflatten(3, (-1, 2))"
+    ".transpose(2, 3).flatten(0, 2)",
+    "{o} = F.linear(torch.cat([{x}, {s}.expand_as({x})], -1), {w:(N, 2 * X[-1])}, {w:(N,)})",
+    "{o} = F.linear({x}, {w:(N, X[-1])}, {w:(N,)}).unflatten(-1, (-1, 1)).sum(-1)",
+    "{o} = F.conv2d(F.silu(F.group_norm({x}, 1, {w:X[1:2]}, {w:X[1:2]})), {w:(N, X[1], 3, 3)}, "
+    "{w:(N,)}, padding=1) + {w:(1, N, 1, 1)}",
+    "{o} = {x} * F.hardsigmoid(F.conv2d(F.relu(F.conv2d(F.adaptive_avg_pool2d({x}, 1), "
+    "{w:(N, X[1], 1, 1)}, {w:(N,)})), {w:(X[1], N, 1, 1)}, {w:X[1:2]}))",
+    "{o} = F.conv2d({x}, {w:(N, X[1], 2, 2)}, {w:(N,)}, stride=2).flatten(2).mT; "
+    "{p} = F.layer_norm({o}, {o}.shape[-1:]) @ {w:(N, N)}",
+    "{o} = F.linear({x}.flatten(2).mT, {w:(N, X[1])}, {w:(N,)}).mT.unflatten(-1, {x}.shape[2:])",
+]
