@@ -26,7 +26,7 @@ class Options:
     Args:
         precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32" (generated as
             three products of tf32, as accurate as torch's fp32), "fp8" (the linears that
-            `calibration` and `error_budget` say, the others in 16 bits); by default (None) the
+            `calibration` and `error_budget` choose, the others in 16 bits); by default (None) the
             model stays as it is, with each product in the type of its operands. Input and output
             dtypes never change.
         target: architecture to compile for, such as "sm_90a"; "host" runs the kernels on the CPU,
@@ -34,9 +34,9 @@ class Options:
         fallback: "warn" runs what has no kernel with ATen and says so; "error" refuses.
         cuda_graph: replay one CUDA graph per call; otherwise launch kernel by kernel.
         static_outputs: return the same output tensors from every call, overwritten by the next.
-        calibration: for fp8, what `gtco.calibrate` found, or the file that keeps it.
-        error_budget: for fp8, how far the outputs may be off, in relation to their size: linears
-            that cost more stay in 16 bits.
+        calibration: for fp8, what `gtco.calibrate` returned, or the file that it wrote.
+        error_budget: for fp8, the largest relative error of the outputs: linears that would exceed
+            it stay in 16 bits.
     """
 
     precision: str | None = None

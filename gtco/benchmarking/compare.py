@@ -113,12 +113,12 @@ class Comparison:
 
     @property
     def first_wrong_group(self) -> GroupCheck | None:
-        """The first group that departs from the interpreter."""
+        """The first group whose results are wrong beside the interpreter's."""
         return next((check for check in self.groups if not check.verdict.ok), None)
 
     @property
     def wrong(self) -> tuple[str, ...]:
-        """What is wrong, a sentence each; a group that departs counts as well."""
+        """What is wrong, a sentence each; a wrong group counts as well."""
         lines = [
             f"{each.contestant}'s {each.output} for {each.kind} inputs is {each.verdict}"
             for each in self.outputs

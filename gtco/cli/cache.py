@@ -60,7 +60,7 @@ def clear_command(*, yes: Yes = False, as_json: Json = False) -> None:
 
 @cache_app.command("verify")
 def verify_command(*, as_json: Json = False) -> None:
-    """Check every kernel and remove the damaged.
+    """Check every kernel and remove damaged ones.
 
     The exit code is 1 if one was.
     Each is held against its checksum and against its name, a cubin also against its entry point.

@@ -33,13 +33,16 @@ Batches = Annotated[
         "--batches",
         metavar="FILE_OR_DIR",
         help="real inputs: .npy files of a model's only input, .npz or .safetensors files with an "
-        "array for each, or a folder of such files; may be given more than once",
+        "array for each input, or a folder of such files; may be given more than once",
     ),
 ]
 File = Annotated[
     Path,
     typer.Option(
-        "--output", "-o", metavar="FILE", help="keep it there; goes on with what is there already"
+        "--output",
+        "-o",
+        metavar="FILE",
+        help="the calibration; continues one that is there already",
     ),
 ]
 

@@ -25,7 +25,7 @@ Best = Annotated[
         "--best",
         metavar="N",
         min=1,
-        help="only each workload's N fastest programs, the library and the best plan: to ship",
+        help="only each workload's N fastest programs, the library's time and the best plan",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="print one JSON object on stdout")]
@@ -123,7 +123,7 @@ def make_app(out: Console, print_json: Callable[..., None]) -> typer.Typer:
 
     @app.command("verify")
     def verify(*, database: Db = None) -> None:
-        """Look at every page and every record's checksum.
+        """Check every page and every record's checksum.
 
         The exit code is 1 if something is wrong.
         """

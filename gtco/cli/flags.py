@@ -32,7 +32,8 @@ ShapeFlags = Annotated[
     typer.Option(
         "--shape",
         metavar="INPUT=1x3x224x224",
-        help="of an .onnx file's input with axes of no fixed size; axes of one name have one size",
+        help="sizes of an .onnx file's input whose axes have no fixed size; axes of one name have "
+        "one size",
     ),
 ]
 Output = Annotated[
@@ -62,7 +63,7 @@ Oracles = Annotated[
     ),
 ]
 Layers = Annotated[
-    bool, typer.Option("--layers", help="check group by group, and name the first that departs")
+    bool, typer.Option("--layers", help="check group by group, and name the first wrong one")
 ]
 Trace = Annotated[
     Path | None, typer.Option(metavar="FILE", help="write a Chrome trace of one call there")

@@ -99,7 +99,8 @@ def print_version(wanted: bool) -> None:
 @app.callback()
 def with_version(
     version: Annotated[
-        bool, typer.Option("--version", callback=print_version, is_eager=True, help="print it, end")
+        bool,
+        typer.Option("--version", callback=print_version, is_eager=True, help="print the version"),
     ] = False,
 ) -> None:
     pass
@@ -154,9 +155,9 @@ def calibrate_command(
 ) -> None:
     """Run MODEL on real inputs, for --precision fp8.
 
-    FILE keeps how large each value is, and what fp8 costs each linear.
+    FILE takes the largest value that each linear reads, and the error that fp8 brings in there.
 
-    Ctrl-C keeps what was seen; the same command again goes on from there.
+    Ctrl-C keeps what was measured; the same command continues from there.
     """
     with progress() as tell:
         files = cli_calibrate.files_of(batches)
@@ -188,7 +189,7 @@ def tune_command(
 ) -> None:
     """Search for fast kernels of MODEL on the GPU here.
 
-    Ctrl-C keeps the best; the same command again goes on from there.
+    Ctrl-C keeps the best; the same command continues from there.
     """
     with progress() as tell:
         found = _locate(model, shapes, tell)
@@ -287,7 +288,7 @@ def inspect_command(
     as_json: Json = False,
     options: Options,
 ) -> None:
-    """Say what MODEL becomes, or what FILE holds; needs no GPU.
+    """Show what MODEL becomes, or what FILE holds; needs no GPU.
 
     Operators, groups, and each edge that is not fused with the reason.
     """
@@ -368,7 +369,7 @@ def report_command(
 
 @app.command("demo")
 def demo_command(*, as_json: Json = False) -> None:
-    """Take ViT-B/16 the whole way: timed on a GPU, else checked."""
+    """Compile ViT-B/16: timed on a GPU, else checked on the CPU."""
     if torch.cuda.is_available():
         found = demo_model.vit_b16()
         with progress() as tell:

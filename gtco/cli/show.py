@@ -82,7 +82,7 @@ def bench(console: Console, model: str, result: BenchResult) -> None:
         "answer",
     )
     if result.rehearsal:
-        console.print("rehearsed on the CPU: none of these times says anything of a GPU")
+        console.print("rehearsed on the CPU: these times say nothing about a GPU")
     ours = result.timings["gtco"].back_to_back_us
     for name, timing in result.timings.items():
         verdicts = result.verdicts[name].values()
@@ -171,7 +171,7 @@ def comparison(console: Console, model: str, result: Comparison) -> None:
         table.add_row(check.group, " -> ".join(check.ops), *errors)
     console.print(table, highlight=False)
     first = result.first_wrong_group
-    line = "no group departs from the interpreter" if first is None else _first_wrong(first)
+    line = "every group agrees with the interpreter" if first is None else _first_wrong(first)
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -183,7 +183,7 @@ def _errors(verdict: Verdict, max_abs: float | None) -> tuple[str, ...]:
 
 def _first_wrong(check: GroupCheck) -> str:
     modules = ", ".join(check.modules) or "no module"
-    return f"the first group that departs is {check}\n  kernel {check.kernel}, from {modules}"
+    return f"the first wrong group is {check}\n  kernel {check.kernel}, from {modules}"
 
 
 # -- compile and demo ----------------------------------------------------------------------------

@@ -28,12 +28,12 @@ Seconds = Annotated[
     float | None,
     typer.Option(
         min=0,
-        help=f"how long to search; final timing takes {FINISH_PART} of that on top, at least "
-        f"{FINISH_S:.0f}",
+        help=f"how long to search; the final timing takes {FINISH_PART:.0%} of that on top, "
+        f"{FINISH_S:.0f} s at least",
     ),
 ]
 TrialsFlag = Annotated[int | None, typer.Option(min=1, help="how many programs to measure at most")]
-Seed = Annotated[int, typer.Option(help="of the search's random numbers")]
+Seed = Annotated[int, typer.Option(help="seed of the search")]
 
 Watch = Callable[[TuneStatus], None]
 _LINES_EVERY_S = 10.0
@@ -79,14 +79,14 @@ def show(out: Console, model: str, result: TuneResult, *, host: bool = False) ->
     out.print(
         f"{result.trials} programs measured in {result.seconds:.0f} s, {result.failures} of them "
         f"failed; ended because {ran_out.get(result.stopped, result.stopped)}; then "
-        f"{result.finish_seconds:.0f} s to time the best again and whole plans"
+        f"{result.finish_seconds:.0f} s to time the best programs again, and whole plans"
     )
     out.print(f"in the measuring processes: {phases or 'nothing'}")
     if result.plans_us:
         replayed = ", ".join(f"{us:.1f}" for us in result.plans_us)
         out.print(f"whole plans replayed, us: {replayed}")
     if host:
-        out.print("all of this is of the host build: it says nothing of a GPU")
+        out.print("all of this was measured on the host build: it says nothing about a GPU")
         return
     before_us, after_us = result.replayed_us or (result.before_us, result.after_us)
     what = "the whole graph" if result.replayed_us else "predicted latency"

@@ -130,7 +130,7 @@ def test_a_damaged_artifact_is_named(run: Run, tmp_path: Path, command: str) -> 
 def test_compare_prints_errors_and_exits_with_0(run: Run) -> None:
     outcome = run("compare", "models_here:mlp", "--target", "host", "--layers")
     assert outcome.code == 0, outcome.stderr
-    for fact in ("RMSE", "max abs", "large mean", "eager", "no group departs"):
+    for fact in ("RMSE", "max abs", "large mean", "eager", "every group agrees"):
         assert fact in outcome.stdout
     assert "WRONG" not in outcome.stdout
 
@@ -144,7 +144,7 @@ def test_compare_of_a_wrong_kernel_exits_with_1(run: Run, monkeypatch: pytest.Mo
     assert outcome.code == 1
     assert "gtco's output for normal inputs is wrong: NaN in" in outcome.stderr
     assert "WRONG" in outcome.stdout
-    assert "the first group that departs is gemm_0 (linear" in outcome.stdout
+    assert "the first wrong group is gemm_0 (linear" in outcome.stdout
     data = json.loads(run("compare", "models_here:mlp", "--target", "host", "--json").stdout)
     assert data["ok"] is False and data["outputs"][0]["verdict"]["ok"] is False
 

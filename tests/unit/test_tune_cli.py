@@ -126,10 +126,10 @@ def test_the_summary_names_all_that_was_found() -> None:
     assert "the whole graph: 510.0 us before, 249.0 us now" in out.export_text()
     cli_tune.show(out, "a model", result, host=True)
     host = out.export_text()
-    assert "says nothing of a GPU" in host and "us before" not in host
+    assert "says nothing about a GPU" in host and "us before" not in host
     for fact in ("a model", "10.0", "12", "4.50", "gemm_wgmma", "6.25", "31%", "other plan",
                  "40 programs measured in 61 s, 2 of them failed", "the time was up", "load 1.5 s",
-                 "then 9 s to time the best again",
+                 "then 9 s to time the best programs again",
                  "251.0, 249.5"):  # fmt: skip
         assert fact in text
 
