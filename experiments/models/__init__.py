@@ -1,0 +1,1 @@
+"""Models to compile and time: each function returns `(module, args)`, as `gtco bench` takes it."""

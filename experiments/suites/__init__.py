@@ -2,5 +2,5 @@
 
 `row` is what a row is, `run` the command of a table, `child` the process of a row, `card` what the
 GPU did meanwhile, `table` and `plots` what people look at. The tables are `experiments.e2e`,
-`subgraphs`, `ops` and `resnet`.
+`experiments.subgraphs`, `experiments.ops` and `experiments.resnet`.
 """

@@ -1,5 +1,5 @@
 """The command line.
 
-`main` has the commands, `base` what they share and `show` what they print; `cache`, `db`, `tune`,
-`env` and `demo` are the commands that need more than a screen.
+`main` has the commands, `flags` and `base` what they share and `show` what they print; `cache`,
+`calibrate`, `db`, `demo`, `env`, `report` and `tune` hold what is of one command alone.
 """

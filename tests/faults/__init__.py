@@ -1,0 +1,1 @@
+"""Faults planted in kernels, passes and the tuner's processes: each must be caught."""

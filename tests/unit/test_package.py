@@ -124,6 +124,18 @@ def test_the_package_imports_nothing_that_stands_beside_it() -> None:
     assert not files
 
 
+@pytest.mark.parametrize("folder", [*FOLDERS, "experiments"])
+def test_each_folder_says_what_is_in_it(folder: str) -> None:
+    linked = {ROOT / "gtco" / name for name in FOLDERS}
+    for path in (ROOT / folder).rglob("__init__.py"):
+        if not linked & set(path.parents):
+            said = ast.get_docstring(ast.parse(path.read_text())) or ""
+            assert 1 <= len(said.splitlines()) <= 10, f"{path}: what is in its folder"
+            beside = {each.stem for each in path.parent.iterdir()}
+            gone = {name for name in re.findall(r"`([a-z_0-9]+)`", said)} - beside
+            assert not gone, f"{path} names {gone}, which is not there"
+
+
 def test_inline_assembly_stands_in_two_headers() -> None:
     assembly = re.compile(r"\basm\s*(volatile)?\s*\(")
     allowed = {"gtco/codegen/device/ptx.cuh", "gtco/codegen/device/wgmma.cuh"}
