@@ -22,6 +22,9 @@ from gtco.runtime.poison import poisoned
 
 COPIES = 12
 """Launches of a chain, each with weights of its own: as a model's layers have."""
+FP32 = "fp32"
+"""What ATen's calls are timed in where the workload does not say tf32, to which cuDNN would round
+fp32 by default."""
 GUARD_BYTES = 4096
 """Between any two tensors, so that a store past an end hits what is checked."""
 _ALIGNMENT = 256
@@ -147,7 +150,7 @@ class HostBench(Bench):
         return self._launch
 
     def library(self) -> Launch:
-        call = bind_library(self.group, self.operands.tensors)
+        call = bind_library(self.group, self.operands.tensors, FP32)
         self._launch = lambda: call(0)
         return self._launch
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
-from gtco.cost_model.benches import COPIES, Bench, Launch
+from gtco.cost_model.benches import COPIES, FP32, Bench, Launch
 from gtco.ir.graph import Group
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, LoadedKernel
@@ -40,7 +40,7 @@ class CudaBench(Bench):
         return lambda: bound(torch.cuda.current_stream().cuda_stream)
 
     def library(self) -> Launch:
-        call = bind_library(self.group, self.operands.tensors)
+        call = bind_library(self.group, self.operands.tensors, FP32)
         return lambda: call(torch.cuda.current_stream().cuda_stream)
 
     def wait(self) -> None:
@@ -49,7 +49,7 @@ class CudaBench(Bench):
     def times_us(self, program: KernelProgram | None, *, final: bool) -> list[float]:
         launches: Sequence[Callable[[int], None]]
         if program is None:
-            launches = [bind_library(self.group, each) for each in self._chain_operands()]
+            launches = [bind_library(self.group, each, FP32) for each in self._chain_operands()]
         else:
             launches = [
                 BoundLaunch(self._kernel, program, each, dependent=index > 0)

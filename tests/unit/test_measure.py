@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from gtco.cost_model.benches import GUARD_BYTES, Operands
+from gtco.cost_model.benches import GUARD_BYTES, HostBench, Operands
 from gtco.cost_model.judge import Judge, random_values
 from gtco.ir.graph import Group
 from gtco.ir.interpreter import interpret
+from gtco.ir.ops import OPS
 from gtco.runtime.poison import poisoned
 from tests import groups, tile_groups
 
@@ -178,3 +179,27 @@ def test_a_store_past_an_output_or_into_an_input_is_seen() -> None:
         whole[place] ^= 1
     memory.tensors["x"][0, 0, 0] += 1
     assert memory.damaged()
+
+
+# -- the library -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_the_library_is_timed_in_the_precision_of_the_workload(
+    tf32: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
+    group = groups.convolution((1, 6, 6, 8), 8, (3, 3), torch.float32)
+    group = groups.tf32(group) if tf32 else group
+    allowed: list[tuple[bool, str]] = []
+    conv = OPS["conv"]
+
+    def noticed(*inputs: Tensor, **attrs: object) -> Tensor:
+        found = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
+        allowed.append(found)
+        return conv.reference(*inputs, **attrs)
+
+    bench = HostBench(group, CPU)
+    monkeypatch.setitem(OPS, "conv", dataclasses.replace(conv, reference=noticed))  # type: ignore[arg-type]
+    bench.library()()
+    assert allowed == [(tf32, "high" if tf32 else "highest")]

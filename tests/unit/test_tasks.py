@@ -10,6 +10,7 @@ from gtco.ir.spec import TensorSpec
 from gtco.passes.fusion import fuse
 from gtco.passes.tasks import tasks, workload_key
 from gtco.target import find_target
+from tests.groups import tf32
 from tests.unit.vit_graph import vit_graph
 
 H100, A100 = find_target("sm_90a"), find_target("sm_80")
@@ -63,6 +64,11 @@ def two_branches(swapped: bool) -> Graph:
     ops = ("exp", "tanh")
     made = {op: b.add(op, x) for op in (reversed(ops) if swapped else ops)}
     return b.build([b.add("sub", made["exp"], made["tanh"])])
+
+
+def test_what_products_are_rounded_to_counts() -> None:
+    plain = gelu_linear(dtype=torch.float32)
+    assert workload_key(plain, H100) != workload_key(tf32(plain), H100)
 
 
 def test_the_order_of_independent_nodes_does_not_count() -> None:
