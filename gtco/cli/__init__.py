@@ -1,5 +1,6 @@
 """The command line.
 
-`main` has the commands, `flags` and `base` what they share and `show` what they print; `cache`,
-`calibrate`, `db`, `demo`, `env`, `report` and `tune` hold what is of one command alone.
+`main` has the commands, `flags` and `base` what they share, `show` what they print and `ending` how
+they end; `cache`, `calibrate`, `db`, `demo`, `env`, `report` and `tune` hold what is of one command
+alone.
 """

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gtco.benchmarking.contestants import PEERS
+from gtco.locate import UsageError
 
 Model = Annotated[
     str,
@@ -77,3 +80,20 @@ Dump = Annotated[
         "runs it all again",
     ),
 ]
+
+
+def parse_shapes(flags: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
+    """The sizes by input of `--shape x=1x3x224x224`, as often as it was given.
+
+    Raises:
+        UsageError: one is of another form, or two are of one input.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for flag in flags or ():
+        name, equals, sizes = flag.rpartition("=")
+        if not equals or not name or not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
+            raise UsageError(f"--shape is INPUT=SIZES, such as x=1x3x224x224, not {flag!r}")
+        if name in shapes:
+            raise UsageError(f"--shape names the input {name!r} twice")
+        shapes[name] = tuple(map(int, sizes.split("x")))
+    return shapes or None

@@ -10,14 +10,13 @@ import dataclasses
 import gc
 import logging
 import os
-import re
 import shlex
 import sys
 import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import torch
 import typer
@@ -28,7 +27,7 @@ from gtco.benchmarking import compare as comparison
 from gtco.benchmarking.answers import parse_peers
 from gtco.benchmarking.bench import BenchResult, WrongAnswer, bench
 from gtco.benchmarking.bench_artifact import bench_artifact
-from gtco.benchmarking.contestants import PEERS, NoGpu
+from gtco.benchmarking.contestants import PEERS
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
 from gtco.cli import base, show
 from gtco.cli import calibrate as cli_calibrate
@@ -38,6 +37,7 @@ from gtco.cli import report as cli_report
 from gtco.cli import tune as cli_tune
 from gtco.cli.base import Json, err, out, print_json, progress, takes_options
 from gtco.cli.cache import cache_app
+from gtco.cli.ending import EXIT_CODES, end, exit_code, message
 from gtco.cli.env import environment, records_here
 from gtco.cli.flags import (
     Against,
@@ -53,24 +53,17 @@ from gtco.cli.flags import (
     ShapeFlags,
     TensorRTPython,
     Trace,
+    parse_shapes,
 )
 from gtco.compiler import make_plan
-from gtco.locate import Located, ModelError, UsageError, artifact_path, locate
-from gtco.options import OptionError, Options
+from gtco.locate import Located, UsageError, artifact_path, locate
+from gtco.options import Options
 from gtco.reporting import dump
 from gtco.reporting.page import page
 from gtco.runtime.artifact import read
 from gtco.runtime.executable import compile_programs
-from gtco.target import HOST, TargetError
+from gtco.target import HOST
 from gtco.version import VERSION
-
-EXIT_CODES = {
-    0: "done",
-    1: "the work failed: a wrong answer, a model or file that cannot be used, a compile error",
-    2: "wrong usage: an unknown command, model or option, or a GPU that is not there",
-    130: "interrupted; what was measured and cached until then is kept",
-}
-"""What the process ends with."""
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -402,23 +395,6 @@ def _locate(model: str, shapes: Sequence[str] | None, tell: Callable[[str], None
     return locate(model, parse_shapes(shapes))
 
 
-def parse_shapes(flags: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
-    """The sizes by input of `--shape x=1x3x224x224`, as often as it was given.
-
-    Raises:
-        UsageError: one is of another form, or two are of one input.
-    """
-    shapes: dict[str, tuple[int, ...]] = {}
-    for flag in flags or ():
-        name, equals, sizes = flag.rpartition("=")
-        if not equals or not name or not re.fullmatch(r"[0-9]{1,18}(x[0-9]{1,18})*", sizes):
-            raise UsageError(f"--shape is INPUT=SIZES, such as x=1x3x224x224, not {flag!r}")
-        if name in shapes:
-            raise UsageError(f"--shape names the input {name!r} twice")
-        shapes[name] = tuple(map(int, sizes.split("x")))
-    return shapes or None
-
-
 def _somewhere(options: Options, tell: Callable[[str], None]) -> Options:
     """`options` with a target: that of the demo where none is named and no GPU is here."""
     if options.target is not None or torch.cuda.is_available():
@@ -447,22 +423,6 @@ def _print_bench(model: str, options: Options, result: BenchResult, as_json: boo
         show.bench(out, model, result)
 
 
-def exit_code(error: Exception) -> int:
-    """2 for what the user asked wrongly, 1 for work that failed."""
-    return 2 if isinstance(error, (UsageError, OptionError, TargetError, NoGpu)) else 1
-
-
-def message(error: Exception) -> str:
-    """One message for `error`; an error of no kind that gtco raises on purpose says so."""
-    module = type(error).__module__
-    ours = module.startswith("gtco") or isinstance(error, (torch.OutOfMemoryError, ModelError))
-    kind = "" if ours else f"unexpected {type(error).__name__}: "
-    hint = "" if ours else " (GTCO_DEBUG=1 shows where)"
-    if isinstance(error, OSError) and error.filename is not None:
-        return f"error: {error.filename}: {error.strerror}"
-    return f"error: {kind}{error}{hint}"
-
-
 def main() -> None:
     """Run the command line and exit."""
     atexit.register(_freeze)
@@ -473,14 +433,14 @@ def main() -> None:
         logs.configure()
         code = app(prog_name="gtco", standalone_mode=not as_json)
         if code == 130:
-            _end("Interrupted", "interrupted", code, as_json)
+            end("Interrupted", "interrupted", code, as_json)
         sys.exit(code)
     except Exception as error:
         if (text := getattr(error, "format_message", None)) is not None:  # typer's, for JSON
-            _end("UsageError", f"error: {text()}", 2, as_json)
+            end("UsageError", f"error: {text()}", 2, as_json)
         if os.environ.get("GTCO_DEBUG"):
             traceback.print_exc()
-        _end(type(error).__name__, message(error), exit_code(error), as_json)
+        end(type(error).__name__, message(error), exit_code(error), as_json)
 
 
 def _freeze() -> None:
@@ -490,11 +450,3 @@ def _freeze() -> None:
     """
     if "triton" not in sys.modules:
         gc.freeze()
-
-
-def _end(kind: str, text: str, code: int, as_json: bool) -> NoReturn:
-    err.print(text, style="red", markup=False, highlight=False, soft_wrap=True)
-    if as_json and not base.printed_json:  # a result may be printed, and wrong
-        error = {"kind": kind, "message": text.removeprefix("error: "), "exit_code": code}
-        print_json(error=error)
-    sys.exit(code)
