@@ -9,7 +9,7 @@ reads from outside is loaded through its layout.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -53,6 +53,11 @@ class Operand:
     layout: Layout
 
 
+def declared(parameters: Mapping[str, tuple[str, Pointer]]) -> str:
+    """Kernel parameters as an entry point declares them, from their names to (C++, argument)."""
+    return ", ".join(text for text, _ in parameters.values())
+
+
 @dataclass
 class Region:
     """The part of a group that runs per element: analysis and text.
@@ -85,6 +90,11 @@ class Region:
     @property
     def columns(self) -> int:
         return self.shape[-1]
+
+    @property
+    def declarations(self) -> str:
+        """The parameters as the entry point declares them."""
+        return declared(self.parameters)
 
     def is_row(self, value: str) -> bool:
         """Whether `value` has one element per row."""

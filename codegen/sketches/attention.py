@@ -341,7 +341,6 @@ class Attention(AttentionSketch):
         row_values_at = shares_at + 2 * warps_k * block_q * 4
         smem = row_values_at + block_q * 4 * len(emitter.row_fields)
         self.check_smem(smem)
-        declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "attention.cuh"
 using namespace gtco;
@@ -355,7 +354,7 @@ struct Config {{
 {structs}
 {functor}
 extern "C" __global__ void __launch_bounds__({threads})
-ENTRY_POINT({declarations}) {{
+ENTRY_POINT({region.declarations}) {{
   attention<Config>({arguments}, Epilogue{{{names}}});
 }}
 """

@@ -177,7 +177,6 @@ class AttentionProjection(AttentionSketch):
         region, emitter = self._epilogue()
         structs, arguments = self._operand_texts(region)
         functor = emitter.functor("Epilogue", "acc")
-        declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "attention_projection.cuh"
 using namespace gtco;
@@ -196,7 +195,7 @@ struct Config {{
 {structs}
 {functor}
 extern "C" __global__ void __launch_bounds__({threads})
-ENTRY_POINT(const __grid_constant__ ptx::TensorMap weights, {declarations}) {{
+ENTRY_POINT(const __grid_constant__ ptx::TensorMap weights, {region.declarations}) {{
   attention_projection<Config>({arguments}, weights, Epilogue{{{names}}});
 }}
 """

@@ -184,7 +184,6 @@ class AttentionWgmma(AttentionSketch):
         structs += self._mask_text(region)
         mask = self._mask_argument(region)
         functor = emitter.functor("Epilogue", "acc")
-        declarations = "".join(f", {text}" for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "attention_wgmma.cuh"
 using namespace gtco;
@@ -203,7 +202,7 @@ struct Config {{
 extern "C" __global__ void __launch_bounds__({threads}, {self._resident(schedule)})
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
             const __grid_constant__ ptx::TensorMap k_map,
-            const __grid_constant__ ptx::TensorMap v_map{declarations}) {{
+            const __grid_constant__ ptx::TensorMap v_map, {region.declarations}) {{
   attention_wgmma<Config>(Q{{q_map}}, K{{k_map}}, V{{v_map}}, {mask}, Epilogue{{{names}}});
 }}
 """

@@ -76,6 +76,14 @@ class GemmProblem:
             raise Illegal("this sketch reads no windows of an image")
         return self.a
 
+    @property
+    def windows(self) -> tuple[str, str]:
+        """What copies windows of an image as A: a struct, and how a template is told of it; both
+        are empty where A is rows."""
+        if not isinstance(self.a, WindowOperand):
+            return "", ""
+        return f"struct Windows {{\n{self.a.fields}\n}};\n\n", ", Windows"
+
     def atoms(self, elements: int) -> int:
         """How many pieces of `elements` each K comes in."""
         if isinstance(self.a, WindowOperand):

@@ -127,7 +127,6 @@ class GemmMma(Sketch):
         row_values_at = pad_to(max(ring, m * stage_ld * 4), 16)
         smem = row_values_at + m * 4 * len(emitter.row_fields)
         self.check_smem(smem)
-        declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_mma.cuh"
 using namespace gtco;
@@ -144,7 +143,7 @@ struct Config {{
 {texts[1]}
 {functor}
 extern "C" __global__ void __launch_bounds__({warps_m * warps_n * 32})
-ENTRY_POINT({declarations}) {{
+ENTRY_POINT({region.declarations}) {{
   gemm_mma<Config>(A{{{region.parameter(problem.a.base, "in")}}},
                    B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}});
 }}

@@ -167,10 +167,7 @@ class GemmPersistent(Sketch):
         block_m, block_n, atoms = schedule["block_m"], schedule["block_n"], schedule["atoms"]
         smem, blocks, threads = self._smem(schedule), self._blocks(schedule), _threads(schedule)
         down = -(-problem.rows // block_m)
-        windows, of = "", ""
-        if isinstance(problem.a, WindowOperand):
-            windows, of = f"struct Windows {{\n{problem.a.fields}\n}};\n\n", ", Windows"
-        declarations = "".join(f", {text}" for text, _ in region.parameters.values())
+        windows, of = problem.windows
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_persistent.cuh"
 using namespace gtco;
@@ -193,7 +190,7 @@ struct Config {{
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
-            const __grid_constant__ ptx::TensorMap b_map{declarations}) {{
+            const __grid_constant__ ptx::TensorMap b_map, {region.declarations}) {{
   gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}});
 }}
 """

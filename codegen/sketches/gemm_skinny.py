@@ -170,7 +170,6 @@ class GemmSkinny(Sketch):
         # Where two fit, the next kernel's weights come beside this one's end.
         registers = self._block_work(schedule).registers
         blocks_per_sm = 2 if registers <= _most_registers(2 * threads) else 1
-        declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_skinny.cuh"
 using namespace gtco;
@@ -188,7 +187,7 @@ struct Config {{
 {texts[1]}
 {functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
-ENTRY_POINT({declarations}) {{
+ENTRY_POINT({region.declarations}) {{
   gemm_skinny<Config>(A{{{inputs["A"]}}}, B{{{inputs["B"]}}}, Epilogue{{{names}}});
 }}
 """

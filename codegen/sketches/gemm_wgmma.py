@@ -255,10 +255,7 @@ class GemmWgmma(Sketch):
         fits_twice = 2 * (smem.nbytes + 1024) <= self.target.smem_per_sm and threads <= 256
         blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
         functor = emitter.functor("Epilogue", "acc")
-        windows, of = "", ""
-        if isinstance(problem.a, WindowOperand):
-            windows, of = f"struct Windows {{\n{problem.a.fields}\n}};\n\n", ", Windows"
-        declarations = "".join(f", {text}" for text, _ in region.parameters.values())
+        windows, of = problem.windows
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_wgmma.cuh"
 using namespace gtco;
@@ -282,7 +279,7 @@ struct Config {{
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
-            const __grid_constant__ ptx::TensorMap q_map{declarations}) {{
+            const __grid_constant__ ptx::TensorMap q_map, {region.declarations}) {{
   gemm_wgmma<Config{of}>(p_map, q_map, Epilogue{{{names}}});
 }}
 """

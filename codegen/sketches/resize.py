@@ -93,7 +93,6 @@ class Resize(Sketch):
         copied = list(copies(self.group, region, threads))
         functor = emitter.functor("Epilogue", "acc")  # has all parameters by now
         at = index(self.layout, ("n", "y", "x", "channel"))
-        declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         element = C_TYPES[self.dtype]
         items = region.rows * columns // (region.vector * repeat)
@@ -119,7 +118,7 @@ struct Image {{
 using namespace gtco;
 
 {"".join(part.text for part in parts)}
-extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declarations}) {{
+extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({region.declarations}) {{
 {dispatch(parts)}
 }}
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from gtco.codegen import timing
-from gtco.codegen.emit import PointwiseEmitter, Region, index
+from gtco.codegen.emit import PointwiseEmitter, Region, declared, index
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
@@ -203,7 +203,7 @@ class Squeeze(Sketch):
         given += [f"{name}{{{every}}}" for name in ("OfMean", "OfHidden", "OfResult")]
         places = self._places(schedule)
         sizes = ", ".join(f"{name} = {value}" for name, value in places.items())
-        declarations = ", ".join(text for text, _ in parameters.values())
+        declarations = declared(parameters)
         newline = "\n"
         source = f"""#include "squeeze.cuh"
 using namespace gtco;

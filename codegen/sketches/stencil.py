@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import torch
 
-from gtco.codegen.emit import PointwiseEmitter, Region, index
+from gtco.codegen.emit import PointwiseEmitter, Region, declared, index
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
@@ -154,7 +154,7 @@ class Stencil(Sketch):
             call += f"Epilogue{suffix}{{{', '.join(parameters)}}}, {BLOCK});"
             parts.append(Part(text, call, -(-each.items(strip, region.vector) // threads)))
         parts += copied
-        declarations = ", ".join(text for text, _ in parameters.values())
+        declarations = declared(parameters)
         texts = "".join(part.text for part in parts)
         source = f"""#include "stencil.cuh"
 using namespace gtco;
