@@ -298,7 +298,10 @@ def fuse_known(known: Knowledge, graph: Graph, target: Target) -> FusedGraph:
         if plan_work(fused, target) == record.work:
             fusion_log.info("the plan that was fastest, %s", known.source(record))
             return fused
-        tune_log.warning("the plan that was fastest when replayed cannot be made: fusing by price")
+        tune_log.warning(
+            "the fastest plan on record cannot be made any more: groups are chosen by predicted "
+            "times; gtco tune finds another"
+        )
     return fusion.fuse(graph, _price(known, graph, target))
 
 

@@ -67,7 +67,7 @@ def write_repro(folder: Path, plan: Plan, captured: Captured) -> None:
     try:
         _write_captured(folder / CAPTURED, captured)
     except EncodingError as error:
-        log.warning("%s gets no %s: %s", folder, REPRO, error)
+        log.warning("no %s in %s: %s", REPRO, folder, error)
         return
     (folder / REPRO).write_text(_repro(plan))
 

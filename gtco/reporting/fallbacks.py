@@ -92,7 +92,7 @@ def precision_hint(plan: Plan) -> str:
     return (
         f"the products of {launches} are fp32, as the model has them: on {plan.target.arch} "
         f'precision="tf32" multiplies about {tf32 / fp32:.0f} times as fast, "fp16" '
-        f'{fp16 / fp32:.0f} times; precision="fp32" says that they are meant so'
+        f'{fp16 / fp32:.0f} times; pass precision="fp32" to keep them without this warning'
     )
 
 

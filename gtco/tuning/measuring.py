@@ -180,7 +180,7 @@ class Measuring:
         try:
             self._database.add(self._unsaved)
         except DatabaseError as error:
-            log.warning("%s (%d measurements wait)", error, len(self._unsaved))
+            log.warning("%s (%d measurements are not kept yet)", error, len(self._unsaved))
         else:
             self._unsaved = []
 

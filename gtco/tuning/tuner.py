@@ -118,8 +118,8 @@ def tune(
     with Database(database_file(database)) as opened:
         if opened.read_only:
             raise DatabaseError(
-                f"{opened.path} is read-only, and tuning would be forgotten: make it writable, or "
-                "name another file with database= (--db)"
+                f"{opened.path} is read-only, and what tuning finds could not be kept: make it "
+                "writable, or name another file with database= (--db)"
             )
         known = known_on(device, opened.path)
         with Trials(host=chosen.target == HOST, executor=executor) as runner:  # starts processes
