@@ -57,6 +57,7 @@ def scaled() -> Group:
 CASES: tuple[Callable[[], Group], ...] = (
     lambda: groups.norm_linear(197, 768, 3072, F16, gelu=True),
     lambda: groups.residual_linear(197, 768, 768, F16),
+    lambda: groups.rotary_linear(37, 128, 3, 2, 64, F16),
     lambda: groups.batched_matmul(2, 33, 64, 40, F16),
     lambda: groups.convolution((1, 56, 56, 64), 64, (3, 3), F16),
     lambda: groups.convolution((1, 14, 14, 64), 64, (3, 3), F16, groups=2),
