@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import onnx
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
+from gtco.benchmarking.onnx_fold import fold_constants
 from gtco.locate import Located, UsageError
 
 OPSET = 16
@@ -167,8 +172,38 @@ def _place(x: Tensor) -> tuple[str, int, Any, tuple[int, ...], int]:
     return x.device.type, x.device.index or 0, kind, tuple(x.shape), x.data_ptr()
 
 
+class _TypedMasks(TorchFunctionMode):
+    """Attention's masks of truths as sums in the type of the queries.
+
+    torch's exporter adds float32 to half precision there, so that such attention would run in
+    float32, and looks for NaN behind each softmax. Rows of which nothing is seen are 0, as torch's.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = {**dict(zip(_ATTENTION, args, strict=False)), **(kwargs or {})}
+        mask = given.get("attn_mask")
+        if func is not F.scaled_dot_product_attention or mask is None or mask.dtype != torch.bool:
+            return func(*args, **(kwargs or {}))
+        shown, hidden = (torch.full((), x, dtype=given["query"].dtype) for x in (0, -math.inf))
+        given["attn_mask"] = torch.where(mask, shown.to(mask.device), hidden.to(mask.device))
+        y = func(**given)
+        return torch.where(mask.any(-1, keepdim=True), y, torch.zeros_like(y))
+
+
+_ATTENTION = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+"""Positional arguments of torch's attention."""
+
+
 def export_onnx(module: nn.Module, args: tuple[Any, ...], file: Path) -> None:
     """Write `module` as ONNX, traced: TensorRT 8 reads no file of torch's newer exporter.
+
+    What it computes of constants alone is in the file as a constant.
 
     Args:
         module: in eval mode.
@@ -182,8 +217,11 @@ def export_onnx(module: nn.Module, args: tuple[Any, ...], file: Path) -> None:
     if not all(isinstance(each, Tensor) for each in args):
         raise UsageError("only models of positional tensors are exported to ONNX here")
     names = [f"input_{index}" for index in range(len(args))]
-    with warnings.catch_warnings(), torch.no_grad():
+    with warnings.catch_warnings(), torch.no_grad(), _TypedMasks():
         warnings.simplefilter("ignore")  # of tracing, and of this exporter's age
         torch.onnx.export(
             module, args, file, dynamo=False, opset_version=OPSET, input_names=names, verbose=False
         )
+    model = onnx.load(file, load_external_data=False)  # where it is too large for one file
+    fold_constants(model)
+    onnx.save(model, file)
