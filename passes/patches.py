@@ -121,6 +121,7 @@ def _why_not_gathered(edit: Editor, value: str) -> str | None:
 
 def _padded_rows(edit: Editor, match: _Rows) -> str:
     concat, linear = match.concat, match.linear
+    edit.source = linear.source  # what users know the product by, not where it is concatenated
     patches, name = linear.inputs[:2]
     weight = edit.constants[name]
     sizes = [edit.shape(value)[1] for value in concat.inputs]

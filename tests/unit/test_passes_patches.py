@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import gtco
+from gtco.cli.demo import VisionTransformer
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
@@ -134,6 +136,13 @@ def test_is_about_as_near_to_the_truth_as_eager(dtype: torch.dtype, patch: int) 
     assert actual.dtype == dtype
     # node by node the sum of the constants is one rounding more; a kernel rounds no product
     assert rmse(actual, exact) <= 1.5 * rmse(eager, exact)
+
+
+def test_the_product_keeps_its_module() -> None:
+    model = VisionTransformer(patch=4, width=64, depth=1, heads=4, image=16, classes=10)
+    graph = run_pipeline(gtco.capture(model.eval(), torch.zeros(1, 3, 16, 16)))
+    first = next(node for node in graph.nodes if node.op == "linear")
+    assert first.source == "patch_embed.proj"
 
 
 def test_one_kernel_makes_the_embedding_and_its_statistics() -> None:
