@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -10,6 +11,16 @@ from gtco.reporting.build import Build, Judged
 
 def title_of(build: Build) -> str:
     return f"{build.model} on {build.device or build.target}"
+
+
+def breakable(text: str) -> str:
+    """`text` for HTML, that goes on in the next line between its words alone."""
+    return re.sub(r"([.:/_])(?=\w)", r"\1<wbr>", escape(text))
+
+
+def chained(operators: Iterable[str]) -> str:
+    """Operators in their order."""
+    return " \N{RIGHTWARDS ARROW} ".join(operators)
 
 
 def in_us(us: float | None) -> str:

@@ -19,6 +19,8 @@ from gtco.reporting.build import Build, KernelFacts, Layers
 from gtco.reporting.graph_svg import family_name, graph_svg, headline, parts_of, short
 from gtco.reporting.markup import (
     answer_cell,
+    breakable,
+    chained,
     definitions,
     in_us,
     listed,
@@ -30,7 +32,7 @@ from gtco.reporting.markup import (
     title_of,
     verdict_of,
 )
-from gtco.reporting.side_by_side import side_by_side
+from gtco.reporting.side_by_side import LETTERS, side_by_side
 
 _COLOURS = 8
 """In the template; further families take the last one."""
@@ -43,6 +45,7 @@ _ATEN = (
     "These launches call torch's own operators, inside the same CUDA graph as the kernels where "
     "nothing above says otherwise."
 )
+_KERNELS = "The time of each launch, and how many times its floor that is."
 _BY_LINEAR = (
     "How far calibration saw the model's outputs off, in relation to their size, with one linear "
     "in fp8 and all others in 16 bits. As much work as fits the budget runs in fp8."
@@ -50,25 +53,27 @@ _BY_LINEAR = (
 _BY_LAYER = (
     "Each group was given the values that the interpreter has there, and its outputs were held "
     "against the interpreter in fp64: the root of the mean squared error, of repeated layers that "
-    "of the worst, and a bar for each, as high as its share of the limit."
+    "of the worst, and a bar for each below a line that is the limit."
 )
 _UNCHECKED = "Nothing was checked: no kernel ran."
 
 
 def page(builds: Sequence[Build]) -> str:
-    """The HTML of one build, or of several to compare.
+    """The HTML of one build, or of two to compare.
 
     Args:
-        builds: at least one.
+        builds: one or two.
     """
     families = Counter(each.family for build in builds for each in build.launches)
     colours = {
         name: min(number, _COLOURS - 1) for number, (name, _) in enumerate(families.most_common())
     }
     titles = [title_of(build) for build in builds]
-    head = f"<h1>{' and '.join(escape(each) for each in titles)}</h1>"
+    if len(builds) > 1:
+        titles = [f"{letter}: {each}" for letter, each in zip(LETTERS, titles, strict=True)]
+    head = f"<h1>{'<br>'.join(map(breakable, titles))}</h1>"
     longest = max(_length(build) for build in builds)
-    heads = [escape(each) for each in titles] if len(builds) > 1 else ["Summary"]
+    heads = [breakable(each) for each in titles] if len(builds) > 1 else ["Summary"]
     sections = [
         f"<section><h2>{name}</h2>{_Section(build, colours, f'b{number}-', longest).html()}"
         "</section>"
@@ -185,7 +190,7 @@ class _Section:
             return f"{head}{paragraph('Nothing: gtco generated the kernel of every launch.')}"
         parts = []
         for reason, positions in sorted(kinds.items(), key=lambda kind: -len(kind[1])):
-            ops = Counter(" -> ".join(build.launches[at].ops) for at in positions)
+            ops = Counter(chained(build.launches[at].ops) for at in positions)
             times = [build.launch_us(build.launches[at]) for at in positions]
             known = [us for us in times if us is not None]
             links = [
@@ -290,7 +295,7 @@ class _Section:
                 )
             else:
                 parts.append(self._launch(range(part, part + 1)))
-        return f"<h2>Kernels</h2>{''.join(parts)}"
+        return f"<h2>Kernels</h2>{paragraph(_KERNELS)}{''.join(parts)}"
 
     def _launch(self, positions: range) -> str:
         """One launch, or those that stand at the same place of repeated layers."""
@@ -308,7 +313,7 @@ class _Section:
         kind = "measured" if build.is_measured else "predicted"
         schedule = ", ".join(f"{name}={value}" for name, value in first.schedule.items())
         facts = [
-            ("operators", " -> ".join(first.ops)),
+            ("operators", chained(first.ops)),
             (f"time, {kind}", each),
             ("floor", f"{in_us(first.floor_us)}; {over} times it"),
             ("moves", f"{first.nbytes / 1e6:.2f} MB"),
@@ -327,11 +332,14 @@ class _Section:
         apart = self._apart(positions)
         mark = f'<i class="c{self.colours[first.family]}"></i>'
         count = f" x{len(alike)}" if len(alike) > 1 else ""
-        us = f'<span class="us">{in_us(total)}</span>'
+        slow = ""
+        if times and first.floor_us:
+            slow = f', <span class="soft">{times[0] / first.floor_us:.1f}x</span>'
+        us = f'<span class="us">{in_us(total)}{slow}</span>'
         return (
             f'<details id="{self.prefix}launch-{positions[0]}"><summary>'
             f'<span class="c{self.colours[first.family]}">{mark}</span>{us}'
-            f"{positions[0] + 1}. {escape(headline(first))}{count} "
+            f"{positions[0] + 1}. {breakable(headline(first))}{count} "
             f'<span class="soft">{escape(family_name(first))}</span></summary>'
             f"{definitions([(name, text) for name, text in facts if text])}"
             f"{apart}{''.join(map(_kernel, known))}</details>"
@@ -397,7 +405,7 @@ class _Section:
             f"{escape(short(headline(first), 40))}</a>{count}</td>{answer_cell(worst)}"
             f'<td class="number">{scientific(worst.rmse)}</td>'
             f'<td class="number">{scientific(worst.limit)}</td>'
-            f'<td><span class="bars">{bars}</span></td></tr>'
+            f'<td>{shares[at]:.0%} <span class="bars">{bars}</span></td></tr>'
         )
 
     # -- fp8 ---------------------------------------------------------------------------------------

@@ -6,7 +6,10 @@ from html import escape
 
 from gtco.reporting.build import Build
 from gtco.reporting.graph_svg import family_name
-from gtco.reporting.markup import in_us, title_of, verdict_of
+from gtco.reporting.markup import chained, in_us, verdict_of
+
+LETTERS = ("A", "B")
+"""What the two builds are called, which may be of one model."""
 
 
 def side_by_side(one: Build, other: Build) -> str:
@@ -34,10 +37,10 @@ def side_by_side(one: Build, other: Build) -> str:
             '<p class="note">The two have no clock in common: one was timed on another GPU than '
             "the other, or not at all, so that their times say nothing of each other.</p>"
         )
-    heads = "".join(f'<th class="number">{escape(title_of(each))}</th>' for each in (one, other))
+    heads = "".join(f'<th class="number">{name}</th>' for name in (*LETTERS, "change"))
     return (
         f"<h2>Side by side</h2>{mixed}"
-        f'<div class="scroll"><table><thead><tr><th></th>{heads}<th class="number">change</th></tr>'
+        f'<div class="scroll"><table class="sides"><thead><tr><th></th>{heads}</tr>'
         f"</thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -46,7 +49,7 @@ def _kinds(build: Build) -> dict[str, tuple[int, float]]:
     """Launches and their microseconds, by the operators that they run."""
     kinds: dict[str, tuple[int, float]] = {}
     for launch in build.launches:
-        name = f"{family_name(launch)}: {' -> '.join(launch.ops)}"
+        name = f"{family_name(launch)}: {chained(launch.ops)}"
         count, us = kinds.get(name, (0, 0.0))
         kinds[name] = (count + 1, us + (build.launch_us(launch) or 0.0))
     return kinds
@@ -55,8 +58,9 @@ def _kinds(build: Build) -> dict[str, tuple[int, float]]:
 def _row(name: str, one: float | None, other: float | None, before: str, after: str) -> str:
     change = "" if not one or other is None else f"{other / one - 1:+.1%}"
     return (
-        f'<tr><td>{escape(name)}</td><td class="number">{before}{in_us(one)}</td>'
-        f'<td class="number">{after}{in_us(other)}</td><td class="number">{change}</td></tr>'
+        f'<tr><td>{escape(name)}</td><td class="number">{before}<span>{in_us(one)}</span></td>'
+        f'<td class="number">{after}<span>{in_us(other)}</span></td>'
+        f'<td class="number">{change}</td></tr>'
     )
 
 

@@ -96,6 +96,22 @@ def tab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tab]:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=["phone", "desk"])
+def test_two_builds_are_told_apart_at_a_glance(
+    tab: Tab, pages: dict[str, Path], size: tuple[int, int, bool]
+) -> None:
+    tab.open(pages["two"], *size)
+    heads = "[...document.querySelectorAll('%s')].map(each => each.textContent)"
+    assert tab.run(heads % ".sides th") == ["", "A", "B", "change"]
+    assert [each[:3] for each in tab.run(heads % ".builds > section > h2:first-child")] == [
+        "A: ",
+        "B: ",
+    ]
+    hidden = """[...document.querySelectorAll('.sides td')]
+      .filter(each => each.getBoundingClientRect().right > innerWidth).length"""
+    assert tab.run(hidden) == 0
+
+
+@pytest.mark.parametrize("size", SIZES, ids=["phone", "desk"])
 @pytest.mark.parametrize("which", ["one", "two"])
 def test_a_page_fits_and_asks_for_nothing(
     tab: Tab, pages: dict[str, Path], which: str, size: tuple[int, int, bool]

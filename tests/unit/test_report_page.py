@@ -77,7 +77,7 @@ def checked(build: Build) -> Build:
 class Parsed(HTMLParser):
     """Tags, ids, links and texts; unbalanced tags raise."""
 
-    VOID = ("meta", "br", "img", "input", "link", "hr", "rect", "path")
+    VOID = ("meta", "br", "wbr", "img", "input", "link", "hr", "rect", "path")
 
     def __init__(self, html: str) -> None:
         super().__init__()
