@@ -45,7 +45,8 @@ settled, the median of the rounds. Synchronised: single calls with a synchronisa
 next call overwrites; everyone else gives fresh outputs. "wrong" stands for no peer. gtco untuned
 knows no record at all. The floor is every weight, input and output once at the rate of device
 memory, or all products at the peak, whichever takes longer. Compile seconds begin with empty caches
-and include the first calls; memory is what a contestant holds of the GPU's, the weights included.
+and include the first calls; memory is what a contestant holds of the GPU's, the weights included:
+by how much less of it is free afterwards, which other processes disturb (a dash where they did).
 """
 
 
@@ -213,7 +214,8 @@ def _megabytes(result: Result, column: str) -> str:
     if taken is None:
         return DASH
     shared = name.startswith(("eager", "inductor")) and CHANNELS_LAST not in name
-    return f"{(taken + shared * result['weight_bytes']) / 1e6:.0f}"
+    held = taken + shared * result["weight_bytes"]
+    return f"{held / 1e6:.0f}" if held >= 0 else DASH  # another process let go of some meanwhile
 
 
 def published(results: Sequence[Result]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -125,6 +126,7 @@ def costs(found: dict[str, Cost], name: str) -> Iterator[None]:
 def _free_bytes() -> int | None:
     if not torch.cuda.is_available():
         return None
+    gc.collect()  # what an earlier contestant left in cycles is not this one's
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import itertools
 import sys
@@ -29,7 +30,16 @@ from gtco.benchmarking.bench import (
     compare,
     kernel_times,
 )
-from gtco.benchmarking.contestants import EAGER_CALLS, PEERS, TENSORRT, TORCHSCRIPT, UNTUNED, NoGpu
+from gtco.benchmarking.contestants import (
+    EAGER_CALLS,
+    PEERS,
+    TENSORRT,
+    TORCHSCRIPT,
+    UNTUNED,
+    Cost,
+    NoGpu,
+    costs,
+)
 from gtco.benchmarking.onnx_peer import BoundOnnxRuntime, export_onnx
 from gtco.benchmarking.rounds import SETTLING_US, Timing, percentiles, time_rounds
 from gtco.benchmarking.tensorrt_peer import TensorRTPlace
@@ -343,3 +353,37 @@ def test_the_bound_runtime_reads_and_writes_tensors(tmp_path: Path) -> None:
         torch.testing.assert_close(bound(x), model(x), rtol=1e-2, atol=1e-2)
     with pytest.raises(UsageError, match="has no CUDAExecutionProvider"):
         BoundOnnxRuntime(tmp_path / "model.onnx", "CUDA", torch.device("cpu"))
+
+
+def test_what_an_earlier_contestant_left_in_cycles_is_not_counted_for_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Held:
+        """A hundred bytes, until the last reference is gone."""
+
+        alive = 0
+
+        def __init__(self) -> None:
+            Held.alive += 1
+            self.me = self
+
+        def __del__(self) -> None:
+            Held.alive -= 1
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1000 - 100 * Held.alive, 1000))
+    found: dict[str, Cost] = {}
+    gc.disable()
+    try:
+        Held()
+        with costs(found, "keeps one"):
+            kept = Held()
+            gc.collect()
+        with costs(found, "keeps nothing"):
+            Held()
+    finally:
+        gc.enable()
+    assert kept.me is kept
+    assert [each.memory_bytes for each in found.values()] == [100, 0]

@@ -197,6 +197,8 @@ def test_the_tables_say_who_is_best_wrong_and_missing() -> None:
     assert "| 178 | 400 |" not in text and "| 5 | 178 |" in text, "weights are shared with torch"
     assert "| ViT-B/16 | 0.70 | 4.00 | 1.02 | 2.96 | 4.50 |" in text
     assert "- inductor max-autotune: OutOfMemoryError: no (ViT-B/16)" in text
+    found["costs"]["eager"]["memory_bytes"] = -8_000_000_000
+    assert "| 5 | – | – | 400 |" in report([found]), "somebody else's memory was let go"  # noqa: RUF001
 
 
 def test_trtexec_fills_the_column_where_nobody_else_does(tmp_path: Path) -> None:
