@@ -5,7 +5,8 @@
 Reads what `gtco bench --json` printed (`*.json`) and what `experiments.bench_models` wrote
 (`*.jsonl`, one such object a line) and prints the whole table; --write puts it into
 docs/results.md, a few of its rows into the README, and the bars of docs/ratios.svg. Of equal cases
-the last counts, in the order of file names and lines.
+the last counts, in the order of file names and lines. What `experiments.e2e` wrote (`*-e2e.jsonl`)
+is tabled beside it once more, and beside TensorRT in docs/results.md.
 """
 
 from __future__ import annotations
@@ -15,15 +16,21 @@ import json
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from html import escape
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from experiments import e2e
 from experiments.publish import markdown
+from experiments.suites import table as tables
+from experiments.suites.run import finished
+from gtco.benchmarking.contestants import TENSORRT
 
 ROOT = Path(__file__).parents[1]
 README, PAGE, CHART = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "ratios.svg"
 RESULTS = ROOT / "experiments" / "results"
 BEGIN, END = "<!-- results: python -m experiments.readme_table --write -->\n", "<!-- /results -->\n"
+TENSORRT_BEGIN = "<!-- beside TensorRT: python -m experiments.readme_table --write -->\n"
 NOTHING = "No results are published in this version.\n"
 HEADER = (
     "model",
@@ -202,18 +209,55 @@ def chart(found: Sequence[Result]) -> str:
     )
 
 
-def updated(text: str, section: str) -> str:
+def whole_models(folder: Path) -> dict[Path, list[dict[str, Any]]]:
+    """What each file of `experiments.e2e` holds, in the table's order."""
+    files = sorted(folder.glob("*-e2e.jsonl"))
+    there = {path: finished(path) for path in files}
+    return {
+        path: [rows[row.name] for row in e2e.ROWS if row.name in rows]
+        for path, rows in there.items()
+    }
+
+
+def beside_tensorrt(found: Sequence[Result]) -> str:
+    """Rows in which TensorRT took part: microseconds, the ratio, and what AutoGTCO published."""
+    columns = ("gtco untuned", "gtco tuned", "TensorRT")
+    peers = ("Inductor reduce-overhead", "eager in a CUDA graph")
+    header = ("model", *columns, "TensorRT / gtco", "TensorRT 7 / AutoGTCO, published", *peers)
+    rows, said = [], []
+    for each in found:
+        source, verdicts = each["published"], each["verdicts"].get(TENSORRT, {})
+        rows.append(
+            (
+                each["title"],
+                *(tables.cell(each, column) for column in columns),
+                tables.ratio(each, TENSORRT),
+                f"{source['tensorrt'] / source['autogtco']:.2f}" if source else tables.DASH,
+                *(tables.cell(each, column) for column in peers),
+            )
+        )
+        if TENSORRT in each["failures"]:
+            said.append(f"- {each['title']}: {each['failures'][TENSORRT]}\n")
+        if wrong := [kind for kind, verdict in verdicts.items() if not verdict["ok"]]:
+            said.append(f"- {each['title']}: answers wrong for inputs of: {', '.join(wrong)}\n")
+    return markdown(header, rows) + ("\nTensorRT's dashes:\n\n" + "".join(said) if said else "")
+
+
+def updated(text: str, section: str, begin: str = BEGIN) -> str:
     """`text` with `section` between its two markers."""
-    before, rest = text.split(BEGIN)
-    return before + BEGIN + section + END + rest.split(END)[1]
+    before, rest = text.split(begin)
+    return before + begin + section + END + rest.split(END, 1)[1]
 
 
 def pages(found: Sequence[Result]) -> dict[Path, str]:
     """Each file that shows results, as it has to be."""
+    whole = whole_models(RESULTS)
+    page = updated(PAGE.read_text(), table(found))
     return {
         README: updated(README.read_text(), summary(found)),
-        PAGE: updated(PAGE.read_text(), table(found)),
+        PAGE: updated(page, beside_tensorrt([*chain(*whole.values())]), TENSORRT_BEGIN),
         CHART: chart(found),
+        **{path.with_suffix(".md"): e2e.report(rows) for path, rows in whole.items()},
     }
 
 

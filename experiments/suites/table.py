@@ -246,9 +246,11 @@ def published(results: Sequence[Result]) -> str:
 
 
 def ratio(result: Result, name: str) -> str:
-    """How many times as long as gtco it takes; a dash where that is not known."""
+    """How many times as long as gtco it takes; a dash where that is not known or it is wrong."""
     theirs, ours = us(result, name), us(result, GTCO)
-    return f"{theirs / ours:.2f}" if theirs and ours and not _rehearsed(result) else DASH
+    if not theirs or not ours or _rehearsed(result) or not is_right(result, name):
+        return DASH
+    return f"{theirs / ours:.2f}"
 
 
 def card(results: Sequence[Result]) -> str:

@@ -83,5 +83,24 @@ def test_the_last_result_of_a_case_counts_and_failures_are_shown(tmp_path: Path)
     assert "| failed: no |" in second
 
 
+def test_tensorrt_stands_beside_what_was_published_and_its_faults_are_named() -> None:
+    found = benchmark("vit_b16", 100) | {"title": "ViT-B/16", "failures": {}, "card": {}}
+    found["published"] = {"jit": 4.0, "tensorrt": 6.0, "ansor": 2.0, "autogtco": 4.0}
+    found["timings"]["TensorRT"] = found["timings"]["eager"]
+    found["verdicts"]["TensorRT"] = {"normal": {"ok": True}, "large mean": {"ok": True}}
+    found["facts"] = {"version": "10.9"}
+    text = readme_table.beside_tensorrt([found])
+    assert "| 100 | 200 (10.9) | 2.00 | 1.50 |" in text and "dashes" not in text
+    found["verdicts"]["TensorRT"]["large mean"]["ok"] = False
+    text = readme_table.beside_tensorrt([found])
+    assert "| 200 (10.9, wrong) | – | 1.50 |" in text  # noqa: RUF001
+    assert "- ViT-B/16: answers wrong for inputs of: large mean\n" in text
+    del found["timings"]["TensorRT"], found["verdicts"]["TensorRT"]
+    found["failures"] = {"TensorRT": "TensorRTError: no"}
+    found["published"] = None
+    text = readme_table.beside_tensorrt([found])
+    assert "| 100 | – | – | – |" in text and "- ViT-B/16: TensorRTError: no\n" in text  # noqa: RUF001
+
+
 def test_without_results_nothing_is_claimed(tmp_path: Path) -> None:
     assert "No results" in readme_table.table(readme_table.results(tmp_path))

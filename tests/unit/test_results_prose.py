@@ -1,0 +1,191 @@
+"""The numbers in the sentences of docs/results.md are those of the result files that they name."""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from experiments.readme_table import END, PAGE, README, RESULTS, results, table
+from gtco.target import TARGETS
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / name).read_text())
+
+
+def runs(model: str) -> list[dict[str, float]]:
+    """Microseconds of everyone, of each run of a model that the H100's file holds."""
+    lines = map(json.loads, (RESULTS / "h100-vit.jsonl").read_text().splitlines())
+    return [
+        {name: spent["back_to_back_us"] for name, spent in line["timings"].items()}
+        for line in lines
+        if line["model"] == f"experiments.models.vit:{model}" and "timings" in line
+    ]
+
+
+MODES = "inductor max-autotune", "inductor reduce-overhead"
+
+
+def both_modes(batch: int) -> str:
+    """Of the last run in which both took part."""
+    last = [each for each in runs(f"vit_b16_batch{batch}") if set(MODES) <= each.keys()][-1]
+    return ", ".join(f"{last[mode]:.0f}" for mode in MODES)
+
+
+def spread(values: list[float], digits: int = 0) -> str:
+    return f"{min(values):.{digits}f} to {max(values):.{digits}f}"
+
+
+def over_library(model: str, kind: str) -> list[float]:
+    """The fastest generated kernel's time over the library's, of a model's operators."""
+    rows = read("h100-op_table.json")["rows"]
+    found = []
+    for row in rows:
+        if row["model"] == model and row["kind"] == kind:
+            us = dict(row["run_us"])
+            us.pop("Triton", None)
+            library = us.pop("cuBLAS" if kind == "gemm" else "SDPA")
+            found.append(min(us.values()) / library)
+    return found
+
+
+def slower_at_first(us: list[float]) -> tuple[float, int]:
+    """By which share the first pieces of a run are slower than its end, and how many they are."""
+    end = statistics.median(us[-20:])
+    first = next(at for at, spent in enumerate(us) if spent < 1.005 * end)
+    return statistics.median(us[:first]) / end - 1, first
+
+
+def claims() -> Iterator[str]:
+    """Every piece of a sentence that has numbers of a measurement in it."""
+    card = TARGETS["sm_90a"]
+    yield f"at {card.dram_gbps / 1000:.2f} TB/s"
+    yield f"at {card.matmul_tflops:.0f} TFLOP/s"
+    two, four, sixteen, more = (both_modes(batch) for batch in (2, 4, 16, 32))
+    slow, quick = two.split(", ")
+    yield f"batches 2 ({slow} us, {quick} with reduce-overhead), 4 ({four}), 16 ({sixteen}) and 32"
+    yield f"32 ({more})"
+    seconds = [read(path.name)["seconds"] for path in RESULTS.glob("h100-tune-*.json")]
+    yield f"`gtco tune` of {spread(seconds)} s of search"
+    lent = read("h100-lent.json")["measured"].values()
+    faster = [100 * (1 - each["lent"] / each["defaults"]) for each in lent]
+    yield f"{spread(faster)}% faster than defaults"
+    knobs = read("h100-untuned_knobs.json")["measured"]
+    usual = [
+        100 * (1 - knobs[name]["(2, 0, 0)"] / knobs[name]["(0, 1, 0)"])
+        for name in read("h100-lent.json")["measured"]
+    ]
+    yield f"bring {spread(usual)}% more"
+    whole = [
+        run["seconds"]
+        for run in read("h100-compile_time.json")["runs"]
+        if run["model"].endswith("vit_b16")
+    ]
+    yield f"takes {spread(whole, 1)} s on a machine"
+    clocks = read("h100-clocks.json")
+    by, pieces = zip(
+        *(slower_at_first(each["sleep .5"]["us"]) for each in clocks["clocks"].values()),
+        strict=True,
+    )
+    percent, ms = [100 * each for each in by], [8 * each for each in pieces]
+    yield f"is {spread(percent)}% slower for {round(min(ms), -1)} to {max(ms)} ms"
+    energy = clocks["energy"]["vit:vit_h14"]["ours, 2 s"]
+    yield f"draws {energy['watts']:.0f} W, the card's limit: after two seconds of calls without a"
+    yield f"two seconds of calls without a pause it takes {energy['us']:.0f} us"
+    together = over_library("vit_b16", "gemm") + over_library("vit_l16", "gemm")
+    yield f"take {spread(together, 2)} of cuBLAS's time"
+    for name, model in (
+        ("those of ViT-H/14", "vit_h14"),
+        ("with 577 tokens", "vit_b16_384"),
+        ("of DETR's layers", "detr"),
+        ("of ViT-B/16 at batch 32", "vit_b16_batch32"),
+        ("at batch 8 those of ViT-B/16 take", "vit_b16_batch8"),
+        ("nothing was tuned then,", "vit_l16_batch8"),
+    ):
+        yield f"{name} {spread(over_library(model, 'gemm'), 2)}"
+    models = {row["model"] for row in read("h100-op_table.json")["rows"]}
+    attention = [each for model in models for each in over_library(model, "attention")]
+    yield f"Attention takes {spread(attention, 2)} of SDPA's time"
+    searches = read("h100-searches.json")
+    tasks = list(searches["tasks"].values())
+    trials = [task["trials_to_random"]["draft + cost model"] for task in tasks]
+    regrets = [task["ranking"]["cost model"]["regret"] for task in tasks]
+    assert {task["programs"] for task in tasks} == {1000} and len(tasks) == 9
+    yield "on nine tasks of which 1,000 programs each were measured"
+    yield (
+        f"the best of {searches['trials']} random programs after {statistics.median(trials):.0f} in"
+    )
+    yield f"in the median, {max(trials)} at most"
+    yield f"is within {100 * max(regrets):.1f}% of the pool's best"
+    assert sum(each == 0 for each in regrets) == 8
+    ablation = read("h100-ablation-vit_b16.json")
+    arms = ablation["arms"]
+    none, greedy, best = (arms[name] for name in ("no fusion", "greedy", "DP, measured prices"))
+    yield f"{none['median_us']:.0f} us in {none['launches']} launches instead of"
+    yield f"instead of {best['median_us']:.0f} in {best['launches']}"
+    yield f"{greedy['median_us']:.0f} us in {greedy['launches']} launches"
+    one, apart = ablation["differences"]["greedy | DP, measured prices"][0]["measured_us"]
+    yield f"takes {one:.1f} us where the two take {apart:.1f}"
+    host = read("h100-host_cost.json")["costs"]["gtco"]["besides_gpu_us"]
+    yield f"{host:.0f} us of a synchronised call of ViT-B/16 are not the GPU's own"
+    breadth = read("timm_breadth.json")
+    assert not breadth["failures"] and not breadth["wrong"]
+    yield f"each of {len(breadth['families'])} transformer-like families of timm: all are captured"
+
+
+def prose() -> str:
+    """docs/results.md without its tables and headlines, a space between two words."""
+    text = re.sub(f"<!-- .*? -->\n.*?{END}", "", PAGE.read_text(), flags=re.DOTALL)
+    return " ".join(re.sub(r"^#.*$", "", text, flags=re.MULTILINE).split())
+
+
+NO_RESULTS = (
+    r"\]\([^)]*\)",  # links
+    r"`[^`]*`",
+    r"(ViT-[BLH]|ResNet|SE-ResNet|CvT|DETR-E|SETR|H|TensorRT|RTX|fp|bf|tf)[-/ ]?\d[\d.]*(?: Ti)?",
+    r"(?:at )?batch(?:es)? \d+(?: and \d+)?",
+    r'"1\.50x" means that it takes 1\.5 times',
+)
+"""Names, and what explains a word."""
+
+
+def test_each_number_of_the_sentences_is_that_of_its_file() -> None:
+    text = prose()
+    covered: set[int] = set()
+    for claim in claims():
+        at = text.find(claim)
+        assert at >= 0, f"docs/results.md does not say: {claim}"
+        covered.update(range(at, at + len(claim)))
+    for pattern in NO_RESULTS:
+        for name in re.finditer(pattern, text):
+            covered.update(range(*name.span()))
+    found = [
+        text[max(0, digits.start() - 40) : digits.end() + 20]
+        for digits in re.finditer(r"\d+", text)
+        if digits.start() not in covered
+    ]
+    assert not found, f"of no file: {found}"
+
+
+def test_max_autotune_was_slower_wherever_both_modes_were_run() -> None:
+    assert "Inductor's max-autotune was slower wherever both modes were run" in prose()
+    lines = map(json.loads, (RESULTS / "h100-vit.jsonl").read_text().splitlines())
+    both = [each["timings"] for each in lines if set(MODES) <= each.get("timings", {}).keys()]
+    assert len(both) > 4
+    for each in both:
+        slow, quick = (each[mode]["back_to_back_us"] for mode in MODES)
+        assert slow > quick
+
+
+def test_the_readme_expects_of_large_batches_what_was_measured() -> None:
+    (low, high) = re.search(r"expect ([\d.]+) to ([\d.]+) times", README.read_text()).groups()  # type: ignore[union-attr]
+    rows = [line for line in table(results(RESULTS)).splitlines() if "H100" in line]
+    large = [
+        float(re.findall(r"([\d.]+)x \(reduce", line)[-1])
+        for line in rows
+        if re.search(r"batch(16|32)`|l16_batch8`", line)
+    ]
+    assert len(large) == 3 and [low, high] == [f"{min(large):.1f}", f"{max(large):.1f}"]
