@@ -4,8 +4,9 @@
 
 Reads what `gtco bench --json` printed (`*.json`) and what `experiments.bench_models` wrote
 (`*.jsonl`, one such object a line) and prints the whole table; --write puts it into
-docs/results.md, a few of its rows into the README, and the bars of docs/ratios.svg. Of equal cases
-the last counts, in the order of file names and lines. What `experiments.e2e` wrote (`*-e2e.jsonl`)
+docs/results.md, a few of its rows into the README, bars of one case a model into docs/ratios.svg,
+and bars of all into docs/all-ratios.svg. Of equal cases the last counts, in the order of file names
+and lines. What `experiments.e2e` wrote (`*-e2e.jsonl`)
 is tabled beside it once more, and beside TensorRT in docs/results.md.
 """
 
@@ -27,7 +28,8 @@ from experiments.suites.run import finished
 from gtco.benchmarking.contestants import TENSORRT
 
 ROOT = Path(__file__).parents[1]
-README, PAGE, CHART = ROOT / "README.md", ROOT / "docs" / "results.md", ROOT / "docs" / "ratios.svg"
+README, PAGE = ROOT / "README.md", ROOT / "docs" / "results.md"
+CHART, WHOLE_CHART = ROOT / "docs" / "ratios.svg", ROOT / "docs" / "all-ratios.svg"
 RESULTS = ROOT / "experiments" / "results"
 BEGIN, END = "<!-- results: python -m experiments.readme_table --write -->\n", "<!-- /results -->\n"
 TENSORRT_BEGIN = "<!-- beside TensorRT: python -m experiments.readme_table --write -->\n"
@@ -52,6 +54,30 @@ SUMMARY: Mapping[str, str] = {
     "convolutional:se_resnet9": "SE-ResNet9, batch 128",
 }
 """Rows of the README, and what they are called there."""
+CHARTED: Mapping[str, str] = {
+    "transformers_zoo:clip": "CLIP, image encoder",
+    "transformers_zoo:siglip": "SigLIP, image encoder",
+    "transformers_zoo:dinov2": "DINOv2, 518 pixels",
+    "transformers_zoo:swin": "Swin-T",
+    "transformers_zoo:segformer": "SegFormer-B0",
+    "transformers_zoo:convnext": "ConvNeXt-T",
+    "vit:vit_b16": "ViT-B/16",
+    "vit:vit_b16_batch8": "ViT-B/16, batch 8",
+    "vit:vit_b16_batch32": "ViT-B/16, batch 32",
+    "vit:vit_l16": "ViT-L/16",
+    "vit:vit_l16_batch8": "ViT-L/16, batch 8",
+    "vit:vit_h14": "ViT-H/14",
+    "autogtco:detr_e6": "DETR-E6",
+    "autogtco:setr_naive_base": "SETR-Naive-Base",
+    "autogtco:setr_pup": "SETR-PUP",
+    "convolutional:resnet50": "ResNet-50",
+    "convolutional:mobilenet_v2": "MobileNetV2",
+    "convolutional:cvt_13": "CvT-13",
+    "convolutional:unet": "U-Net",
+    "convolutional:diffusion_block": "diffusion block",
+    "convolutional:se_resnet9": "SE-ResNet9, batch 128",
+}
+"""The README's bars, and what they are called there; batch 1 unless they say so."""
 WRONG = "answers wrong"
 Result = Mapping[str, Any]
 
@@ -178,19 +204,43 @@ def _ratio(result: Result) -> float | None:
 
 
 def chart(found: Sequence[Result]) -> str:
-    """Horizontal bars as SVG: the ratio to Inductor of every case that has one, by card."""
+    """Bars of `CHARTED`, the newest run of each, the largest ratio first."""
+    newest = {_name(each): each for each in found}
+    bars = [
+        (ratio, f"{title} ({_card(newest[name])})")
+        for name, title in CHARTED.items()
+        if name in newest and (ratio := _ratio(newest[name])) is not None
+    ]
+    return _bars(sorted(bars, reverse=True))
+
+
+def whole_chart(found: Sequence[Result]) -> str:
+    """Bars of every case that has a ratio, by card."""
     bars = [(ratio, each) for each in found if (ratio := _ratio(each)) is not None]
     bars.sort(key=lambda bar: (_gpu(bar[1]), -bar[0], _name(bar[1])))
-    height, left, scale = 18, 260, 90
+    return _bars(
+        [
+            (
+                ratio,
+                f"{_name(each)} ({_precision(each)}, {_card(each)})".replace("the model's, ", ""),
+            )
+            for ratio, each in bars
+        ]
+    )
+
+
+def _card(result: Result) -> str:
+    return _gpu(result).removeprefix("NVIDIA ").split()[0]
+
+
+def _bars(bars: Sequence[tuple[float, str]]) -> str:
+    """Horizontal bars as SVG: how many times as long as gtco Inductor takes, and of what."""
+    height, left, scale = 16, 230, 90
     lines = []
-    for index, (ratio, result) in enumerate(bars):
+    for index, (ratio, label) in enumerate(bars):
         y = 34 + index * height
-        card = _gpu(result).removeprefix("NVIDIA ").split()[0]
-        label = escape(
-            f"{_name(result)} ({_precision(result)}, {card})".replace("the model's, ", "")
-        )
         lines.append(
-            f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{label}</text>'
+            f'<text x="{left - 6}" y="{y + 11}" text-anchor="end">{escape(label)}</text>'
             f'<rect x="{left}" y="{y}" width="{ratio * scale:.1f}" height="{height - 4}"/>'
             f'<text x="{left + ratio * scale + 5:.1f}" y="{y + 11}">{ratio:.2f}x</text>'
         )
@@ -257,6 +307,7 @@ def pages(found: Sequence[Result]) -> dict[Path, str]:
         README: updated(README.read_text(), summary(found)),
         PAGE: updated(page, beside_tensorrt([*chain(*whole.values())]), TENSORRT_BEGIN),
         CHART: chart(found),
+        WHOLE_CHART: whole_chart(found),
         **{path.with_suffix(".md"): e2e.report(rows) for path, rows in whole.items()},
     }
 

@@ -54,7 +54,17 @@ def test_who_answers_wrongly_is_marked_and_in_no_chart() -> None:
     assert "<rect" not in readme_table.chart([result])
     assert readme_table.summary([result]) == readme_table.NOTHING
     assert "1.50x</text>" in readme_table.chart([benchmark("vit_b16", 100)])
+    assert "<rect" not in readme_table.whole_chart([result])
     assert "| 100 us | 150 us | **1.50x** |" in readme_table.summary([benchmark("vit_b16", 100)])
+
+
+def test_the_readmes_bars_are_the_newest_of_some_models_and_the_others_have_theirs() -> None:
+    old, other = benchmark("vit_b16", 100), benchmark("vit_b16_unheard_of", 100)
+    new = benchmark("vit_b16", 100) | {"environment": {"gpus": [{"name": "NVIDIA H200"}]}}
+    text = readme_table.chart([old, other, new])
+    assert text.count("<rect") == 1 and ">ViT-B/16 (H200)</text>" in text
+    text = readme_table.whole_chart([old, other, new])
+    assert text.count("<rect") == 3 and ">vit:vit_b16_unheard_of (H100)</text>" in text
 
 
 def test_the_better_layout_stands_for_a_peer() -> None:
