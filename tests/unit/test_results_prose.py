@@ -13,7 +13,10 @@ from gtco.target import TARGETS
 
 
 def read(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text())
+    """What a file holds, which says how it was made."""
+    found = json.loads((RESULTS / name).read_text())
+    assert found["command"] and found["environment"], name
+    return found
 
 
 def runs(model: str) -> list[dict[str, float]]:
@@ -52,13 +55,6 @@ def over_library(model: str, kind: str) -> list[float]:
     return found
 
 
-def slower_at_first(us: list[float]) -> tuple[float, int]:
-    """By which share the first pieces of a run are slower than its end, and how many they are."""
-    end = statistics.median(us[-20:])
-    first = next(at for at, spent in enumerate(us) if spent < 1.005 * end)
-    return statistics.median(us[:first]) / end - 1, first
-
-
 def claims() -> Iterator[str]:
     """Every piece of a sentence that has numbers of a measurement in it."""
     card = TARGETS["sm_90a"]
@@ -85,16 +81,6 @@ def claims() -> Iterator[str]:
         if run["model"].endswith("vit_b16")
     ]
     yield f"takes {spread(whole, 1)} s on a machine"
-    clocks = read("h100-clocks.json")
-    by, pieces = zip(
-        *(slower_at_first(each["sleep .5"]["us"]) for each in clocks["clocks"].values()),
-        strict=True,
-    )
-    percent, ms = [100 * each for each in by], [8 * each for each in pieces]
-    yield f"is {spread(percent)}% slower for {round(min(ms), -1)} to {max(ms)} ms"
-    energy = clocks["energy"]["vit:vit_h14"]["ours, 2 s"]
-    yield f"draws {energy['watts']:.0f} W, the card's limit: after two seconds of calls without a"
-    yield f"two seconds of calls without a pause it takes {energy['us']:.0f} us"
     together = over_library("vit_b16", "gemm") + over_library("vit_l16", "gemm")
     yield f"take {spread(together, 2)} of cuBLAS's time"
     for name, model in (
@@ -168,6 +154,13 @@ def test_each_number_of_the_sentences_is_that_of_its_file() -> None:
         if digits.start() not in covered
     ]
     assert not found, f"of no file: {found}"
+
+
+def test_every_row_says_its_command_card_and_versions() -> None:
+    for each in results(RESULTS):
+        assert each["command"].startswith(("python -m experiments.", "gtco bench")), each["model"]
+        facts = each["environment"]
+        assert facts["gpus"][0]["name"] and facts["driver"] and facts["packages"]["torch"]
 
 
 def test_max_autotune_was_slower_wherever_both_modes_were_run() -> None:
