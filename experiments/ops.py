@@ -8,6 +8,7 @@ gtco beside torch: eager in a CUDA graph and Inductor. OUT.png has a plot a row.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -129,6 +130,10 @@ def timed(result: Mapping[str, Any]) -> list[str]:
     return [GTCO, *(name for name in names if name != GTCO)]
 
 
+def _everyone(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for each in results for name in timed(each)))
+
+
 def _cell(point: Mapping[str, Any], name: str, rehearsal: bool) -> str:
     if not us(point, name):
         return DASH
@@ -142,12 +147,17 @@ def _cell(point: Mapping[str, Any], name: str, rehearsal: bool) -> str:
 
 def plot(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     """A plot a row: microseconds over the size, both logarithmic."""
-    figure, axes = canvas(4 * max(len(results), 1), 4, max(len(results), 1))
+    columns = min(4, max(len(results), 1))
+    rows = math.ceil(len(results) / columns) or 1
+    figure, axes = canvas(4 * columns, 3.6 * rows, columns, rows)
+    colours = {name: f"C{at}" for at, name in enumerate(_everyone(results))}
+    for axis in axes[len(results) :]:
+        axis.remove()
     for axis, each in zip(axes, results, strict=False):
         for name in timed(each):
             found = [(point["size"], us(point, name)) for point in points(each)]
             xs, ys = zip(*(pair for pair in found if pair[1]), strict=True)
-            axis.plot(xs, ys, "o-", markersize=3, label=name)
+            axis.plot(xs, ys, "o-", markersize=3, label=name, color=colours[name])
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
         axis.set_title(each["title"], fontsize=8)

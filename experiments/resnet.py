@@ -36,6 +36,7 @@ def bars(results: Sequence[Mapping[str, Any]], path: Path) -> None:
         drawn = axis.barh(range(len(shown)), heights, xerr=spread)
         axis.bar_label(drawn, [f" {height:.3f}" for height in heights], fontsize=8)
         axis.set_yticks(range(len(shown)), list(shown), fontsize=8)
+        axis.margins(x=0.15)  # the longest bar has its label in the frame
         axis.invert_yaxis()
         axis.set_xlabel(f"ms a call, of {each['rounds'] * each['calls']:,}")
         axis.set_title(f"{each['title']}, {devices([each])}", fontsize=9)

@@ -9,15 +9,15 @@ from typing import Any
 from experiments.suites.table import COLUMNS, devices, is_right, standing, us
 
 
-def canvas(width: float, height: float, columns: int = 1) -> tuple[Any, Any]:
-    """A figure for a file, and its axes."""
+def canvas(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Any, Any]:
+    """A figure for a file, and its axes, row by row."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, columns, figsize=(width, height), squeeze=False)
-    return figure, axes[0]
+    figure, axes = pyplot.subplots(rows, columns, figsize=(width, height), squeeze=False)
+    return figure, axes.flat
 
 
 def save(figure: Any, path: Path) -> None:
