@@ -95,6 +95,8 @@ class TensorRTRunner:
     ) -> dict[str, Any]:
         """Make the engine of a file ready; `tensorrt_runner` says what is known of it then.
 
+        fp16 where the file has it, and tf32 where torch may use it for matrix products.
+
         Args:
             onnx: the file.
             engines: a folder that keeps the engine, or why there is none; None keeps nothing.
@@ -103,24 +105,27 @@ class TensorRTRunner:
         Raises:
             TensorRTError: TensorRT cannot parse or build it, or could not the last time.
         """
+        tf32 = torch.get_float32_matmul_precision() != "highest"  # as torch's own peers
         if engines is None:
-            return self._build(patience, onnx=str(onnx))
+            return self._build(patience, onnx=str(onnx), tf32=tf32)
         engines.mkdir(parents=True, exist_ok=True)
         card = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
         with onnx.open("rb") as file:
             of_file = hashlib.file_digest(file, "sha256").hexdigest()[:16]
         name = f"{self.version}-{card}".replace(" ", "_")
-        engine, refusal = (engines / f"{name}-{of_file}.{kind}" for kind in ("engine", "refused"))
+        kept = engines / f"{name}-{of_file}{'-tf32' * tf32}"
+        engine, refusal = (kept.with_name(f"{kept.name}.{end}") for end in ("engine", "refused"))
         if refusal.exists():
             raise TensorRTError(refusal.read_text())
         cache = str(engines / f"{name}.cache")
         try:
-            return self._build(patience, onnx=str(onnx), engine=str(engine), timing_cache=cache)
+            given = {"onnx": str(onnx), "engine": str(engine), "timing_cache": cache}
+            return self._build(patience, **given, tf32=tf32)
         except TensorRTError as error:
             refusal.write_text(str(error))
             raise
 
-    def _build(self, patience: float | None, **given: str) -> dict[str, Any]:
+    def _build(self, patience: float | None, **given: str | bool) -> dict[str, Any]:
         if patience is None:
             return self.ask("build", **given)
         clock = threading.Timer(patience, self._process.kill)

@@ -6,7 +6,8 @@ It is run by path, by whichever Python has TensorRT (8.5 to 11), and needs nothi
 no numpy, no gtco. It reads one JSON object a line from standard input and answers each with one:
 
     (at the start)                                    {"tensorrt": "10.3.0"}
-    {"do": "build", "onnx", "engine", "timing_cache"} {"inputs", "outputs", "build_s", ...}
+    {"do": "build", "onnx", "engine", "timing_cache",
+     "tf32"}                                          {"inputs", "outputs", "build_s", ...}
     {"do": "run", "inputs", "outputs"}                {}
     {"do": "single"}                                  {"us", "host_us"}
     {"do": "back_to_back", "calls"}                   {"us"}
@@ -221,14 +222,18 @@ class Runner:
     # -- building -------------------------------------------------------------------------------
 
     def build(
-        self, onnx: str, engine: str | None = None, timing_cache: str | None = None
+        self,
+        onnx: str,
+        engine: str | None = None,
+        timing_cache: str | None = None,
+        tf32: bool = False,
     ) -> dict[str, Any]:
         """Make the engine of `onnx` ready; `engine` is read if it is there, else written."""
         free = self._cuda.free_bytes()
         kept, build_s = read_or_empty(engine), 0.0
         if not kept:
             began = time.time()
-            kept = self._built(onnx, timing_cache)
+            kept = self._built(onnx, timing_cache, tf32)
             build_s = time.time() - began
             if engine is not None:
                 write_whole(engine, kept)
@@ -258,7 +263,7 @@ class Runner:
             "cuda_graph": graph,
         }
 
-    def _built(self, onnx: str, timing_cache: str | None) -> bytes:
+    def _built(self, onnx: str, timing_cache: str | None, tf32: bool) -> bytes:
         trt = self._trt
         builder, flags = trt.Builder(self._log), trt.NetworkDefinitionCreationFlag
         typed = self.version >= (10, 0)  # the types in the file count, and no flag of precision
@@ -269,8 +274,11 @@ class Runner:
             errors = [str(parser.get_error(index)) for index in range(parser.num_errors)]
             raise RuntimeError("the ONNX file is not taken: " + "; ".join(errors[:KEPT_MESSAGES]))
         config = builder.create_builder_config()
-        if not typed:
-            config.set_flag(trt.BuilderFlag.FP16)
+        allowed: Any = getattr(trt, "BuilderFlag", None)
+        if not typed and self._has_half(network):
+            config.set_flag(allowed.FP16)
+        if not tf32 and hasattr(allowed, "TF32"):  # which is on by itself
+            config.clear_flag(allowed.TF32)
         config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, WORKSPACE_BYTES)
         if hasattr(config, "builder_optimization_level"):
             config.builder_optimization_level = HIGHEST_LEVEL
@@ -285,6 +293,12 @@ class Runner:
         if timing_cache is not None:
             write_whole(timing_cache, bytes(config.get_timing_cache().serialize()))
         return bytes(blob)
+
+    def _has_half(self, network: Any) -> bool:
+        found = [network.get_input(index) for index in range(network.num_inputs)]
+        for layer in (network.get_layer(index) for index in range(network.num_layers)):
+            found += [layer.get_output(index) for index in range(layer.num_outputs)]
+        return any(x is not None and x.dtype == self._trt.DataType.HALF for x in found)
 
     # -- running --------------------------------------------------------------------------------
 

@@ -76,7 +76,27 @@ def test_answers_times_and_facts(
         peer.close()
     (engine,) = (tmp_path / "engines").glob(f"{version}-*.engine")
     how = engine.read_bytes().split(b"\0")[1].decode()
-    assert how == {"8.5.3.1": "level none, FP16,tactics 3"}.get(version, "level 5, ")
+    assert (
+        how
+        == {
+            "8.5.3.1": "level none, FP16,no TF32,tactics 3",
+            "10.3.0": "level 5, no TF32",
+            "11.0.0": "level 5, ",
+        }[version]
+    )
+
+
+def test_fp32_stays_and_tf32_is_as_torch_has_it(
+    tmp_path: Path, stand_in: pytest.MonkeyPatch
+) -> None:
+    file, engines = exported(tmp_path), tmp_path / "engines"
+    with TensorRTRunner(PYTHON) as runner:
+        runner.build(file, engines)
+    stand_in.setattr(torch, "get_float32_matmul_precision", lambda: "high")
+    with TensorRTRunner(PYTHON) as runner:
+        assert runner.build(file, engines)["build_s"] > 0, "another engine"
+    asked = [path.read_bytes().split(b"\0")[1].decode() for path in engines.glob("*.engine")]
+    assert sorted(asked) == ["level none, no TF32,tactics 3", "level none, tactics 3"]
 
 
 def test_engines_and_what_was_timed_are_kept(tmp_path: Path, stand_in: pytest.MonkeyPatch) -> None:

@@ -142,7 +142,7 @@ NetworkDefinitionCreationFlag = IntEnum(
     {"EXPLICIT_BATCH": 0} if _VERSION < (10,) else {"EXPLICIT_BATCH": 0, "STRONGLY_TYPED": 1},
 )
 if _VERSION < (11,):
-    BuilderFlag = IntEnum("BuilderFlag", {"FP16": 0})
+    BuilderFlag = IntEnum("BuilderFlag", {"FP16": 0, "TF32": 7})
 
 _TYPES = {
     "tensor(float)": (DataType.FLOAT, np.float32),
@@ -150,6 +150,11 @@ _TYPES = {
     "tensor(int64)": (DataType.INT64, np.int64),
     "tensor(bool)": (DataType.BOOL, np.bool_),
 }
+
+
+def _tensor(kind: int) -> Any:
+    half = kind == onnx.TensorProto.FLOAT16
+    return SimpleNamespace(dtype=DataType.HALF if half else DataType.FLOAT)
 
 
 class OnnxParser:
@@ -162,6 +167,11 @@ class OnnxParser:
         if any(node.op_type == os.environ.get("STAND_IN_REFUSES") for node in model.graph.node):
             self.errors.append(f"no importer for {os.environ['STAND_IN_REFUSES']}")
         self.network.model = model.SerializeToString()
+        given = [_tensor(each.type.tensor_type.elem_type) for each in model.graph.input]
+        made = [_tensor(each.data_type) for each in model.graph.initializer]
+        layer = SimpleNamespace(num_outputs=len(made), get_output=made.__getitem__)
+        self.network.num_inputs, self.network.get_input = len(given), given.__getitem__
+        self.network.num_layers, self.network.get_layer = 1, [layer].__getitem__
         return not self.errors
 
     @property
@@ -180,6 +190,9 @@ class _Config:
 
     def set_flag(self, flag: IntEnum) -> None:
         self.asked.append(flag.name)
+
+    def clear_flag(self, flag: IntEnum) -> None:
+        self.asked.append(f"no {flag.name}")
 
     def set_memory_pool_limit(self, pool: Any, size: int) -> None: ...
 
