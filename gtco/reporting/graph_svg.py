@@ -10,7 +10,7 @@ from gtco.reporting.build import Build, LaunchFacts, Layers
 from gtco.reporting.layered import Drawing, Point, draw
 
 _BOX = (196.0, 50.0)
-_END = (150.0, 26.0)
+_END = (196.0, 26.0)
 """A box that is an input or an output of the model."""
 _PORT = (1.0, 1.0)
 """Where edges enter and leave a frame."""
@@ -71,7 +71,7 @@ class _End:
             f"<g><title>{escape(self.text)}</title>"
             f'<rect class="box" x="{x:.1f}" y="{y:.1f}" width="{width}" height="{height}" rx="13"/>'
             f'<text class="small" text-anchor="middle" x="{x + width / 2:.1f}" y="{y + 17:.1f}">'
-            f"{escape(self.text if len(self.text) < 24 else f'{self.text[:22]}…')}</text></g>"
+            f"{escape(short(self.text, 27))}</text></g>"
         )
 
 

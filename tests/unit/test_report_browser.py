@@ -181,3 +181,19 @@ def test_a_box_and_the_timeline_lead_to_their_kernel(
     assert tab.run("document.querySelectorAll('.aten a').length") == 2
     tab.click(".aten a")
     tab.wait("document.querySelectorAll('details[open]').length == 3")
+
+
+def test_texts_stay_in_their_boxes(tab: Tab, pages: dict[str, Path], tmp_path: Path) -> None:
+    build = full_build()
+    inputs = tuple(f"%an_input_of_a_long_name_{text}" for text in build.inputs)
+    outputs = tuple((f"%an_output_of_a_long_name_{text}", at) for text, at in build.outputs)
+    file = tmp_path / "long.html"
+    file.write_text(page([replace(build, inputs=inputs, outputs=outputs)]), encoding="utf-8")
+    tab.open(file, 1280, 900, False)
+    wider = """[...document.querySelectorAll('.graph text')].filter(text => {
+      const box = [...text.parentElement.querySelectorAll('.box')][0];
+      return box && text.getBBox().width > box.getBBox().width;
+    }).map(text => text.textContent)"""
+    assert tab.run(wider) == []
+    shapes = "[...document.querySelectorAll('.graph g > text')].map(each => each.textContent)"
+    assert any(text.endswith("f16[24,64]") for text in tab.run(shapes))
