@@ -101,22 +101,20 @@ def claims() -> Iterator[str]:
     regrets = [task["ranking"]["cost model"]["regret"] for task in tasks]
     assert {task["programs"] for task in tasks} == {1000} and len(tasks) == 9
     yield "on nine tasks of which 1,000 programs each were measured"
-    yield (
-        f"the best of {searches['trials']} random programs after {statistics.median(trials):.0f} in"
-    )
-    yield f"in the median, {max(trials)} at most"
-    yield f"is within {100 * max(regrets):.1f}% of the pool's best"
+    typical = f"{statistics.median(trials):.0f} programs in the median"
+    yield f"the best of {searches['trials']} random programs after {typical}, {max(trials)} at most"
+    yield f"a program within {100 * max(regrets):.1f}% of the pool's best"
     assert sum(each == 0 for each in regrets) == 8
     ablation = read("h100-ablation-vit_b16.json")
     arms = ablation["arms"]
     none, greedy, best = (arms[name] for name in ("no fusion", "greedy", "DP, measured prices"))
     yield f"{none['median_us']:.0f} us in {none['launches']} launches instead of"
-    yield f"instead of {best['median_us']:.0f} in {best['launches']}"
+    yield f"instead of {best['median_us']:.0f} us in {best['launches']}"
     yield f"{greedy['median_us']:.0f} us in {greedy['launches']} launches"
     one, apart = ablation["differences"]["greedy | DP, measured prices"][0]["measured_us"]
     yield f"takes {one:.1f} us where the two take {apart:.1f}"
     host = read("h100-host_cost.json")["costs"]["gtco"]["besides_gpu_us"]
-    yield f"{host:.0f} us of a synchronised call of ViT-B/16 are not the GPU's own"
+    yield f"{host:.0f} us of a synchronised call of ViT-B/16 are spent outside the GPU"
     breadth = read("timm_breadth.json")
     assert not breadth["failures"] and not breadth["wrong"]
     yield f"each of {len(breadth['families'])} transformer-like families of timm: all are captured"
@@ -133,7 +131,7 @@ NO_RESULTS = (
     r"`[^`]*`",
     r"(ViT-[BLH]|ResNet|SE-ResNet|CvT|DETR-E|SETR|H|TensorRT|RTX|fp|bf|tf)[-/ ]?\d[\d.]*(?: Ti)?",
     r"(?:at )?batch(?:es)? \d+(?: and \d+)?",
-    r'"1\.50x" means that it takes 1\.5 times',
+    r'"1\.50x" \| it takes 1\.5 times',
 )
 """Names, and what explains a word."""
 
