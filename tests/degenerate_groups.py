@@ -1,7 +1,7 @@
 """Groups of every family whose extents are 1, 2, 3, 5 and 7, alone and together.
 
-What a family asks for stays: 8 elements of K where a sketch reads 16 bytes, heads of 8, 16 columns
-for each head that a projection merges. Everything else shrinks.
+What a family asks for stays: 8 elements of K where a sketch reads 16 bytes (16 of fp8), heads of 8,
+16 columns for each head that a projection merges. Everything else shrinks.
 """
 
 from __future__ import annotations
@@ -21,10 +21,17 @@ from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.passes.legality import family
 from gtco.target import TARGETS, Target
-from tests import attention_groups, groups, projection_groups, tile_groups
+from tests import (
+    attention_groups,
+    groups,
+    projection_groups,
+    squeeze_groups,
+    stencil_groups,
+    tile_groups,
+)
 
 EXTENTS = (1, 2, 3, 5, 7)
-F16, BF16 = torch.float16, torch.bfloat16
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 DTYPES = dict(zip(EXTENTS, (F16, BF16, F16, BF16, F16), strict=True))
 Make = Callable[[], Group]
 
@@ -126,6 +133,11 @@ def _pointwise() -> Iterator[tuple[str, Make]]:
         patches = partial(tile_groups.padded_patches, n, n, (0, 1, 0), (0, 0, n), dtype)
         yield f"patches, {n}", patches
         yield f"class token, {n}", partial(tile_groups.class_token, n + 1, n, dtype)
+        make = partial(tile_groups.normalize_groups, n, n, n * n, groups=n, chunks=1, dtype=dtype)
+        yield f"normalized groups, {n}", make
+        yield f"rolled, {n}", partial(tile_groups.rolled, n, n, shifts=(n // 2, 1), dtype=dtype)
+        yield f"gathered, {n}", partial(tile_groups.gather, (n, n + 1), (n, n), 1, dtype)
+        yield f"embedding, {n}", partial(tile_groups.embedding, n, n, n, dtype=dtype)
 
 
 def _rows() -> Iterator[tuple[str, Make]]:
@@ -145,7 +157,102 @@ def _rows() -> Iterator[tuple[str, Make]]:
                 make = partial(tile_groups.pool, "amax", *shape, dims=dims, keepdim=False,
                                dtype=dtype)  # fmt: skip
                 yield f"largest {dims}, {which} {n}", make
+            for dim in (0, -1):
+                make = partial(tile_groups.cumsum, *shape, dim=dim, dtype=dtype)
+                yield f"running sums {dim}, {which} {n}", make
+                make = partial(tile_groups.argmax, *shape, dim=dim, dtype=dtype, ties=n == 5)
+                yield f"place of the largest {dim}, {which} {n}", make
         yield f"merged statistics, {n}", partial(tile_groups.merge_stats, n, n)
+        for which, image in {"pixels": (2, n, n, 12), "all": (n, n, n, n)}.items():
+            count = 3 if which == "pixels" else n
+            make = partial(tile_groups.group_norm, *image, groups=count, dtype=dtype)
+            yield f"group norm, {which} {n}", make
+            yield f"group norm of channels first, {which} {n}", partial(make, first=True)
+        make = partial(tile_groups.group_stats, n, n, n, n * n, groups=n, chunks=n, dtype=dtype)
+        yield f"statistics of groups, all {n}", make
+
+
+def _singles() -> Iterator[tuple[str, Make]]:
+    """Products of fp32, as they are and in tf32."""
+    for n in EXTENTS:
+        makes: dict[str, Make] = {
+            f"linear, {which} {n}": partial(groups.plain_linear, *size, F32)
+            for which, size in {
+                "rows": (n, 72, 72), "K": (19, n, 40), "columns": (72, 72, n), "all": (n, n, n),
+            }.items()
+        }  # fmt: skip
+        makes[f"norm, all but K {n}"] = partial(groups.norm_linear, n, 8, n, F32)
+        makes[f"product, all {n}"] = partial(groups.batched_matmul, n, n, n, n, F32)
+        image = (n, n, n, n)
+        makes[f"convolution, all {n}"] = partial(groups.convolution, image, n, (3, 3), F32)
+        for which, sizes in {"keys": (19, n, 24), "width": (19, 33, n), "all": (n, n, 8)}.items():
+            makes[f"attention, {which} {n}"] = partial(attention_groups.cross, (n,), *sizes, 0, F32)
+        for name, make in makes.items():
+            yield f"fp32 {name}", make
+            yield f"tf32 {name}", lambda make=make: groups.tf32(make())
+
+
+def _bytes() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {"rows": (n, 80, 72), "columns": (19, 80, n), "rows and columns": (n, 16, n)}
+        for which, size in sizes.items():
+            for norm in (True, False):
+                make = partial(groups.fp8_linear, *size, DTYPES[n], norm=norm, batch=n)
+                yield f"fp8 {'norm' if norm else 'residual'}, {which} {n}", make
+
+
+def _grouped() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {  # an image, columns, groups
+            "groups": ((1, 4, 5, 8 * n), 16 * n, n), "channels": ((1, 4, 5, 3 * n), 24, 3),
+            "columns": ((1, 4, 5, 24), 3 * n, 3), "all": ((n, n, n, n * n), n * n, n),
+        }  # fmt: skip
+        for which, (image, columns, count) in sizes.items():
+            make = partial(groups.convolution, image, columns, (3, 3), DTYPES[n], groups=count)
+            yield f"grouped convolution, {which} {n}", make
+
+
+def _stencils() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        dtype = DTYPES[n]
+        images = {
+            "images": (n, 5, 6, 16), "height": (2, n, 6, 16), "width": (2, 6, n, 16),
+            "channels": (2, 6, 5, n), "all": (n, n, n, n),
+        }  # fmt: skip
+        for which, image in images.items():
+            make = partial(stencil_groups.depthwise, image, (3, 3), dtype)
+            yield f"depthwise, {which} {n}", make
+            make = partial(stencil_groups.pool, "max_pool", image, (3, 3), (2, 2), (1, 1), dtype)
+            yield f"largest of windows, {which} {n}", make
+            make = partial(stencil_groups.resize, image, (n, 2 * n), dtype=dtype)
+            yield f"bilinear, {which} {n}", make
+            make = partial(stencil_groups.resize, image, (4, n), "bicubic", F32, align=True)
+            yield f"bicubic, {which} {n}", make
+        few = partial(stencil_groups.depthwise, (1, 7, 7, 8), dtype=dtype)
+        yield f"depthwise, kernel {n}", partial(few, (n, n), before=(n // 2, n // 2))
+        yield f"depthwise, stride {n}", partial(few, (3, 3), stride=(n, n))
+        mean = partial(stencil_groups.pool, "avg_pool", (1, 7, 7, 8), dtype=dtype)
+        yield f"mean of windows, kernel {n}", partial(mean, (n, n), (1, 1), (n // 2, n // 2))
+        yield f"mean of windows, stride {n}", partial(mean, (3, 3), (n, n), count_padding=False)
+        make = partial(stencil_groups.projections, n, (n, n, n), (1, n), dtype, last=n % 2 == 0)
+        yield f"projections, all {n}", make
+        make = partial(stencil_groups.skipped, (n, n + 1, n + 1, n), (n, n), dtype)
+        yield f"resize beside skips, all {n}", make
+        yield f"mean beside skips, all {n}", partial(make, "avg_pool")
+
+
+def _squeezes() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {  # an image, hidden columns, columns
+            "images": ((n, 2, 3, 24), 4, 40), "pixels": ((2, n, n, 24), 4, 40),
+            "channels": ((2, 2, 3, n), 4, 40), "hidden": ((2, 2, 3, 24), n, 40),
+            "columns": ((2, 2, 3, 24), 4, n), "all": ((n, n, n, n), n, n),
+        }  # fmt: skip
+        for which, (image, hidden, columns) in sizes.items():
+            make = partial(squeeze_groups.gate, image, hidden, columns, DTYPES[n])
+            yield f"gate, {which} {n}", partial(make, scaled=n % 2 == 1, silu=n == 5)
+        make = partial(squeeze_groups.gate, (n, n, n, n), n, channels_first=True)
+        yield f"gate of channels first, all {n}", make
 
 
 FAMILIES: dict[str, dict[str, Make]] = {
@@ -156,6 +263,11 @@ FAMILIES: dict[str, dict[str, Make]] = {
     "projection": dict(_projections()),
     "elementwise": dict(_pointwise()),
     "rowwise": dict(_rows()),
+    "fp32 and tf32": dict(_singles()),
+    "fp8": dict(_bytes()),
+    "grouped convolution": dict(_grouped()),
+    "stencil": dict(_stencils()),
+    "squeeze": dict(_squeezes()),
 }
 CASES: dict[str, Make] = {name: make for cases in FAMILIES.values() for name, make in cases.items()}
 ONE_COLUMN = ("plain linear, columns 1", "scored linear, columns 1", "norm linear, all but K 1")
