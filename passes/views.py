@@ -28,7 +28,10 @@ def loses_nothing(source: torch.dtype, target: torch.dtype) -> bool:
     if source == target or source == torch.bool:
         return True
     if source.is_floating_point:
-        return target.is_floating_point and torch.promote_types(source, target) == target
+        if not target.is_floating_point:
+            return False
+        few, many = torch.finfo(source), torch.finfo(target)
+        return many.eps <= few.eps and many.max >= few.max and many.tiny <= few.tiny
     if target == torch.bool:
         return False
     low, high = torch.iinfo(source).min, torch.iinfo(source).max

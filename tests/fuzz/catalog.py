@@ -10,6 +10,7 @@ Where torch refuses what comes out, the line is dropped: templates need not be c
 from __future__ import annotations
 
 from tests.fuzz.blocks import ATTENTIONS, BLOCKS
+from tests.fuzz.mixed import AUTOCAST, QUANTIZED, SUMS
 
 UNARY = [
     f"{{o}} = {call}"
@@ -410,5 +411,8 @@ FAMILIES: dict[str, tuple[list[str], float]] = {
     "image": (IMAGES, 3),
     "block": (BLOCKS, 2),
     "in place": (IN_PLACE, 1),
+    "quantized": (QUANTIZED, 1),
+    "autocast": (AUTOCAST, 1),
+    "running sums": (SUMS, 0.5),
 }
 """Templates by family, and how often each family is drawn."""

@@ -99,7 +99,7 @@ class _Generator:
         made = [name for name in names if name not in self.inputs]
         if not made:
             return (names[-1],)
-        read = set(re.findall(r"\w+", " ".join(line.partition("=")[2] for line in self.lines)))
+        read = set(re.findall(r"\w+", " ".join(line.partition(" = ")[2] for line in self.lines)))
         ends = [name for name in made if name not in read] or made[-1:]
         extra = rng.sample(names, min(len(names), rng.choice((0, 0, 0, 1, 2))))
         twice = ends[:1] if rng.random() < 0.03 else []

@@ -372,7 +372,8 @@ def test_attention_in_half_looks_through_single() -> None:
 
 
 _DTYPES = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
-           torch.float16, torch.bfloat16, torch.float32, torch.float64)  # fmt: skip
+           torch.float8_e4m3fn, torch.float16, torch.bfloat16, torch.float32,
+           torch.float64)  # fmt: skip
 
 
 def _edges(dtype: torch.dtype) -> Tensor:
@@ -390,9 +391,20 @@ def _edges(dtype: torch.dtype) -> Tensor:
 @pytest.mark.parametrize("target", _DTYPES)
 def test_casts_that_lose_nothing(source: torch.dtype, target: torch.dtype) -> None:
     values = _edges(source)
-    back = values.to(target).to(source)
-    kept = torch.equal(values, back) and torch.equal(values.double(), values.to(target).double())
+    there, back = values.to(target), values.to(target).to(source)
+    kept = all(torch.equal(values.double(), each.double()) for each in (there, back))
     assert loses_nothing(source, target) == kept
+
+
+def test_values_that_are_rounded_to_fp8() -> None:
+    def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
+        rounded = x.clamp(-448, 448).to(torch.float8_e4m3fn)
+        joined = torch.cat([rounded, rounded])
+        return rounded.to(x.dtype) * 0.25, joined.float(), rounded == rounded.mT
+
+    x = 3 * random(4, 4)
+    means_the_same(model, x)
+    means_the_same(model, x.half())
 
 
 # -- compiled ------------------------------------------------------------------------------------
