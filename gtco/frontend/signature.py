@@ -62,7 +62,9 @@ def misfit(
     for place, spec, value in zip(places, _arguments(in_spec), given, strict=True):
         found = pytree.tree_structure(value)
         if found != spec:
-            return f"argument {place} is {_shape(found)}, and was {_shape(spec)} when captured"
+            path, found, spec = _apart(found, spec)
+            what = f"argument {place} {f'has at {path}' if path else 'is'} {_shape(found)}"
+            return f"{what}, and {'had' if path else 'was'} {_shape(spec)} when captured"
     return f"the arguments are nested in another way: {takes}"
 
 
@@ -80,12 +82,30 @@ def _places(in_spec: pytree.TreeSpec, tensors: Mapping[int, str]) -> list[str]:
     return [*names, *in_spec.child(1).context]
 
 
+def _apart(
+    found: pytree.TreeSpec, spec: pytree.TreeSpec, path: str = ""
+) -> tuple[str, pytree.TreeSpec, pytree.TreeSpec]:
+    """Where the two first differ: the path to it, and what each has there."""
+    alike = (found.type, found.context, found.num_children) == (
+        spec.type, spec.context, spec.num_children,
+    )  # fmt: skip
+    if alike:
+        for key, a, b in zip(_keys(spec), found.children(), spec.children(), strict=True):
+            if a != b:
+                return _apart(a, b, f"{path}[{key!r}]")
+    return path, found, spec
+
+
+def _keys(spec: pytree.TreeSpec) -> Sequence[Any]:
+    keys: Sequence[Any] = spec.context if spec.type is dict else range(spec.num_children)
+    return keys
+
+
 def _paths(spec: pytree.TreeSpec, path: str) -> Iterator[str]:
     if spec.is_leaf():
         yield path
         return
-    keys = spec.context if spec.type is dict else range(spec.num_children)
-    for key, child in zip(keys, spec.children(), strict=True):
+    for key, child in zip(_keys(spec), spec.children(), strict=True):
         yield from _paths(child, f"{path}[{key!r}]")
 
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 import gtco
 from gtco.dynamo import backend
+from gtco.frontend.torch_export import capture
 
 X = torch.linspace(-1, 1, 4 * 16).view(4, 16)
 
@@ -239,6 +240,28 @@ def test_a_wrong_call_names_the_argument(
 ) -> None:
     with pytest.raises(gtco.ArgumentError, match=words):
         compiled._captured.flatten(args, kwargs)
+
+
+class Nested(nn.Module):
+    def forward(self, given: dict[str, Any]) -> Tensor:
+        result: Tensor = given["a"]["x"] + given["b"][0]
+        return result
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"a": X, "b": [X]}, r"number 1 has at \['a'\] one value, and had a dict of 'x' when"),
+        ({"a": {"y": X}, "b": [X]}, r"has at \['a'\] a dict of 'y', and had a dict of 'x' when"),
+        ({"a": {"x": X}, "b": [[X]]}, r"has at \['b'\]\[0\] a list of 1, and had one value when"),
+        ({"a": {"x": X}}, r"number 1 is a dict of 'a', and was a dict of 'a', 'b' when"),
+        ([X], r"number 1 is a list of 1, and was a dict of 'a', 'b' when"),
+    ],
+)
+def test_a_wrong_call_names_the_place_in_an_argument(given: Any, words: str) -> None:
+    captured = capture(Nested(), ({"a": {"x": X}, "b": [X]},))
+    with pytest.raises(gtco.ArgumentError, match=words):
+        captured.flatten((given,), {})
 
 
 def test_a_compiled_module_says_what_it_is(compiled: Any) -> None:
