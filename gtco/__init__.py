@@ -6,9 +6,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gtco.calibration import Calibration, CalibrationError
     from gtco.compiler import FallbackError, capture, compile, fuse
     from gtco.cost_model.record import DatabaseError
     from gtco.dynamo import GradError
+    from gtco.fp8 import calibrate
     from gtco.frontend.onnx_call import OnnxError
     from gtco.frontend.refusals import CaptureError
     from gtco.ir.graph import FusedGraph, Graph

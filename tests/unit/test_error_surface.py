@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import copy
 import dataclasses
 import importlib
@@ -340,6 +341,11 @@ def test_every_public_name_is_there() -> None:
     assert gtco.__version__
     for name in gtco.__all__:
         assert getattr(gtco, name) is not None
+    (checked,) = (each for each in ast.parse(Path(gtco.__file__).read_text()).body
+                  if isinstance(each, ast.If))  # fmt: skip
+    imports = [each for each in checked.body if isinstance(each, ast.ImportFrom)]
+    known = {alias.asname or alias.name for each in imports for alias in each.names}
+    assert known == set(gtco.__all__), "a type checker sees other names"
     found = {
         name: getattr(importlib.import_module(module), name)
         for name, module in gtco._HOMES.items()
