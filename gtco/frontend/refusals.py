@@ -161,7 +161,10 @@ def _foreign_result(result: Any) -> str | None:
         place = f" at result{pytree.keystr(path)}" if path else ""
         what = f"the model returns a {type(leaf).__name__}{place}"
         if "cache" in type(leaf).__name__.lower():
-            return f"{what}, which holds state between calls; pass use_cache=False in kwargs"
+            return (
+                f"{what}, which holds state between calls; leave it out of the result "
+                f"(use_cache=False in kwargs, where forward takes that)"
+            )
         return f"{what}; return {_CONTAINERS}"
     return None
 
