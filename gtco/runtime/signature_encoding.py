@@ -7,6 +7,7 @@ The types of both are known by the names that torch's pytree registers: no code 
 from __future__ import annotations
 
 import json
+from collections import defaultdict, namedtuple
 from collections.abc import Iterator
 
 from torch.utils import _pytree as pytree
@@ -48,6 +49,13 @@ def decode_signature(data: Json) -> Captured:
 
 def _encode_tree(spec: pytree.TreeSpec, what: str) -> Json:
     """torch's own JSON of a structure; its types are known by their registered names."""
+    for kind in _kinds(spec):
+        if not _is_named(kind):
+            name = f"{kind.__module__}.{kind.__qualname__}"
+            raise EncodingError(
+                f"there is a {name} in the model's {what}, a type that no file names; use a tuple, "
+                f"a list, a dict or a dataclass there, such as tuple(it)"
+            )
     try:
         text = pytree.treespec_dumps(spec)
         same = _decode_tree(json.loads(text), what) == spec
@@ -56,6 +64,21 @@ def _encode_tree(spec: pytree.TreeSpec, what: str) -> Json:
     if not same:
         raise EncodingError(f"the structure of the model's {what} is not kept by JSON: {spec}")
     return json.loads(text)
+
+
+def _kinds(spec: pytree.TreeSpec) -> Iterator[type]:
+    """The type of every container in `spec`; of a named tuple its own."""
+    if spec.is_leaf():
+        return
+    yield spec.context if spec.type is namedtuple else spec.type
+    for child in spec.children():
+        yield from _kinds(child)
+
+
+def _is_named(kind: type) -> bool:
+    """Whether torch writes a name for containers of type `kind`, by which it reads them again."""
+    names = [name for name, each in pytree.SERIALIZED_TYPE_TO_PYTHON_TYPE.items() if each is kind]
+    return kind is not defaultdict and names not in ([], [pytree.NO_SERIALIZED_TYPE_NAME_FOUND])
 
 
 def _decode_tree(data: Json, what: str) -> pytree.TreeSpec:

@@ -8,11 +8,12 @@ import os
 import resource
 import subprocess
 import sys
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -251,6 +252,36 @@ def nodes(content: dict[str, Any]) -> list[dict[str, Any]]:
 
 def aten(content: dict[str, Any], target: str) -> None:
     nodes(content)[0].update(op="aten", attrs={"target": target, "args": [], "kwargs": []})
+
+
+class Pair(NamedTuple):
+    first: Tensor
+    second: Tensor
+
+
+class Returns(nn.Module):
+    def __init__(self, result: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.result = result
+
+    def forward(self, x: Tensor) -> Any:
+        return self.result(x)
+
+
+@pytest.mark.parametrize(
+    ("result", "name"),
+    [
+        (lambda x: {"best": torch.topk(x, 2)}, "torch.return_types.topk"),
+        (lambda x: Pair(x + 1, x * 2), "test_artifact.Pair"),
+        (lambda x: [defaultdict(list, a=x + 1)], "collections.defaultdict"),
+    ],
+)
+def test_a_result_of_a_type_without_a_name(
+    result: Callable[[Tensor], Any], name: str, tmp_path: Path
+) -> None:
+    compiled = gtco.compile(Returns(result).eval(), (torch.randn(4, 8),), target="sm_90a")
+    with pytest.raises(ArtifactError, match=rf"{name} in the model's result, .*such as tuple\("):
+        compiled.save(tmp_path / "m.gtco")
 
 
 def first_program(content: dict[str, Any]) -> dict[str, Any]:
