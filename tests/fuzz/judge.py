@@ -146,19 +146,28 @@ def _stages(
 
 
 def _compiled(case: Case, device: str, repeats: bool, **options: Any) -> Answers:
-    """The answer of two calls of the compiled module, which agree to the bit if it `repeats`."""
+    """The answer of two calls of the compiled module, and of one that converts wider inputs, which
+    agree to the bit if it `repeats`."""
     args = pytree.tree_map_only(Tensor, lambda x: x.to(device), case.args)
     module = case.module.to(device)
     try:
         compiled = gtco.compile(module, args, **options)
         with _memory_poisoned():
-            first, again = (_tensors(compiled(*_copied(args))) for _ in range(2))
+            given = (_copied(args), _copied(args), pytree.tree_map_only(Tensor, _widened, args))
+            first, again, converted = (_tensors(compiled(*each)) for each in given)
     finally:
         case.module.to("cpu")
-    for x, y in zip(first, again, strict=True):
+    for x, y, z in zip(first, again, converted, strict=True):
         if repeats and not torch.equal(_bits(x), _bits(y)):
             raise AssertionError("two calls with the same inputs gave different bits")
+        if repeats and not torch.equal(_bits(x), _bits(z)):
+            raise AssertionError("inputs that a call converts gave different bits")
     return [x.cpu() for x in first]
+
+
+def _widened(x: Tensor) -> Tensor:
+    """`x` with the same values in fp64, which a call converts back."""
+    return x.double() if x.is_floating_point() and x.dtype != torch.float8_e4m3fn else x.clone()
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ from gtco import passes
 from gtco.frontend import torch_export
 from gtco.ir import graph, ops
 from gtco.passes import attention, convolutions, horizontal, normalization
+from gtco.runtime import inputs
 from tests.faults.test_pass_faults import planted
 from tests.fuzz import opinfo
 from tests.fuzz.__main__ import main
@@ -146,6 +147,15 @@ def test_a_wrong_kernel_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "OPS", {**ops.OPS, "sub": replace(ops.OPS["sub"], cuda="{1} - {0}")})
     monkeypatch.setattr(graph, "OPS", ops.OPS)
     assert str(judge(case_of(model), "host")).startswith("wrong host: output 0")
+
+
+@pytest.mark.compiler
+def test_a_wrong_conversion_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = program("v0 = x + 1")
+    model = replace(model, inputs={"x": replace(model.inputs["x"], dtype=torch.float32)})
+    assert judge(case_of(model), "host").kind == "right"
+    monkeypatch.setattr(inputs.InputCheck, "_converted", lambda self, x: x.half().float())
+    assert "inputs that a call converts" in str(judge(case_of(model), "host"))
 
 
 @pytest.fixture
