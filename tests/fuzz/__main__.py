@@ -1,4 +1,5 @@
-"""`python -m tests.fuzz --count 10000 --seed S`: random models, or torch's operator samples.
+"""`python -m tests.fuzz --count 10000 --seed S`: random models, torch's operator samples, or what
+NNSmith makes.
 
 Runs models S, S + 1, ... and prints each failure, shrunk, as a program. Ctrl-C stops it with a
 summary that says how to go on. The exit code is 1 if any failed.
@@ -18,7 +19,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from tests.fuzz import opinfo
+from tests.fuzz import opinfo, smith
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import TARGETS, Outcome, judge, operator_tables_kept
 from tests.fuzz.program import Program, case_of
@@ -36,15 +37,20 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--target", choices=TARGETS, help="also compile the models for this")
     parser.add_argument("--every", type=int, default=1, help="compile one model of this many only")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this long")
-    parser.add_argument("--opinfo", action="store_true", help="torch's operator samples instead")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--opinfo", action="store_true", help="torch's operator samples instead")
+    others.add_argument("--nnsmith", action="store_true", help="models of NNSmith's instead")
     parser.add_argument("--no-shrink", action="store_true", help="print failures as they are")
     parser.add_argument("--json", action="store_true", help="one JSON object instead of text")
     options = parser.parse_args(argv)
     if options.target == "cuda" and not torch.cuda.is_available():
         parser.error("--target cuda needs a CUDA GPU")
+    if options.nnsmith and not smith.INSTALLED:
+        parser.error("--nnsmith needs the package nnsmith: pip install nnsmith")
     torch.set_num_threads(1)
     with operator_tables_kept():
-        return _Run(options).report(_samples(options) if options.opinfo else _programs(options))
+        made = options.opinfo or options.nnsmith
+        return _Run(options).report(_samples(options) if made else _programs(options))
 
 
 Result = tuple[str, Outcome, Program | None]
@@ -62,7 +68,8 @@ def _programs(options: argparse.Namespace) -> Iterator[Result]:
 
 
 def _samples(options: argparse.Namespace) -> Iterator[Result]:
-    for index, (name, case) in enumerate(opinfo.cases(options.seed, options.count)):
+    source = smith if options.nnsmith else opinfo
+    for index, (name, case) in enumerate(source.cases(options.seed, options.count)):
         yield name, judge(case, options.target if index % options.every == 0 else None), None
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from gtco import passes
 from gtco.frontend import torch_export
@@ -16,7 +17,7 @@ from gtco.ir import graph, ops
 from gtco.passes import attention, convolutions, horizontal, normalization
 from gtco.runtime import inputs
 from tests.faults.test_pass_faults import planted
-from tests.fuzz import opinfo
+from tests.fuzz import opinfo, smith
 from tests.fuzz.__main__ import main
 from tests.fuzz.generate import generate
 from tests.fuzz.judge import judge, operator_tables_kept
@@ -57,6 +58,31 @@ def test_random_models_on_the_host_build() -> None:
 def test_operator_samples() -> None:
     for name, case in opinfo.cases(0, CHUNK):
         assert judge(case).kind == "right", name
+
+
+@pytest.mark.skipif(not smith.INSTALLED, reason="needs NNSmith")
+def test_models_of_nnsmith() -> None:
+    for name, case in smith.cases(0, CHUNK):
+        assert not judge(case).failed, name
+
+
+def test_steps_of_nnsmith_are_replayed() -> None:
+    part = nn.Linear(4, 3)
+    steps = [(torch.relu, ["a"], ["b"], None), (part, ["b"], ["c"], None),
+             (lambda x, y: [x + 1, y], ["c", "a"], ["d", "e"], None)]  # fmt: skip
+    net = SimpleNamespace(input_map={"a": 0}, output_map={"d": 0, "e": 0}, instructions=steps)
+    case = smith.case_of(net, (torch.randn(2, 4),))
+    first, second = case.module(*case.args)
+    assert torch.equal(first, part(case.args[0].relu()) + 1) and second is case.args[0]
+    assert judge(case).kind == "right"
+    assert case.exact is not None and case.exact()[0].dtype == torch.float64
+
+
+@pytest.mark.skipif(smith.INSTALLED, reason="says what to do without NNSmith")
+def test_without_nnsmith_it_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--nnsmith"])
+    assert "pip install nnsmith" in capsys.readouterr().err
 
 
 def test_a_seed_makes_one_program() -> None:
