@@ -222,7 +222,10 @@ class _Lowerer:
 
     def run(self) -> Captured:
         positions, literals = self._inputs()
+        idle = self._idle()
         for node in self.program.graph.nodes:
+            if node in idle:
+                continue
             if node.op == "call_function":
                 self.values[node.name] = self._call(node)
             elif node.op not in ("placeholder", "output"):
@@ -237,6 +240,28 @@ class _Lowerer:
         return Captured(
             self.builder.build(outputs), spec.in_spec, positions, literals, spec.out_spec, template
         )
+
+    def _idle(self) -> set[fx.Node]:
+        """What neither is read by a result nor reads an input: checks of what is constant."""
+        graph = self.program.graph
+        read: set[fx.Node] = set()
+        for node in reversed(graph.nodes):
+            if node.op == "output" or node in read:
+                read.update(node.all_input_nodes)
+        given = {
+            spec.arg.name
+            for spec in self.program.graph_signature.input_specs
+            if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
+        }
+        reading: set[fx.Node] = set()
+        for node in graph.nodes:
+            if node.name in given or not reading.isdisjoint(node.all_input_nodes):
+                reading.add(node)
+        return {
+            node
+            for node in graph.nodes
+            if node.op == "call_function" and node not in read and node not in reading
+        }
 
     # -- signature ---------------------------------------------------------------------------
 

@@ -75,3 +75,23 @@ def test_an_index_that_is_not_there_gives_nan() -> None:
         (y,) = run_on_host(program, group, values).values()
         assert torch.equal(y[[0, 3]], values["table"][[1, 0]])
         assert y[1:3].isnan().all()
+
+
+def test_a_check_of_what_is_constant_is_left_out() -> None:
+    def checked(m: nn.Module, x: Tensor) -> Tensor:
+        sizes = torch.empty((2,), dtype=torch.long)
+        sizes[0], sizes[1] = x.shape
+        torch._check((sizes.prod() == x.numel()).item())
+        return x.relu()
+
+    graph, _ = captured(checked, random(2, 3))
+    assert [node.op for node in graph.nodes] == ["relu"]
+
+
+def test_a_check_of_an_input_is_refused() -> None:
+    def checked(m: nn.Module, x: Tensor) -> Tensor:
+        torch._check((x.sum() > 0).item())
+        return x.relu()
+
+    with pytest.raises(CaptureError, match="depends on a number"):
+        captured(checked, random(2, 3))
