@@ -270,7 +270,19 @@ def _of_unexpanded(edit: Editor, match: tuple[Node, list[str]]) -> str:
     return edit.add(node.op, *inputs, **node.attrs)
 
 
+def _empty_pieces(edit: Editor, node: Node) -> tuple[Node, list[str]] | None:
+    """The operands of a concat that have elements, if some have none."""
+    full = [name for name in node.inputs if edit.specs[name].numel]
+    return (node, full) if 0 < len(full) < len(node.inputs) else None
+
+
+def _without_empty_pieces(edit: Editor, match: tuple[Node, list[str]]) -> str:
+    node, full = match
+    return edit.add("concat", *full, **node.attrs)
+
+
 RULES: tuple[Rule[Any], ...] = (
+    Rule("concat(x, nothing) -> concat(x)", ("concat",), _empty_pieces, _without_empty_pieces),
     Rule("f(x, expand(y)) -> f(x, y)", _POINTWISE, _broadcast_anyway, _of_unexpanded),
     Rule("view(x) of x's own shape -> x", ("reshape", "permute", "expand", "slice", "concat"),
          _unchanged, _itself),

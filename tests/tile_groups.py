@@ -161,7 +161,10 @@ def functions(dtype: torch.dtype) -> Group:
     x = b.input("x", TensorSpec((2, 33), dtype))
     positive = b.add("add", b.add("abs", x), other=0.1)
     outputs = [b.add(op, x) for op in ("neg", "exp", "erf", "sin", "cos", "tanh", "sigmoid")]
-    outputs += [b.add(op, positive) for op in ("log", "sqrt", "rsqrt", "reciprocal", "copy")]
+    outputs += [b.add(op, x) for op in ("floor", "ceil", "expm1")]
+    outputs += [
+        b.add(op, positive) for op in ("log", "log1p", "sqrt", "rsqrt", "reciprocal", "copy")
+    ]
     outputs += [b.add("pow", positive, x), b.add("gelu", x, approximate="tanh")]
     outputs += [b.add("gelu", x, approximate="none"), b.add("silu", x), b.add("square", x)]
     return _group(b, *outputs)

@@ -11,6 +11,10 @@ __device__ __forceinline__ float exp(float x) { return expf(x); }
 __device__ __forceinline__ double exp(double x) { return ::exp(x); }
 __device__ __forceinline__ float log(float x) { return logf(x); }
 __device__ __forceinline__ double log(double x) { return ::log(x); }
+__device__ __forceinline__ float log1p(float x) { return log1pf(x); }
+__device__ __forceinline__ double log1p(double x) { return ::log1p(x); }
+__device__ __forceinline__ float expm1(float x) { return expm1f(x); }
+__device__ __forceinline__ double expm1(double x) { return ::expm1(x); }
 __device__ __forceinline__ float sqrt(float x) { return sqrtf(x); }
 __device__ __forceinline__ double sqrt(double x) { return ::sqrt(x); }
 __device__ __forceinline__ float rsqrt(float x) { return rsqrtf(x); }
@@ -23,6 +27,20 @@ __device__ __forceinline__ float cos(float x) { return cosf(x); }
 __device__ __forceinline__ double cos(double x) { return ::cos(x); }
 __device__ __forceinline__ float tanh(float x) { return tanhf(x); }
 __device__ __forceinline__ double tanh(double x) { return ::tanh(x); }
+
+// Whole numbers stay as they are.
+__device__ __forceinline__ float floor(float x) { return floorf(x); }
+__device__ __forceinline__ double floor(double x) { return ::floor(x); }
+template <class T>
+__device__ __forceinline__ T floor(T x) {
+  return x;
+}
+__device__ __forceinline__ float ceil(float x) { return ceilf(x); }
+__device__ __forceinline__ double ceil(double x) { return ::ceil(x); }
+template <class T>
+__device__ __forceinline__ T ceil(T x) {
+  return x;
+}
 
 // To the nearest whole number, the even one of two.
 __device__ __forceinline__ float round(float x) { return rintf(x); }

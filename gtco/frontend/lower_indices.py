@@ -57,6 +57,21 @@ def _gather(
     return ctx.add("gather", x, index, dim=dim % ctx.rank(x))
 
 
+@_lowers(aten.scatter.value)
+def _scatter(ctx: Context, x: Value, dim: int, index: Value, value: float) -> Value | None:
+    """A number at one place of each line along `dim`, such as a one in what becomes one-hot."""
+    rank, shape = ctx.rank(x), ctx.shape(x)
+    if not rank or ctx.rank(index) != rank or ctx.dtype(index) != torch.int64:
+        return None
+    dim %= rank
+    if ctx.shape(index) != (*shape[:dim], 1, *shape[dim + 1 :]):
+        return None
+    line = tuple(size if at == dim else 1 for at, size in enumerate(shape))
+    places = ctx.constant("places", torch.arange(shape[dim]).reshape(line))
+    number = ctx.constant("scattered", torch.full((), value, dtype=ctx.dtype(x)))
+    return ctx.add("where", ctx.add("eq", index, places), number, x)
+
+
 @_lowers(aten.index.Tensor)
 def _index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value | None:
     """`x[:, i, j]` for tensors of integers that stand side by side: one index into both."""

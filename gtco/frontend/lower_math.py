@@ -28,7 +28,8 @@ def _unary(op: str) -> Lowering:
 
 
 for _op in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos", "tanh",
-            "sigmoid", "relu", "silu", "square", "round"):  # fmt: skip
+            "sigmoid", "relu", "silu", "square", "round", "floor", "ceil", "log1p",
+            "expm1"):  # fmt: skip
     _lowers(getattr(aten, _op).default)(_unary(_op))
 
 
@@ -120,6 +121,36 @@ def _where(ctx: Context, condition: Value, a: Value, b: Value) -> Value:
 @_lowers(aten.leaky_relu.default)
 def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
     return ctx.add("where", ctx.add("gt", x, other=0), x, ctx.add("mul", x, other=slope))
+
+
+@_lowers(aten.elu.default)
+def _elu(
+    ctx: Context, x: Value, alpha: float = 1.0, scale: float = 1.0, input_scale: float = 1.0
+) -> Value:
+    """Also selu and celu, which torch takes apart into it; one rounding, as torch does it."""
+    wide = ctx.cast(x, torch.promote_types(ctx.dtype(x), torch.float32))
+    below = ctx.add("expm1", ctx.add("mul", wide, other=input_scale))
+    below = ctx.add("mul", below, other=alpha * scale)
+    above = ctx.add("mul", wide, other=scale)
+    return ctx.cast(ctx.add("where", ctx.add("gt", wide, other=0), above, below), ctx.dtype(x))
+
+
+@_lowers(aten.isnan.default)
+def _isnan(ctx: Context, x: Value) -> Value:
+    return ctx.add("ne", x, x)
+
+
+@_lowers(aten._log_softmax.default)
+def _log_softmax(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value | None:
+    """In at least f32, of the distances from the largest, as torch does it."""
+    if not ctx.rank(x) or not ctx.spec(x).numel:
+        return None
+    wide = ctx.cast(x, torch.promote_types(ctx.dtype(x), torch.float32))
+    most = ctx.add("amax", wide, dims=(dim % ctx.rank(x),), keepdim=True)
+    below = ctx.add("sub", wide, most)
+    total = ctx.add("sum", ctx.add("exp", below), dims=(dim % ctx.rank(x),), keepdim=True)
+    result = torch.float32 if half_to_float else ctx.dtype(x)
+    return ctx.cast(ctx.add("sub", below, ctx.add("log", total)), result)
 
 
 def _on_bools(op: str) -> Lowering:
@@ -271,124 +302,6 @@ def _softmax(ctx: Context, x: Value, dim: int, dtype: torch.dtype | None = None)
 def _softmax_kernel(ctx: Context, x: Value, dim: int, half_to_float: bool) -> Value:
     wide = torch.float32 if half_to_float else None
     return ctx.add("softmax", ctx.cast(x, wide), dim=_axis(ctx, x, dim))
-
-
-@_lowers(aten.layer_norm.default)
-def _layer_norm(
-    ctx: Context,
-    x: Value,
-    normalized: Sequence[int],
-    w: Value | None = None,
-    b: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enable: bool = True,
-) -> Value | None:
-    if w is None and b is not None:
-        return None
-    shape, columns = ctx.shape(x), math.prod(normalized)
-    rows = shape[: len(shape) - len(normalized)]
-    flat = ctx.reshape(x, (*rows, columns))
-    affine = (None if p is None else ctx.reshape(p, (columns,)) for p in (w, b))
-    return ctx.reshape(ctx.add("layer_norm", flat, *affine, eps=eps), shape)
-
-
-@_lowers(aten.native_layer_norm.default)
-def _native_layer_norm(
-    ctx: Context,
-    x: Value,
-    normalized: Sequence[int],
-    w: Value | None,
-    b: Value | None,
-    eps: float,
-) -> tuple[Value | None, ...] | None:
-    if ctx.used_outputs - {0}:
-        return None
-    y = _layer_norm(ctx, x, normalized, w, b, eps)
-    return None if y is None else (y, None, None)  # type: ignore[return-value]
-
-
-@_lowers(aten.group_norm.default)
-def _group_norm(
-    ctx: Context,
-    x: Value,
-    groups: int,
-    w: Value | None = None,
-    b: Value | None = None,
-    eps: float = 1e-5,
-    cudnn_enabled: bool = True,
-) -> Value | None:
-    """Of an image [N, C, H, W] with its channels last, of other shapes by the memory's order."""
-    if groups == 0 or (w is None and b is not None):
-        return None
-    shape, rank = ctx.shape(x), ctx.rank(x)
-    if rank == 4:
-        y = ctx.permute(x, (0, 2, 3, 1))
-        y = ctx.add("group_norm", y, w, b, groups=groups, eps=eps)
-        return ctx.permute(y, (0, 3, 1, 2))
-    y = ctx.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups))
-    y = ctx.reshape(ctx.add("layer_norm", y, eps=eps), shape)
-    for op, p in (("mul", w), ("add", b)):
-        if p is not None:
-            y = ctx.add(op, y, ctx.reshape(p, (shape[1], *(1 for _ in shape[2:]))))
-    return y
-
-
-@_lowers(aten.native_group_norm.default)
-def _native_group_norm(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    b: Value | None,
-    images: int,
-    channels: int,
-    pixels: int,
-    groups: int,
-    eps: float,
-) -> tuple[Value | None, ...] | None:
-    if ctx.used_outputs - {0}:
-        return None
-    y = _group_norm(ctx, x, groups, w, b, eps)
-    return None if y is None else (y, None, None)  # type: ignore[return-value]
-
-
-@_lowers(aten.instance_norm.default)
-def _instance_norm(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    b: Value | None,
-    mean: Value | None,
-    var: Value | None,
-    use_input_stats: bool,
-    momentum: float,
-    eps: float,
-    cudnn_enabled: bool,
-) -> Value | None:
-    if not use_input_stats:
-        return (
-            None
-            if mean is None or var is None
-            else ctx.add("batch_norm", x, mean, var, w, b, eps=eps)
-        )
-    if mean is not None or var is not None:
-        return None
-    return _group_norm(ctx, x, ctx.shape(x)[1], w, b, eps)  # type: ignore[return-value]
-
-
-@_lowers(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm(
-    ctx: Context,
-    x: Value,
-    w: Value | None,
-    b: Value | None,
-    mean: Value,
-    var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value | None, ...] | None:
-    if ctx.used_outputs - {0} or (w is None and b is not None):
-        return None
-    return (ctx.add("batch_norm", x, mean, var, w, b, eps=eps), None, None)
 
 
 # -- contractions --------------------------------------------------------------------------------

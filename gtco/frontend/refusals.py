@@ -235,7 +235,8 @@ def _check_operands(node: fx.Node, label: str) -> None:
 def _is_training_op(node: fx.Node) -> bool:
     if node.target is aten.dropout.default:
         return bool(node.args[2]) and float(node.args[1]) > 0  # type: ignore[arg-type]
-    return node.target is aten.batch_norm.default and bool(node.args[5])
+    # Without running statistics nothing is written, and evaluation would do the same.
+    return node.target is aten.batch_norm.default and bool(node.args[5] and node.args[3])
 
 
 def source(node: fx.Node) -> str:

@@ -146,6 +146,12 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
         lambda x, y: F.silu(x) + F.gelu(y, approximate="tanh") + x.tanh() + y.erf(),
         lambda x, y: F.hardswish(x) + F.leaky_relu(y) + F.hardtanh(x) + F.relu6(y),
         lambda x, y: x.abs().sqrt().log() + y.exp().reciprocal() + x.square().rsqrt(),
+        lambda x, y: x.abs().log1p() + y.expm1() * F.elu(x) + F.softplus(y) + x.floor() - y.ceil(),
+        lambda x, y: (F.selu(x) + F.celu(y, 0.5), (x / x.relu()).isnan(), F.log_softmax(y, 1)),
+        lambda x, y: F.batch_norm(x, None, None, y[0, :, 0], x[0, :, 1], True, 0.0, 1e-3),
+        lambda x, y: F.batch_norm(x[None], None, None, training=True),
+        lambda x, y: torch.zeros_like(x).scatter(1, y.argmax(1, keepdim=True), 1.5),
+        lambda x, y: y.scatter(-1, x.argmin(-1, keepdim=True), -2) + torch.cat([x, y[:, :, :0]], 2),
         lambda x, y: x[None].squeeze() + y.unsqueeze(-1).squeeze(-1).flatten(1).view(2, 6, 8),
         lambda x, y: (x.transpose(1, 2).reshape(2, -1), y.permute(2, 0, 1).contiguous()),
         lambda x, y: x.unflatten(-1, (2, -1)).flatten(1, 2),
@@ -187,6 +193,7 @@ def test_operators(function: Callable[..., Any]) -> None:
     [
         (lambda x, y: x.cumprod(1) + y, "aten.cumprod.default"),
         (lambda x, y: x.topk(3, 1), "aten.topk.default"),
+        (lambda x, y: x.scatter(1, y[:, :2].argsort(1), 1.0), "aten.scatter.value"),
         (lambda x, y: x[torch.tensor([0, 1]), :, [2, 2]] * y[:, :, 0], "aten.index.Tensor"),
     ],
 )

@@ -78,7 +78,7 @@ def test_an_index_that_is_not_there_gives_nan() -> None:
 
 
 def test_a_check_of_what_is_constant_is_left_out() -> None:
-    def checked(m: nn.Module, x: Tensor) -> Tensor:
+    def checked(m: Function, x: Tensor) -> Tensor:
         sizes = torch.empty((2,), dtype=torch.long)
         sizes[0], sizes[1] = x.shape
         torch._check((sizes.prod() == x.numel()).item())
@@ -89,7 +89,7 @@ def test_a_check_of_what_is_constant_is_left_out() -> None:
 
 
 def test_a_check_of_an_input_is_refused() -> None:
-    def checked(m: nn.Module, x: Tensor) -> Tensor:
+    def checked(m: Function, x: Tensor) -> Tensor:
         torch._check((x.sum() > 0).item())
         return x.relu()
 

@@ -26,6 +26,8 @@ from gtco.passes.views import groups
 from tests import models
 from tests.pass_checks import Golden, captured, check, ops, random, reasons
 
+TWO = (random(2, 3), random(2, 3, seed=1))
+
 # -- the driver ----------------------------------------------------------------------------------
 
 
@@ -149,6 +151,13 @@ def test_an_operand_that_is_broadcast_anyway_is_not_expanded_first() -> None:
     result = check(canonicalize, graph, args)
     expanded = [node.outputs[0].sizes for node in result.nodes if node.op == "expand"]
     assert expanded == [(2, 3, 4, 5)]
+
+
+def test_a_concat_leaves_out_what_is_empty() -> None:
+    graph, args = captured(lambda c, x, y: torch.cat([x[:0], x, y, y[2:]]), *TWO)
+    result = check(canonicalize, graph, args)
+    (concat,) = (node for node in result.nodes if node.op == "concat")
+    assert len(concat.inputs) == 2
 
 
 def test_canonicalize_matmul_with_a_constant() -> None:
