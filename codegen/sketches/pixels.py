@@ -1,0 +1,122 @@
+"""What the sketches have in common whose threads have channels of one pixel of the result each."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from typing import ClassVar
+
+from gtco.codegen.emit import PointwiseEmitter, Region
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
+from gtco.codegen.sketches.stencil import DTYPES, THREADS
+from gtco.ir.graph import Group
+from gtco.ir.views import Layout, NotAView, resolve
+from gtco.target import Target
+
+WIDE = 12
+"""Most channels of a thread by default: a bicubic resize keeps 16 pixels of each."""
+
+
+class Pixels(Sketch):
+    """A thread has some vectors of channels of one pixel of the result.
+
+    Class attributes:
+        header: of the device library, with the template.
+    """
+
+    family: ClassVar[str] = "stencil"
+    header: ClassVar[str]
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        anchors = [node for node in group.compute if node.definition.family == self.family]
+        check(len(anchors) == 1, f"a {self.name} has one windowed op, not {len(anchors)}")
+        (self.anchor,) = anchors
+        check(self.anchor.op == self.name, f"{self.anchor.op} is no {self.name}")
+        self.base, self.layout = self.stored(self.anchor.inputs[0])
+        self.dtype = group.graph.specs[self.base].dtype
+        check(self.dtype in DTYPES, f"this sketch sums no {self.dtype}")
+        self.vector = self._write(16 // self.dtype.itemsize)[0].vector
+
+    def stored(self, value: str) -> tuple[str, Layout]:
+        """Where an operand of the windowed op lies.
+
+        Raises:
+            Illegal: it is no strided view of what is stored.
+        """
+        graph = self.group.graph
+        try:
+            base, layout = resolve(graph, value)
+        except NotAView as error:
+            raise Illegal(f"%{self.anchor.name} reads no strided %{value}: {error}") from None
+        stored = base in graph.inputs or base in graph.constants
+        check(stored, f"operand %{base} is made in the same kernel")
+        return base, layout
+
+    def _write(self, vector: int) -> tuple[Region, PointwiseEmitter]:
+        """The epilogue of so many channels a thread, or of as many as fit it and the image."""
+        *_, columns = self.anchor.outputs[0].sizes
+        region = Region(self.group, (self.anchor.outputs[0].numel // columns, columns), vector)
+        region.fit_vector(self.layout)
+        emitter = PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
+        return region, emitter
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (
+            Knob("vector", tuple(size for size in (1, 2, 4, 8) if size <= self.vector)),
+            Knob("repeat", (1, 2, 3, 4, 5)),
+            Knob("threads", (64, 128, 256)),
+        )
+
+    def defaults(self) -> Iterable[Schedule]:
+        """The widest vector that leaves enough threads, else narrower ones; where an image allows
+        only narrow ones, as many of them as do."""
+        numel, enough = self.anchor.outputs[0].numel, THREADS * self.target.sm_count
+        vector = self.vector
+        while vector > 1 and numel // vector < enough:
+            vector //= 2
+        repeats = (
+            repeat
+            for repeat in (5, 4, 3, 2)
+            if vector * repeat <= WIDE
+            and self._repeats(vector, repeat)
+            and numel // (vector * repeat) >= enough
+        )
+        yield {"vector": vector, "repeat": next(repeats, 1), "threads": 128}
+
+    def _repeats(self, vector: int, repeat: int) -> bool:
+        """Whether a pixel's channels are so many vectors for each of some threads."""
+        return self.anchor.outputs[0].sizes[-1] % (vector * repeat) == 0
+
+    def _emit(self, schedule: Schedule) -> KernelProgram:
+        threads, repeat = schedule["threads"], schedule["repeat"]
+        region, emitter = self._write(schedule["vector"])
+        whole = self._repeats(region.vector, repeat)
+        check(whole, f"{repeat} vectors of {region.vector} do not divide a pixel's channels")
+        config = f"REPEAT = {repeat}, THREADS = {threads}"
+        structs, template, operands = self._operands(region, config)
+        copied = list(copies(self.group, region, threads))
+        functor = emitter.functor("Epilogue", "acc")  # has all parameters by now
+        declarations = ", ".join(text for text, _ in region.parameters.values())
+        names = ", ".join(region.parameters)
+        items = region.rows * region.columns // (region.vector * repeat)
+        call = f"{template}({operands}, Epilogue{{{names}}}, {BLOCK});"
+        parts = [Part(f"{structs}\n{functor}", call, -(-items // threads)), *copied]
+        source = f"""#include "{self.header}"
+using namespace gtco;
+
+{"".join(part.text for part in parts)}
+extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declarations}) {{
+{dispatch(parts)}
+}}
+"""
+        blocks = sum(part.blocks for part in parts)
+        arguments = (argument for _, argument in region.parameters.values())
+        return self.program(schedule, source, (blocks, 1, 1), threads, 0, arguments)
+
+    @abstractmethod
+    def _operands(self, region: Region, config: str) -> tuple[str, str, str]:
+        """The structs of the kernel's source, its template with arguments, and what that is given
+        ahead of the epilogue; `config` are constants that the configuration has too."""
