@@ -17,6 +17,7 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.codegen.sketches.grid_sample import GridSample
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
@@ -35,6 +36,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Squeeze,
     Stencil,
     Resize,
+    GridSample,
     Rowwise,
     Elementwise,
 )

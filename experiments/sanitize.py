@@ -134,6 +134,7 @@ CASES: dict[str, Case] = {
     "squeeze": Case(squeeze_groups.CASES["se_512"], {"squeeze": ({"split": 4},)}),
     "stencils": Case(stencil_groups.CASES["three_behind_a_token"], {}),
     "resize": Case(next(iter(stencil_groups.RESIZES.values())), {}),
+    "samples": Case(stencil_groups.SAMPLES["bilinear_heads"], {}),
     "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),
     "softmax": Case(lambda: tile_groups.softmax(3, 1000, dtype=BF16), _ANY),
     "columns": Case(lambda: tile_groups.standardize(37, 24, dims=(0,), dtype=F16), _ANY),

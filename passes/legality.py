@@ -7,8 +7,9 @@ or a row value (one element per row):
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
-    stencil      one depthwise convolution, pooling or resize, or several of the first two that read
-                 one image; then pointwise nodes of each result, and a concat of it and of others.
+    stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
+                 first two that read one image; then pointwise nodes of each result, and a concat of
+                 it and of others.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between

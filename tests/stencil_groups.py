@@ -200,3 +200,52 @@ RESIZES |= {
     "resize_beside_a_skip": lambda: skipped((1, 3, 4, 16), (24,)),
     "resize_between_skips": lambda: skipped((2, 3, 2, 7), (5, 3), BF16),
 }
+
+
+def sampled(
+    image: tuple[int, int, int, int],
+    points: tuple[int, int],
+    mode: str = "bilinear",
+    dtype: torch.dtype = F16,
+    *,
+    border: bool = False,
+    align: bool = False,
+    heads: bool = False,
+) -> Group:
+    """relu(grid_sample(x, grid) * weight of each point + skip).
+
+    With `heads` image and points are those of heads, as deformable attention has them: of one batch
+    the images' pixels and channels lie in [pixels, images, channels], and the points in [rows,
+    images, 3, across, 2], of which this reads the second third.
+    """
+    b = GraphBuilder()
+    n, h, w, c = image
+    rows, across = points
+    if heads:
+        x = b.input("x", TensorSpec((h * w, n, c), dtype))
+        x = b.add("reshape", b.add("permute", x, dims=(1, 0, 2)), shape=image)
+        grid = b.input("grid", TensorSpec((rows, n, 3, across, 2), dtype))
+        grid = b.add("slice", grid, dim=2, start=1, end=2)
+        grid = b.add("reshape", grid, shape=(rows, n, across, 2))
+        grid = b.add("permute", grid, dims=(1, 0, 2, 3))
+    else:
+        x = b.input("x", TensorSpec(image, dtype))
+        grid = b.input("grid", TensorSpec((n, *points, 2), dtype))
+    y = b.add("grid_sample", x, grid, mode=mode, border=border, align_corners=align)
+    weight = b.input("weight", TensorSpec((n, *points, 1), dtype))
+    skip = b.input("skip", TensorSpec((n, *points, c), dtype))
+    return Group("sampled", b.build([b.add("relu", b.add("add", b.add("mul", y, weight), skip))]))
+
+
+SAMPLES: dict[str, Callable[[], Group]] = {
+    "bilinear": lambda: sampled((2, 5, 7, 24), (9, 3)),
+    "bilinear_border": lambda: sampled((1, 4, 3, 8), (5, 11), dtype=BF16, border=True),
+    "bilinear_align": lambda: sampled((3, 6, 5, 3), (7, 5), dtype=F32, align=True),
+    "bilinear_align_border": lambda: sampled((1, 3, 9, 32), (4, 9), border=True, align=True),
+    "bilinear_heads": lambda: sampled((8, 5, 6, 32), (7, 4), heads=True),
+    "bilinear_heads_of_one": lambda: sampled((3, 4, 5, 1), (5, 4), dtype=F32, heads=True),
+    "bilinear_one": lambda: sampled((1, 1, 1, 1), (3, 7), align=True),
+    "nearest": lambda: sampled((2, 5, 7, 8), (9, 3), "nearest", BF16),
+    "nearest_border": lambda: sampled((1, 6, 4, 3), (7, 5), "nearest", border=True),
+    "nearest_align": lambda: sampled((2, 5, 3, 40), (3, 8), "nearest", F32, align=True),
+}

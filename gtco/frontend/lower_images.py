@@ -1,4 +1,4 @@
-"""ATen's poolings and resizes of images, to gtco's ops of images with their channels last."""
+"""ATen's poolings, resizes and samplings to gtco's ops of images with their channels last."""
 
 from __future__ import annotations
 
@@ -149,3 +149,20 @@ for _op, _made in {
 }.items():
     for _overload, _lowering in zip(("default", "vec"), _made, strict=True):
         _lowers(getattr(getattr(aten, _op), _overload))(_lowering)
+
+
+_SAMPLINGS = ("bilinear", "nearest")
+"""By the number that ATen has for them; the next one is bicubic."""
+_BORDERS = (False, True)
+"""Likewise of paddings: zeros and the border's pixels; the next one is reflection."""
+
+
+@_lowers(aten.grid_sampler.default, aten.grid_sampler_2d.default)
+def _grid_sample(
+    ctx: Context, x: Value, grid: Value, mode: int, padding: int, align: bool
+) -> Value | None:
+    if ctx.rank(x) != 4 or mode >= len(_SAMPLINGS) or padding >= len(_BORDERS):
+        return None
+    given = {"mode": _SAMPLINGS[mode], "border": _BORDERS[padding], "align_corners": align}
+    y = ctx.add("grid_sample", ctx.permute(x, (0, 2, 3, 1)), grid, **given)
+    return ctx.permute(y, (0, 3, 1, 2))

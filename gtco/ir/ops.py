@@ -194,6 +194,13 @@ def _resize_flops(
     return 2 * taps * outputs[0].numel
 
 
+def _sample_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    taps = 4 if attrs["mode"] == "bilinear" else 0
+    return 2 * taps * outputs[0].numel
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -313,6 +320,7 @@ _ROWS: tuple[Op, ...] = (
     _anchor("avg_pool", references.avg_pool, _window_flops, family="stencil", of_images=True,
             window=Window("0.0f", "sum + pixel", mean=True)),
     _anchor("resize", references.resize, _resize_flops, family="stencil", of_images=True),
+    _anchor("grid_sample", references.grid_sample, _sample_flops, family="stencil", of_images=True),
     Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),

@@ -271,6 +271,24 @@ def resize(
     return y.permute(0, 2, 3, 1).contiguous()
 
 
+def grid_sample(x: Tensor, grid: Tensor, *, mode: str, border: bool, align_corners: bool) -> Tensor:
+    """Pixels of x [N, H, W, C] around the points (x, y) of grid [N, P, Q, 2]: [N, P, Q, C].
+
+    As torch has it on GPUs, whatever the device: coordinates and weights in fp32 at least; a
+    coordinate that is no finite number lies outside the image, and left of it or above where the
+    pixels of the `border` go on.
+    """
+    wide = torch.promote_types(x.dtype, torch.float32)
+    image, place = x.permute(0, 3, 1, 2).to(wide), grid.to(wide)
+    # Outside is outside, however far.
+    near = place.nan_to_num(nan=-4.0, posinf=4.0, neginf=-4.0).clamp(-4.0, 4.0)
+    y = F.grid_sample(image, near, mode, "border" if border else "zeros", align_corners)
+    y = y.permute(0, 2, 3, 1)
+    if not border:
+        y = y.masked_fill(~place.isfinite().all(-1, keepdim=True), 0.0)
+    return y.to(x.dtype).contiguous()
+
+
 def batch_norm(
     x: Tensor,
     mean: Tensor,

@@ -1,13 +1,18 @@
-"""Depthwise convolutions, poolings and resizes on a GPU against fp64, outputs poisoned, twice for
-the same bits."""
+"""Depthwise convolutions, poolings, resizes and samplings on a GPU against fp64, outputs poisoned,
+twice for the same bits."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 import torch
 
+from gtco.codegen.sketch import Sketch
+from gtco.codegen.sketches.grid_sample import GridSample
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.ir.graph import Group
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
 from tests import stencil_groups
@@ -16,10 +21,21 @@ from tests.kernel_checks import inputs_of, sample, wrong_outputs
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("case", stencil_groups.CASES | stencil_groups.RESIZES)
-def test_windows_match_fp64(case: str) -> None:
-    kind = Stencil if case in stencil_groups.CASES else Resize
-    group = (stencil_groups.CASES | stencil_groups.RESIZES)[case]()
+CASES = [
+    (kind, make)
+    for kind, cases in (
+        (Stencil, stencil_groups.CASES),
+        (Resize, stencil_groups.RESIZES),
+        (GridSample, stencil_groups.SAMPLES),
+    )
+    for make in cases.values()
+]
+NAMES = [*stencil_groups.CASES, *stencil_groups.RESIZES, *stencil_groups.SAMPLES]
+
+
+@pytest.mark.parametrize(("kind", "make"), CASES, ids=NAMES)
+def test_windows_match_fp64(kind: type[Sketch], make: Callable[[], Group]) -> None:
+    group = make()
     values = inputs_of(group, seed=1, device="cuda")
     sketch = kind(group, target_of_capability(*torch.cuda.get_device_capability()))
     for program in sample(sketch, 5):

@@ -26,6 +26,7 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.codegen.sketches.grid_sample import GridSample
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
@@ -66,6 +67,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "squeeze": (Squeeze, squeeze_groups.CASES["se_512"]),
     "stencil": (Stencil, stencil_groups.CASES["depthwise_3x3"]),
     "resize": (Resize, next(iter(stencil_groups.RESIZES.values()))),
+    "grid_sample": (GridSample, stencil_groups.SAMPLES["bilinear_heads"]),
     "groups": (
         Elementwise,
         lambda: tile_groups.normalize_groups(5, 3, 7, 24, groups=3, chunks=7),

@@ -1,0 +1,164 @@
+"""Samplings at points of a grid: right inside, outside and at the border, captured without ATen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import gtco
+from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketches.grid_sample import GridSample
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.interpreter import interpret
+from gtco.ir.references import grid_sample
+from gtco.ir.spec import TensorSpec
+from gtco.passes import run_pipeline
+from gtco.runtime.host import run_on_host
+from gtco.target import TARGETS
+from tests import stencil_groups
+from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
+from tests.pass_checks import captured, check, ops, random
+
+H100 = TARGETS["sm_90a"]
+KINDS = [
+    (mode, border, align)
+    for mode in ("bilinear", "nearest")
+    for border in (False, True)
+    for align in (False, True)
+]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", stencil_groups.SAMPLES)
+def test_right_on_the_host_build(case: str) -> None:
+    group = stencil_groups.SAMPLES[case]()
+    for program in sample(GridSample(group, H100), 1):
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+
+
+def test_heads_are_read_where_they_lie() -> None:
+    sketch = GridSample(stencil_groups.SAMPLES["bilinear_heads"](), H100)
+    assert sketch.vector == 8
+    source = next(iter(sample(sketch, 0))).source
+    assert "load_packed<2>" in source
+
+
+def hard_points(height: int, width: int, align: bool) -> Tensor:
+    """Points on centres of pixels, halfway, on the border and beyond it, and no numbers at all."""
+
+    def along(size: int) -> list[float]:
+        places = [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, size - 1.5, size - 1.0, size - 0.5, size]
+        span = max(size - 1, 1)
+        back = [2 * p / span - 1 if align else (2 * p + 1) / size - 1 for p in places]
+        return [*back, math.nan, math.inf, -math.inf, 3e38, -3e38, 1e9, -1e9]
+
+    ys, xs = along(height), along(width)
+    return torch.tensor([[[(x, y) for x in xs] for y in ys]])
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(("mode", "border", "align"), KINDS)
+@pytest.mark.parametrize("size", [(4, 8), (1, 2)])
+def test_hard_points(mode: str, border: bool, align: bool, size: tuple[int, int]) -> None:
+    """Sizes are powers of two, where the places are exact; two pixels are no numbers."""
+    image = random(1, 3, *size, dtype=torch.float32)
+    image[0, 1, 0, 1], image[0, 2, -1, 0] = math.nan, math.inf
+    grid = hard_points(*size, align)
+    padding = "border" if border else "zeros"
+
+    def model(m: object, x: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(x, grid, mode, padding, align)
+
+    graph, args = captured(model, image, grid)
+    (expected,) = interpret(graph, args)
+    compiled = gtco.compile(_Module(mode, padding, align), args, target="host")
+    torch.testing.assert_close(compiled(*args), expected, equal_nan=True)
+    # torch's own, where its kernels for CPUs and GPUs do not differ.
+    numbers = grid.isfinite().all(-1)[:, None] & (grid.abs() < 1e30).all(-1)[:, None]
+    at_numbers = numbers.expand_as(expected)
+    eager = F.grid_sample(image, grid, mode, padding, align)
+    torch.testing.assert_close(expected[at_numbers], eager[at_numbers], equal_nan=True)
+    if not border:
+        none = ~grid.isfinite().all(-1)[:, None].expand_as(expected)
+        assert none.any() and not expected[none].any()
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, mode: str, padding: str, align: bool) -> None:
+        super().__init__()
+        self.given = (mode, padding, align)
+
+    def forward(self, x: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(x, grid, *self.given)
+
+
+@pytest.mark.parametrize(("mode", "border", "align"), KINDS)
+def test_the_reference_is_torchs(mode: str, border: bool, align: bool) -> None:
+    x, grid = random(2, 3, 5, 7), random(2, 4, 6, 2, seed=1)
+    padding = "border" if border else "zeros"
+    eager = F.grid_sample(x, grid, mode, padding, align)
+    given = {"mode": mode, "border": border, "align_corners": align}
+    mine = grid_sample(x.permute(0, 2, 3, 1), grid, **given)
+    torch.testing.assert_close(mine.permute(0, 3, 1, 2), eager)
+    halves = [t.half() for t in (x.permute(0, 2, 3, 1), grid)]
+    wide = grid_sample(*(t.float() for t in halves), **given)
+    assert torch.equal(grid_sample(*halves, **given), wide.half()), "coordinates lose digits"
+
+
+@pytest.mark.parametrize(("mode", "border", "align"), KINDS)
+def test_samplings_are_captured(mode: str, border: bool, align: bool) -> None:
+    padding = "border" if border else "zeros"
+    graph, args = captured(
+        lambda m, x, grid: F.grid_sample(x, grid, mode, padding, align) * 2,
+        random(2, 3, 6, 7),
+        random(2, 4, 5, 2, seed=1),
+    )
+    assert ops(check(lambda g, log: run_pipeline(g, log=log), graph, args)) == {
+        "grid_sample": 1,
+        "mul": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("shape", "points", "mode", "padding"),
+    [
+        ((1, 3, 6, 7), (1, 4, 5, 2), "bicubic", "zeros"),
+        ((1, 3, 6, 7), (1, 4, 5, 2), "bilinear", "reflection"),
+        ((1, 3, 4, 6, 7), (1, 2, 4, 5, 3), "bilinear", "zeros"),
+    ],
+)
+def test_others_stay_torchs_by_name(
+    shape: tuple[int, ...], points: tuple[int, ...], mode: str, padding: str
+) -> None:
+    graph, _ = captured(
+        lambda m, x, grid: F.grid_sample(x, grid, mode, padding, False),
+        random(*shape),
+        random(*points, seed=1),
+    )
+    (node,) = (node for node in graph.nodes if node.op == "aten")
+    assert node.attrs["target"].startswith("aten.grid_sampler")
+
+
+def test_a_grid_of_another_type_is_refused() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, 4, 4, 8), torch.float16))
+    grid = b.input("grid", TensorSpec((1, 3, 3, 2), torch.float32))
+    y = b.add("grid_sample", x, grid, mode="bilinear", border=False, align_corners=False)
+    with pytest.raises(Illegal, match=r"the image is torch.float16 and its grid torch.float32"):
+        GridSample(Group("mixed", b.build([y])), H100)
+
+
+def test_source(golden: Callable[[str, object], None]) -> None:
+    sketch = GridSample(stencil_groups.SAMPLES["bilinear_heads"](), H100)
+    golden("grid_sample_heads.cu", sketch.emit({"vector": 8, "repeat": 1, "threads": 128}).code)
+
+
+def test_kernels_compile_without_spills() -> None:
+    for case in ("bilinear", "bilinear_heads", "nearest_border"):
+        group = stencil_groups.SAMPLES[case]()
+        assert not list(compile_for_all(lambda target, group=group: GridSample(group, target)))
