@@ -135,6 +135,9 @@ CASES: dict[str, Case] = {
     "stencils": Case(stencil_groups.CASES["three_behind_a_token"], {}),
     "resize": Case(next(iter(stencil_groups.RESIZES.values())), {}),
     "samples": Case(stencil_groups.SAMPLES["bilinear_heads"], {}),
+    "sum_of_samples": Case(
+        stencil_groups.SAMPLES["sum_of_heads"], {"grid_sample": ({"share": 4}, {"share": 1})}
+    ),
     "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),
     "softmax": Case(lambda: tile_groups.softmax(3, 1000, dtype=BF16), _ANY),
     "columns": Case(lambda: tile_groups.standardize(37, 24, dims=(0,), dtype=F16), _ANY),

@@ -23,6 +23,7 @@ from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
 from gtco.passes.rewrite import Log
 from gtco.passes.rotary import fuse_rotary
+from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_layer_norm
@@ -47,6 +48,7 @@ PIPELINE: tuple[Pass, ...] = (
     fuse_attention,
     fuse_normalization,
     fuse_rotary,
+    sum_samples,
     join_siblings,
     push_slices,
     split_layer_norm,  # after join_siblings: Q, K and V are one reader of the norm by then

@@ -210,6 +210,29 @@ def _sliced_last(edit: Editor, node: Node) -> str:
     return edit.add("permute", y, dims=FIRST)
 
 
+def _levels(edit: Editor, node: Node) -> tuple[Node, Node] | None:
+    """A reshape, and the concat whose dimension it joins with the one behind."""
+    concat = edit.producer(node.inputs[0], "concat")
+    if concat is None or not edit.read_once(node.inputs[0]):
+        return None
+    sizes = list(concat.outputs[0].sizes)
+    dim = concat.attrs["dim"] % len(sizes)
+    joined = [*sizes[:dim], math.prod(sizes[dim : dim + 2]), *sizes[dim + 2 :]]
+    same = dim + 1 < len(sizes) and list(node.outputs[0].sizes) == joined
+    return (node, concat) if same else None
+
+
+def _levels_joined(edit: Editor, match: tuple[Node, Node]) -> str:
+    _, concat = match
+    dim = concat.attrs["dim"] % concat.outputs[0].rank
+    pieces = []
+    for value in concat.inputs:
+        sizes = edit.shape(value)
+        joined = (*sizes[:dim], math.prod(sizes[dim : dim + 2]), *sizes[dim + 2 :])
+        pieces.append(edit.add("reshape", value, shape=joined))
+    return edit.add("concat", *pieces, dim=dim)
+
+
 # -- images of few channels ------------------------------------------------------------------------
 
 PIXEL_BYTES = 16
@@ -264,6 +287,8 @@ _MOVES: tuple[Rule[Any], ...] = (
     Rule("rows(permute(x)) -> permute(rows(x))", _ROWS, _reads_image, _rows_last),
     Rule("concat(permute(x), y) -> permute(concat(x, permute(y)))", ("concat",),
          _joined, _joined_last),
+    Rule("reshape(concat(x, y)) -> concat(reshape(x), reshape(y)) of the next dimension joined",
+         ("reshape",), _levels, _levels_joined),
     Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _reads_image, _padded_last),
     Rule("slice(permute(x)) -> permute(slice(x))", ("slice",), _reads_image, _sliced_last),
 )  # fmt: skip

@@ -249,3 +249,61 @@ SAMPLES: dict[str, Callable[[], Group]] = {
     "nearest_border": lambda: sampled((1, 6, 4, 3), (7, 5), "nearest", border=True),
     "nearest_align": lambda: sampled((2, 5, 3, 40), (3, 8), "nearest", F32, align=True),
 }
+
+
+def summed(
+    n: int,
+    channels: int,
+    rows: int,
+    levels: tuple[tuple[int, int, int], ...],
+    mode: str = "bilinear",
+    dtype: torch.dtype = F16,
+    *,
+    border: bool = False,
+    align: bool = False,
+    heads: bool = False,
+) -> Group:
+    """relu(sample_sum of images of so many rows and columns, at so many points each, + skip).
+
+    With `heads` all images lie in one [pixels, n, channels], the points in [rows, n, points, 2],
+    the weights in [rows, n, points], and the result goes into [rows, n * channels].
+    """
+    b = GraphBuilder()
+    operands: list[str] = []
+    points = sum(each for *_, each in levels)
+    turn = {"dims": (1, 0, 2)}
+    shares = (rows, n, points) if heads else (n, rows, points)
+    weights = b.input("weights", TensorSpec(shares, dtype))
+    if heads:
+        pixels = sum(h * w for h, w, _ in levels)
+        x = b.add("permute", b.input("x", TensorSpec((pixels, n, channels), dtype)), **turn)
+        grid = b.input("grid", TensorSpec((rows, n, points, 2), dtype))
+        grid = b.add("permute", grid, dims=(1, 0, 2, 3))
+        weights = b.add("permute", weights, **turn)
+    pixel = point = 0
+    for level, (h, w, count) in enumerate(levels):
+        image = (n, h, w, channels)
+        if heads:
+            part = b.add("slice", x, dim=1, start=pixel, end=pixel + h * w)
+            operands.append(b.add("reshape", part, shape=image))
+            operands.append(b.add("slice", grid, dim=2, start=point, end=point + count))
+            pixel, point = pixel + h * w, point + count
+        else:
+            operands.append(b.input(f"x{level}", TensorSpec(image, dtype)))
+            operands.append(b.input(f"grid{level}", TensorSpec((n, rows, count, 2), dtype)))
+    given = {"mode": mode, "border": border, "align_corners": align}
+    y = b.add("sample_sum", *operands, weights, **given)
+    y = b.add("relu", b.add("add", y, b.input("skip", TensorSpec((n, rows, channels), dtype))))
+    if heads:
+        y = b.add("reshape", b.add("permute", y, **turn), shape=(rows, n * channels))
+    return Group("summed", b.build([y]))
+
+
+SAMPLES |= {
+    "sum": lambda: summed(2, 24, 7, ((5, 4, 3),)),
+    "sum_of_levels": lambda: summed(2, 16, 9, ((7, 5, 4), (3, 4, 4), (1, 2, 4)), dtype=BF16),
+    "sum_of_heads": lambda: summed(8, 32, 11, ((6, 5, 4), (3, 3, 5)), heads=True),
+    "sum_border": lambda: summed(1, 3, 5, ((4, 4, 2), (2, 3, 1)), dtype=F32, border=True),
+    "sum_nearest_align": lambda: summed(3, 8, 4, ((5, 6, 2), (4, 2, 7)), "nearest", align=True),
+    "sum_of_one": lambda: summed(1, 1, 1, ((1, 1, 1),), heads=True),
+}

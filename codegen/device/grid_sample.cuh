@@ -1,17 +1,24 @@
-// Images sampled at points that a grid gives: a thread has REPEAT times V channels of one point,
-// and weighs the TAPS x TAPS pixels around it, which follows torch's rules on GPUs in fp32. A pixel
+// Images sampled at points that grids give: a thread has REPEAT times V channels of one row of the
+// result, which is the weighed sum of the row's points of every image; SHARE neighbours have them
+// together. A point is the TAPS x TAPS pixels around it, by torch's rules on GPUs, in fp32. A pixel
 // outside the image counts zero and is not read; one inside counts even where its weight is zero.
 //
-// Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), POINTS (of an image), TAPS (2, or 1
-// for the nearest pixel), BORDER (the border's pixels go on outside, instead of zeros), ALIGN (-1
-// and 1 are centres of pixels, instead of edges), REPEAT, THREADS. Image has `at(image, y, x,
-// channel)`; Grid has `point(row, active)`, x and y.
+// Config: ROWS (of the result), IMAGE_ROWS (of these, one image's), COLUMNS (channels), TAPS (2, or
+// 1 for the nearest pixel), BORDER (the border's pixels go on outside, instead of zeros), ALIGN (-1
+// and 1 are centres of pixels, instead of edges), REPEAT, SHARE, THREADS. A level is what is
+// sampled in one size: HEIGHT, WIDTH, POINTS (of a row), FIRST (of them among the row's weights),
+// `pixel(image, y, x, channel)`, where it lies, and `point(row, i, active)`, its x and y. Weights
+// have `at(row, i, active)`.
 #pragma once
 
 #include "epilogue.cuh"
 #include "pieces.cuh"
 
 namespace gtco {
+
+struct NoWeights {
+  __device__ __forceinline__ float at(int, int, bool) const { return 1.0f; }
+};
 
 // The pixels next to a coordinate along one axis of `size` pixels.
 template <class C>
@@ -39,49 +46,72 @@ struct Taps {
   }
 };
 
-template <class C, class Image, class Grid, class Functor>
-__device__ __forceinline__ void grid_sample(const Image& image, const Grid& grid,
-                                            const Functor& functor, int block) {
-  constexpr int V = Functor::VECTOR, T = C::TAPS;
-  constexpr int VECTORS = C::COLUMNS / V / C::REPEAT;  // of a point side by side in a warp
-  static_assert(C::COLUMNS % (V * C::REPEAT) == 0, "no vector crosses a point's end");
-  const int item = block * C::THREADS + threadIdx.x;
+// Adds every SHAREth point of `row` in one level, from `lane` on, to the sums of its channels from
+// `first` on.
+template <class C, class Level, class Weights, int V>
+__device__ __forceinline__ void add_samples(const Level& level, const Weights& weights, int row,
+                                            int first, int lane, bool active, Vec<float, V>* sums) {
+  constexpr int T = C::TAPS, STEP = C::COLUMNS / C::REPEAT;
+  const int n = row / C::IMAGE_ROWS;
+#pragma unroll 4
+  for (int i = 0; i < ceil_div(Level::POINTS, C::SHARE); ++i) {
+    const int p = i * C::SHARE + lane;
+    const bool here = active && (Level::POINTS % C::SHARE == 0 || p < Level::POINTS);
+    const auto point = unpack(level.point(row, p, here));
+    const float share = weights.at(row, Level::FIRST + p, here);
+    const Taps<C> xs(point[0], Level::WIDTH), ys(point[1], Level::HEIGHT);
+    decltype(load_packed<V>(level.pixel(0, 0, 0, 0))) pixels[C::REPEAT][T][T];
+#pragma unroll
+    for (int r = 0; r < C::REPEAT; ++r)
+#pragma unroll
+      for (int y = 0; y < T; ++y)
+#pragma unroll
+        for (int x = 0; x < T; ++x)
+          pixels[r][y][x] = load_packed<V>(level.pixel(n, ys.at[y], xs.at[x], first + r * STEP),
+                                           here && ys.inside[y] && xs.inside[x]);
+#pragma unroll
+    for (int r = 0; r < C::REPEAT; ++r)
+#pragma unroll
+      for (int y = 0; y < T; ++y)
+#pragma unroll
+        for (int x = 0; x < T; ++x) {
+          const auto pixel = unpack<V>(pixels[r][y][x]);
+          const float weight = share * (ys.weight[y] * xs.weight[x]);
+#pragma unroll
+          for (int i = 0; i < V; ++i) sums[r][i] = fmaf(weight, pixel[i], sums[r][i]);
+        }
+  }
+}
+
+template <class C, class Functor, class Weights, class... Levels>
+__device__ __forceinline__ void grid_sample(const Functor& functor, int block,
+                                            const Weights& weights, const Levels&... levels) {
+  constexpr int V = Functor::VECTOR;
+  constexpr int VECTORS = C::COLUMNS / V / C::REPEAT;  // of a row side by side in a warp
+  static_assert(C::COLUMNS % (V * C::REPEAT) == 0, "no vector crosses a row's end");
+  const int thread = block * C::THREADS + threadIdx.x;
+  const int item = thread / C::SHARE, lane = thread % C::SHARE;
   const int first = item % VECTORS * V, row = item / VECTORS;
-  const bool active = row < C::IMAGES * C::POINTS;
-  const int n = row / C::POINTS;
+  const bool active = row < C::ROWS;
 
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const auto point = unpack(grid.point(row, active));
-  const Taps<C> xs(point[0], C::WIDTH), ys(point[1], C::HEIGHT);
-  Packed<typename C::Element, V> pixels[C::REPEAT][T][T];
+  Vec<float, V> sums[C::REPEAT] = {};
+  (add_samples<C>(levels, weights, row, first, lane, active, sums), ...);
 #pragma unroll
   for (int r = 0; r < C::REPEAT; ++r)
 #pragma unroll
-    for (int y = 0; y < T; ++y)
-#pragma unroll
-      for (int x = 0; x < T; ++x)
-        pixels[r][y][x] = load_packed<V>(image.at(n, ys.at[y], xs.at[x], first + r * VECTORS * V),
-                                         active && ys.inside[y] && xs.inside[x]);
+    for (int i = 0; i < V; ++i) sums[r][i] = lanes_sum<C::SHARE>(sums[r][i]);
+  const bool stores = active && lane == 0;
   typename Functor::Row values{};
   if constexpr (Functor::ROW_VALUES > 0) {
-    if (active) values = functor.row_values(row, true);
+    if (stores) values = functor.row_values(row, true);
   }
 #pragma unroll
   for (int r = 0; r < C::REPEAT; ++r) {
     const int col = first + r * VECTORS * V;
-    auto acc = map<V>([&](int) { return 0.0f; });
-#pragma unroll
-    for (int y = 0; y < T; ++y)
-#pragma unroll
-      for (int x = 0; x < T; ++x) {
-        const auto pixel = unpack<V>(pixels[r][y][x]);
-        const float weight = ys.weight[y] * xs.weight[x];
-#pragma unroll
-        for (int i = 0; i < V; ++i) acc[i] = T == 1 ? pixel[i] : fmaf(weight, pixel[i], acc[i]);
-      }
-    const auto inputs = functor.template inputs<V>(row, col, active);
-    functor.template operator()<V>(row, col, values, active, inputs, acc);
+    const auto inputs = functor.template inputs<V>(row, col, stores);
+    functor.template operator()<V>(row, col, values, stores, inputs, sums[r]);
   }
 }
 

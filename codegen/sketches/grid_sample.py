@@ -1,74 +1,132 @@
-"""Images sampled where a grid says: each point is a weighted sum of the pixels around it."""
+"""Images sampled where a grid says: each point is a weighted sum of the pixels around it, and a row
+of the result is one point, or the weighed sum of some points of several images."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from gtco.codegen.emit import Region, index
 from gtco.codegen.scalars import C_TYPES
-from gtco.codegen.sketch import Illegal, check
-from gtco.codegen.sketches.pixels import Pixels
+from gtco.codegen.sketch import Illegal, Knob, Schedule, check
+from gtco.codegen.sketches.pieces import BLOCK
+from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
+from gtco.codegen.sketches.stencil import THREADS
 from gtco.ir.graph import Group
-from gtco.ir.views import NotAView
+from gtco.ir.views import Layout, NotAView
 from gtco.target import Target
 
 
 class GridSample(Pixels):
-    """A thread has some vectors of channels of one point, and reads its coordinates once."""
+    """A thread has some vectors of channels of one row; neighbours may share the row's points."""
 
     name: ClassVar[str] = "grid_sample"
+    ops: ClassVar[tuple[str, ...]] = ("grid_sample", "sample_sum")
     version: ClassVar[int] = 1
     schedule_version: ClassVar[int] = 1
     header: ClassVar[str] = "grid_sample.cuh"
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self.grid, points = self.stored(self.anchor.inputs[1])
-        grid_dtype = group.graph.specs[self.grid].dtype
-        check(grid_dtype == self.dtype, f"the image is {self.dtype} and its grid {grid_dtype}")
-        images, rows, across, _ = self.anchor.outputs[0].sizes
-        self.points = rows * across
-        try:
-            self.points_layout = points.reshape((images * self.points, 2))
-        except NotAView as error:
-            raise Illegal(f"the points of %{self.anchor.name} have no strides: {error}") from None
+        out, inputs = self.anchor.outputs[0], self.anchor.inputs
+        self.rows = out.numel // out.sizes[-1]
+        for value in inputs:
+            dtype = group.graph.specs[value].dtype
+            check(dtype == self.dtype, f"%{value} is {dtype}, and its image {self.dtype}")
+        self.grids = [self._of_rows(value, 2) for value in inputs[1::2]]
+        self.weights = self._of_rows(inputs[-1], 1) if self._is_sum else None
 
-    def _operands(self, region: Region, config: str) -> tuple[str, str, str]:
-        images, height, width, columns = self.layout.shape
+    @property
+    def _is_sum(self) -> bool:
+        return self.anchor.op == "sample_sum"
+
+    def _images(self) -> Sequence[str]:
+        inputs = self.anchor.inputs
+        return inputs[:-1:2] if self._is_sum else inputs[::2]
+
+    def _of_rows(self, value: str, width: int) -> tuple[str, Layout]:
+        """Where the `width` numbers of each point of each row lie: [rows, points, width]."""
+        base, layout = self.stored(value)
+        points = self.group.graph.specs[value].numel // (self.rows * width)
+        try:
+            return base, layout.reshape((self.rows, points, width))
+        except NotAView as error:
+            raise Illegal(f"the points of %{value} have no strides: {error}") from None
+
+    def _shares(self) -> tuple[int, ...]:
+        most = max(points.shape[1] for _, points in self.grids)
+        return tuple(size for size in (1, 2, 4, 8) if size <= most)
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (*super().knobs(), Knob("share", self._shares()))
+
+    def defaults(self) -> Iterable[Schedule]:
+        """As many threads share the points of a row as it takes to have enough of them; if that is
+        not all, vectors are narrower too."""
+        vectors, enough = (
+            self.anchor.outputs[0].numel // self.vector,
+            THREADS * self.target.sm_count,
+        )
+        shares = self._shares()
+        share = next((size for size in shares if vectors * size >= enough), shares[-1])
+        yield {**self._default(share), "share": share}
+
+    def _operands(self, region: Region, schedule: Schedule) -> tuple[str, str]:
+        images, _, _, columns = self.images[0][1].shape
         attrs = self.anchor.attrs
         taps = 2 if attrs["mode"] == "bilinear" else 1
         border, align = (str(attrs[name]).lower() for name in ("border", "align_corners"))
-        image, grid = region.parameter(self.base, "in"), region.parameter(self.grid, "in")
-        at = index(self.layout, ("n", "y", "x", "channel"))
-        element = C_TYPES[self.dtype]
         structs = f"""struct Config {{
-  using Element = {element};
-  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
-  static constexpr int COLUMNS = {columns}, POINTS = {self.points}, TAPS = {taps};
+  static constexpr int ROWS = {self.rows}, IMAGE_ROWS = {self.rows // images};
+  static constexpr int COLUMNS = {columns}, TAPS = {taps};
   static constexpr bool BORDER = {border}, ALIGN = {align};
-  static constexpr int {config};
+  static constexpr int REPEAT = {schedule["repeat"]}, SHARE = {schedule["share"]};
+  static constexpr int THREADS = {schedule["threads"]};
 }};
-
-struct Image {{
+"""
+        levels, first, weights = [], 0, "NoWeights{}"
+        for number, ((image, pixels), (grid, points)) in enumerate(
+            zip(self.images, self.grids, strict=True)
+        ):
+            structs += self._level(number, first, pixels, points)
+            names = (region.parameter(value, "in") for value in (image, grid))
+            levels.append(f"Level{number}{{{', '.join(names)}}}")
+            first += points.shape[1]
+        if self.weights is not None:
+            base, layout = self.weights
+            element = C_TYPES[self.dtype]
+            structs += f"""
+struct Weights {{
   const {element}* base;
-  __device__ __forceinline__ const {element}* at(int n, int y, int x, int channel) const {{
-    return base + {at};
-  }}
-}};
-
-struct Grid {{
-  const {element}* base;
-  __device__ __forceinline__ Packed<{element}, 2> point(int row, bool active) const {{
-    return {self._point()};
+  __device__ __forceinline__ float at(int row, int i, bool active) const {{
+    return load<1>(base + {index(layout, ("row", "i", "0"))}, active)[0];
   }}
 }};
 """
-        return structs, "grid_sample<Config>", f"Image{{{image}}}, Grid{{{grid}}}"
+            weights = f"Weights{{{region.parameter(base, 'in')}}}"
+        operands = ", ".join((EPILOGUE, BLOCK, weights, *levels))
+        return structs, f"grid_sample<Config>({operands})"
 
-    def _point(self) -> str:
-        """Both coordinates of the point at `row`, in one access where they lie so."""
-        x, y = (index(self.points_layout, ("row", axis)) for axis in "01")
-        if self.points_layout.vector(2) == 2:
-            return f"load_packed<2>(base + {x}, active)"
-        one = "load_packed<1>(base + {}, active).data[0]"
-        return f"{{{{{one.format(x)}, {one.format(y)}}}}}"
+    def _level(self, number: int, first: int, pixels: Layout, points: Layout) -> str:
+        """The struct of the images of one size and their points, the `first` of a row's weights."""
+        element = C_TYPES[self.dtype]
+        _, height, width, _ = pixels.shape
+        x, y = (index(points, ("row", "i", axis)) for axis in "01")
+        point = f"load_packed<2>(grid + {x}, active)"
+        if points.vector(2) < 2:
+            one = "load_packed<1>(grid + {}, active).data[0]"
+            point = f"{{{{{one.format(x)}, {one.format(y)}}}}}"
+        return f"""
+struct Level{number} {{
+  const {element}* image;
+  const {element}* grid;
+  static constexpr int HEIGHT = {height}, WIDTH = {width};
+  static constexpr int POINTS = {points.shape[1]}, FIRST = {first};
+  __device__ __forceinline__ const {element}* pixel(int n, int y, int x, int channel) const {{
+    return image + {index(pixels, ("n", "y", "x", "channel"))};
+  }}
+  __device__ __forceinline__ Packed<{element}, 2> point(int row, int i, bool active) const {{
+    return {point};
+  }}
+}};
+"""

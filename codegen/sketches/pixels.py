@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
+from gtco.codegen.sketches.pieces import Part, copies, dispatch
 from gtco.codegen.sketches.stencil import DTYPES, THREADS
 from gtco.ir.graph import Group
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
+
+EPILOGUE = "$epilogue"
 
 WIDE = 12
 """Most channels of a thread by default: a bicubic resize keeps 16 pixels of each."""
 
 
 class Pixels(Sketch):
-    """A thread has some vectors of channels of one pixel of the result.
+    """A thread has some vectors of channels of one pixel of the result; where there is a knob
+    `share`, so many threads have them together.
 
     Class attributes:
+        ops: the windowed ops that it takes.
         header: of the device library, with the template.
     """
 
     family: ClassVar[str] = "stencil"
+    ops: ClassVar[tuple[str, ...]]
     header: ClassVar[str]
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -34,11 +39,15 @@ class Pixels(Sketch):
         anchors = [node for node in group.compute if node.definition.family == self.family]
         check(len(anchors) == 1, f"a {self.name} has one windowed op, not {len(anchors)}")
         (self.anchor,) = anchors
-        check(self.anchor.op == self.name, f"{self.anchor.op} is no {self.name}")
-        self.base, self.layout = self.stored(self.anchor.inputs[0])
-        self.dtype = group.graph.specs[self.base].dtype
+        check(self.anchor.op in self.ops, f"{self.anchor.op} is no {self.name}")
+        self.images = [self.stored(value) for value in self._images()]
+        self.dtype = group.graph.specs[self.images[0][0]].dtype
         check(self.dtype in DTYPES, f"this sketch sums no {self.dtype}")
         self.vector = self._write(16 // self.dtype.itemsize)[0].vector
+
+    def _images(self) -> Sequence[str]:
+        """The operands of the windowed op that are images [N, H, W, C]."""
+        return self.anchor.inputs[:1]
 
     def stored(self, value: str) -> tuple[str, Layout]:
         """Where an operand of the windowed op lies.
@@ -56,10 +65,11 @@ class Pixels(Sketch):
         return base, layout
 
     def _write(self, vector: int) -> tuple[Region, PointwiseEmitter]:
-        """The epilogue of so many channels a thread, or of as many as fit it and the image."""
+        """The epilogue of so many channels a thread, or of as many as fit it and the images."""
         *_, columns = self.anchor.outputs[0].sizes
         region = Region(self.group, (self.anchor.outputs[0].numel // columns, columns), vector)
-        region.fit_vector(self.layout)
+        for _, layout in self.images:
+            region.fit_vector(layout)
         emitter = PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
         return region, emitter
 
@@ -71,9 +81,12 @@ class Pixels(Sketch):
         )
 
     def defaults(self) -> Iterable[Schedule]:
+        yield self._default(1)
+
+    def _default(self, share: int) -> Schedule:
         """The widest vector that leaves enough threads, else narrower ones; where an image allows
-        only narrow ones, as many of them as do."""
-        numel, enough = self.anchor.outputs[0].numel, THREADS * self.target.sm_count
+        only narrow ones, as many of them as do. `share` threads have the same channels."""
+        numel, enough = self.anchor.outputs[0].numel * share, THREADS * self.target.sm_count
         vector = self.vector
         while vector > 1 and numel // vector < enough:
             vector //= 2
@@ -84,7 +97,7 @@ class Pixels(Sketch):
             and self._repeats(vector, repeat)
             and numel // (vector * repeat) >= enough
         )
-        yield {"vector": vector, "repeat": next(repeats, 1), "threads": 128}
+        return {"vector": vector, "repeat": next(repeats, 1), "threads": 128}
 
     def _repeats(self, vector: int, repeat: int) -> bool:
         """Whether a pixel's channels are so many vectors for each of some threads."""
@@ -95,15 +108,14 @@ class Pixels(Sketch):
         region, emitter = self._write(schedule["vector"])
         whole = self._repeats(region.vector, repeat)
         check(whole, f"{repeat} vectors of {region.vector} do not divide a pixel's channels")
-        config = f"REPEAT = {repeat}, THREADS = {threads}"
-        structs, template, operands = self._operands(region, config)
+        structs, call = self._operands(region, schedule)
         copied = list(copies(self.group, region, threads))
         functor = emitter.functor("Epilogue", "acc")  # has all parameters by now
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
-        items = region.rows * region.columns // (region.vector * repeat)
-        call = f"{template}({operands}, Epilogue{{{names}}}, {BLOCK});"
-        parts = [Part(f"{structs}\n{functor}", call, -(-items // threads)), *copied]
+        items = region.rows * region.columns // (region.vector * repeat) * schedule.get("share", 1)
+        call = call.replace(EPILOGUE, f"Epilogue{{{names}}}")
+        parts = [Part(f"{structs}\n{functor}", f"{call};", -(-items // threads)), *copied]
         source = f"""#include "{self.header}"
 using namespace gtco;
 
@@ -117,6 +129,6 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
         return self.program(schedule, source, (blocks, 1, 1), threads, 0, arguments)
 
     @abstractmethod
-    def _operands(self, region: Region, config: str) -> tuple[str, str, str]:
-        """The structs of the kernel's source, its template with arguments, and what that is given
-        ahead of the epilogue; `config` are constants that the configuration has too."""
+    def _operands(self, region: Region, schedule: Schedule) -> tuple[str, str]:
+        """The structs of the kernel's source and the call of its template, in which `EPILOGUE` and
+        `BLOCK` stand for these."""

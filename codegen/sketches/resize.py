@@ -7,31 +7,35 @@ from typing import Any, ClassVar
 
 from gtco.codegen.emit import Region, index
 from gtco.codegen.scalars import C_TYPES, literal
-from gtco.codegen.sketches.pixels import Pixels
+from gtco.codegen.sketch import Schedule
+from gtco.codegen.sketches.pieces import BLOCK
+from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
 
 
 class Resize(Pixels):
     """A thread has some vectors of channels of one pixel of the result."""
 
     name: ClassVar[str] = "resize"
+    ops: ClassVar[tuple[str, ...]] = ("resize",)
     version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
     header: ClassVar[str] = "resize.cuh"
 
-    def _operands(self, region: Region, config: str) -> tuple[str, str, str]:
-        images, height, width, columns = self.layout.shape
+    def _operands(self, region: Region, schedule: Schedule) -> tuple[str, str]:
+        ((base, layout),) = self.images
+        images, height, width, columns = layout.shape
         _, rows, across, _ = self.anchor.outputs[0].sizes
         scales = [
             literal(step) for step in steps((height, width), (rows, across), self.anchor.attrs)
         ]
-        image = region.parameter(self.base, "in")
-        at = index(self.layout, ("n", "y", "x", "channel"))
+        image = region.parameter(base, "in")
+        at = index(layout, ("n", "y", "x", "channel"))
         element = C_TYPES[self.dtype]
         structs = f"""struct Config {{
   using Element = {element};
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
   static constexpr int COLUMNS = {columns}, P = {rows}, Q = {across};
-  static constexpr int {config};
+  static constexpr int REPEAT = {schedule["repeat"]}, THREADS = {schedule["threads"]};
   static constexpr float SCALE_H = {scales[0]}, SCALE_W = {scales[1]};
 }};
 
@@ -42,7 +46,8 @@ struct Image {{
   }}
 }};
 """
-        return structs, f"resize<Config, {self._axis()}>", f"Image{{{image}}}"
+        call = f"resize<Config, {self._axis()}>(Image{{{image}}}, {EPILOGUE}, {BLOCK})"
+        return structs, call
 
     def _axis(self) -> str:
         mode, align = self.anchor.attrs["mode"], str(self.anchor.attrs["align_corners"]).lower()

@@ -201,6 +201,13 @@ def _sample_flops(
     return 2 * taps * outputs[0].numel
 
 
+def _sample_sum_flops(
+    inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
+) -> int:
+    taps = 4 if attrs["mode"] == "bilinear" else 1
+    return 2 * taps * outputs[0].numel * inputs[-1].sizes[2]
+
+
 # -- the table -----------------------------------------------------------------------------------
 
 
@@ -321,6 +328,7 @@ _ROWS: tuple[Op, ...] = (
             window=Window("0.0f", "sum + pixel", mean=True)),
     _anchor("resize", references.resize, _resize_flops, family="stencil", of_images=True),
     _anchor("grid_sample", references.grid_sample, _sample_flops, family="stencil", of_images=True),
+    _anchor("sample_sum", references.sample_sum, _sample_sum_flops, family="stencil"),
     Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),

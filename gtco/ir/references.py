@@ -289,6 +289,22 @@ def grid_sample(x: Tensor, grid: Tensor, *, mode: str, border: bool, align_corne
     return y.to(x.dtype).contiguous()
 
 
+def sample_sum(*operands: Tensor, mode: str, border: bool, align_corners: bool) -> Tensor:
+    """The weighed sum of the points of some images: x0, grid0, x1, grid1, ..., weights.
+
+    Images x [N, H, W, C] may be of several sizes, with points [N, P, Q, 2] each; weights
+    [N, P, sum of Q]; the result [N, P, C]. Samples are summed in fp32 at least.
+    """
+    *levels, weights = operands
+    wide = torch.promote_types(weights.dtype, torch.float32)
+    given: dict[str, Any] = {"mode": mode, "border": border, "align_corners": align_corners}
+    parts = torch.split(weights.to(wide), [grid.shape[2] for grid in levels[1::2]], 2)
+    total = torch.zeros((), dtype=wide, device=weights.device)
+    for x, grid, part in zip(levels[::2], levels[1::2], parts, strict=True):
+        total = total + (grid_sample(x.to(wide), grid, **given) * part.unsqueeze(3)).sum(2)
+    return total.to(weights.dtype)
+
+
 def batch_norm(
     x: Tensor,
     mean: Tensor,

@@ -12,7 +12,7 @@ from tests.faults.templates import check_caught, planted, verdicts
 pytestmark = pytest.mark.compiler
 
 FAULTS = {
-    "a pixel outside is read": ("&& ys.inside[y] && xs.inside[x]", ""),
+    "a pixel outside is read": ("here && ys.inside[y] && xs.inside[x]", "here"),
     "rows outside are read": ("&& ys.inside[y]", ""),
     "the pixel at the left border left out": ("at[i] >= 0", "at[i] > 0"),
     "the pixel at the right border left out": ("at[i] < size;", "at[i] < size - 1;"),
@@ -21,19 +21,29 @@ FAULTS = {
     "towards zero": ("floorf(from)", "truncf(from)"),
     "centres of pixels for edges": ("(from_one * n - 1.0f)", "(from_one * n)"),
     "x for y": ("ys(point[1]", "ys(point[0]"),
-    "another image": ("const int n = row / C::POINTS", "const int n = row / C::POINTS * 0"),
-    "rows beyond the last": ("row < C::IMAGES * C::POINTS", "true"),
+    "another image": ("const int n = row / C::IMAGE_ROWS", "const int n = 0"),
+    "rows beyond the last": ("row < C::ROWS", "true"),
 }
 BORDER = {
     "no border": ("fminf(fmaxf(from, 0.0f), n - 1.0f)", "from"),
     "a border of one side": ("fminf(fmaxf(from, 0.0f), n - 1.0f)", "fmaxf(from, 0.0f)"),
+}
+SUMS = {
+    "weights of another image": ("Level::FIRST + p", "p"),
+    "the points beyond those of all lanes": ("ceil_div(Level::POINTS, C::SHARE)", "1"),
+    "the next level's points": ("|| p < Level::POINTS)", "|| true)"),
+    "every lane has the first point": ("i * C::SHARE + lane", "i * C::SHARE"),
+    "lanes that do not add up": ("lanes_sum<C::SHARE>", "lanes_sum<C::SHARE / 2>"),
+    "samples not weighed": ("share * (ys.weight[y]", "1.0f * (ys.weight[y]"),
 }
 
 
 @pytest.mark.parametrize("fault", ["none", *FAULTS])
 def test_faults(fault: str) -> None:
     group = stencil_groups.SAMPLES["bilinear"]()
-    program = GridSample(group, TARGETS["sm_90a"]).emit({"vector": 8, "repeat": 1, "threads": 64})
+    program = GridSample(group, TARGETS["sm_90a"]).emit(
+        {"vector": 8, "repeat": 1, "threads": 64, "share": 1}
+    )
     if fault == "none":
         assert not verdicts(program, group)
     else:
@@ -43,8 +53,22 @@ def test_faults(fault: str) -> None:
 @pytest.mark.parametrize("fault", ["none", *BORDER])
 def test_faults_of_borders(fault: str) -> None:
     group = stencil_groups.SAMPLES["bilinear_border"]()
-    program = GridSample(group, TARGETS["sm_90a"]).emit({"vector": 8, "repeat": 1, "threads": 64})
+    program = GridSample(group, TARGETS["sm_90a"]).emit(
+        {"vector": 8, "repeat": 1, "threads": 64, "share": 1}
+    )
     if fault == "none":
         assert not verdicts(program, group)
     else:
         check_caught(planted(program, *BORDER[fault]), group)
+
+
+@pytest.mark.parametrize("fault", ["none", *SUMS])
+def test_faults_of_sums(fault: str) -> None:
+    group = stencil_groups.SAMPLES["sum_of_heads"]()
+    program = GridSample(group, TARGETS["sm_90a"]).emit(
+        {"vector": 8, "repeat": 2, "threads": 64, "share": 4}
+    )
+    if fault == "none":
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *SUMS[fault]), group)

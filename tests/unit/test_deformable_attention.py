@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,8 @@ from torch import Tensor, nn
 import gtco
 from gtco.frontend.torch_export import capture
 from gtco.passes import run_pipeline
-from tests.pass_checks import check, ops, random
+from gtco.passes.rewrite import Log
+from tests.pass_checks import captured, check, ops, random, reasons
 
 SIZES = ((6, 5), (3, 3))
 TOKENS = sum(height * width for height, width in SIZES)
@@ -19,9 +23,11 @@ TOKENS = sum(height * width for height, width in SIZES)
 class DeformableAttention(nn.Module):
     """Each query weighs `points` points of each image around a place of its own, head by head."""
 
-    def __init__(self, width: int = 16, heads: int = 2, points: int = 3) -> None:
+    def __init__(
+        self, width: int = 16, heads: int = 2, points: int = 3, stacked: bool = True
+    ) -> None:
         super().__init__()
-        self.heads, self.points = heads, points
+        self.heads, self.points, self.stacked = heads, points, stacked
         self.value = nn.Linear(width, width)
         self.offsets = nn.Linear(width, heads * len(SIZES) * points * 2)
         self.weights = nn.Linear(width, heads * len(SIZES) * points)
@@ -40,7 +46,8 @@ class DeformableAttention(nn.Module):
             grid = grids[:, :, :, level].transpose(1, 2).flatten(0, 1)
             sampled.append(F.grid_sample(image, grid, align_corners=False))
         weights = weights.transpose(1, 2).reshape(batch * heads, 1, queries, levels * points)
-        y = (torch.stack(sampled, -2).flatten(-2) * weights).sum(-1)
+        joined = torch.stack(sampled, -2).flatten(-2) if self.stacked else torch.cat(sampled, -1)
+        y = (joined * weights).sum(-1)
         return y.view(batch, width, queries).transpose(1, 2).contiguous()
 
 
@@ -49,12 +56,14 @@ def arguments(batch: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     return random(batch, 7, 16, dtype=dtype), random(batch, TOKENS, 16, dtype=dtype, seed=1), places
 
 
+@pytest.mark.parametrize("stacked", [True, False])
 @pytest.mark.parametrize("batch", [1, 2])
-def test_a_kernel_of_its_own_for_each_image(batch: int) -> None:
+def test_all_images_are_sampled_and_summed_by_one_node(batch: int, stacked: bool) -> None:
     args = arguments(batch, torch.float64)
-    graph = capture(DeformableAttention().double().eval(), args).graph
+    graph = capture(DeformableAttention(stacked=stacked).double().eval(), args).graph
     found = ops(check(lambda g, log: run_pipeline(g, log=log), graph, args))
-    assert found["grid_sample"] == len(SIZES) and not found["aten"]
+    assert found["sample_sum"] == 1
+    assert not found.keys() & {"aten", "grid_sample", "concat", "sum"}
 
 
 @pytest.mark.compiler
@@ -67,3 +76,57 @@ def test_right_on_the_host_build(dtype: torch.dtype) -> None:
     exact = model.double()(*(arg.double() for arg in args))
     error = (compiled(*args).double() - exact).square().mean().sqrt() / exact.square().mean().sqrt()
     assert error < {torch.float16: 5e-3, torch.float32: 1e-5}[dtype]
+
+
+SAMPLES = random(2, 3, 6, 5), random(2, 7, 4, 2, seed=1), random(2, 1, 7, 4, seed=2)
+"""An image, points of it, and a weight for each point."""
+
+
+def _sampled(x: Tensor, grid: Tensor, **given: Any) -> Tensor:
+    return F.grid_sample(x, grid, align_corners=False, **given)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, g, w: (_sampled(x, g) * w).sum(-1),
+        lambda m, x, g, w: (w[:1, :, :1] * _sampled(x, g, mode="nearest")).sum(3, keepdim=True),
+        lambda m, x, g, w: (torch.cat([_sampled(x, g)] * 2, 3) * w.repeat(1, 1, 1, 2)).sum(-1),
+        lambda m, x, g, w: (_sampled(x, g, padding_mode="border") * w[..., :1]).sum(-1) * 2,
+    ],
+)
+def test_weighed_sums_of_samples(function: Callable[..., Tensor]) -> None:
+    graph, args = captured(function, *SAMPLES)
+    found = ops(check(lambda g, log: run_pipeline(g, log=log), graph, args))
+    assert found["sample_sum"] == 1 and not found["sum"]
+
+
+OTHERS: dict[str, Callable[..., Any]] = {
+    "a sum over rows": lambda m, x, g, w: (_sampled(x, g) * w).sum(2),
+    "a sum over channels": lambda m, x, g, w: (_sampled(x, g) * w).sum(1),
+    "a sum of all points": lambda m, x, g, w: (_sampled(x, g) * w).sum((2, 3)),
+    "a weight for each channel": lambda m, x, g, w: (_sampled(x, g) * w.repeat(1, 3, 1, 1)).sum(-1),
+    "samples that others read": lambda m, x, g, w: (_sampled(x, g), (_sampled(x, g) * w).sum(-1)),
+    "products that others read": lambda m, x, g, w: [
+        f(_sampled(x, g) * w) for f in (torch.relu, lambda y: y.sum(-1))
+    ],
+    "rows joined": lambda m, x, g, w: (
+        torch.cat([_sampled(x, g), _sampled(x, g + 1)], 2) * w.repeat(1, 1, 2, 1)
+    ).sum(-1),
+    "samples and others joined": lambda m, x, g, w: (
+        torch.cat([_sampled(x, g), _sampled(x, g).relu() + 1], 3) * w.repeat(1, 1, 1, 2)
+    ).sum(-1),
+    "images sampled in two ways": lambda m, x, g, w: (
+        torch.cat([_sampled(x, g), _sampled(x, g, mode="nearest")], 3) * w.repeat(1, 1, 1, 2)
+    ).sum(-1),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_other_sums_stay(case: str) -> None:
+    graph, args = captured(OTHERS[case], *SAMPLES)
+    log = Log()
+    found = ops(check(lambda g, _: run_pipeline(g, log=log), graph, args))
+    assert not found["sample_sum"] and found["grid_sample"]
+    ways = "sampled in different ways" in reasons(log)
+    assert ways == (case == "images sampled in two ways")

@@ -68,6 +68,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "stencil": (Stencil, stencil_groups.CASES["depthwise_3x3"]),
     "resize": (Resize, next(iter(stencil_groups.RESIZES.values()))),
     "grid_sample": (GridSample, stencil_groups.SAMPLES["bilinear_heads"]),
+    "sample_sum": (GridSample, stencil_groups.SAMPLES["sum_of_heads"]),
     "groups": (
         Elementwise,
         lambda: tile_groups.normalize_groups(5, 3, 7, 24, groups=3, chunks=7),

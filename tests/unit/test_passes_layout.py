@@ -59,6 +59,20 @@ def test_permutes_move_behind_what_reads_an_image() -> None:
             assert not (node.op in inner and from_image), str(node)
 
 
+@pytest.mark.parametrize(("dim", "joined"), [(-2, True), (2, True), (-1, False)])
+def test_stacked_images_that_a_reshape_joins_stay_as_they_are(dim: int, joined: bool) -> None:
+    def model(m: Function, x: Tensor) -> Tensor:
+        y = F.conv2d(x, m.w, padding=1)
+        start = min(dim % 5, 3)  # behind the last dimension, a stack's elements alternate
+        return F.conv2d(torch.stack((y, y.sigmoid()), dim).flatten(start, start + 1), m.w)
+
+    graph, args = captured(model, random(2, 3, 6, 5), w=random(3, 3, 3, 3, seed=1))
+    result = check(channels_last, graph, args)
+    (concat,) = (node for node in result.nodes if node.op == "concat")
+    assert (concat.outputs[0].rank == 4) == joined
+    assert (_permutes(result) == 2) == joined
+
+
 def test_operands_of_every_rank_are_turned_with_the_image() -> None:
     def model(m: Function, x: Tensor, row: Tensor, whole: Tensor) -> Tensor:
         y = F.conv2d(x, m.w, padding=1)

@@ -48,6 +48,28 @@ def test_heads_are_read_where_they_lie() -> None:
     assert "load_packed<2>" in source
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("share", [1, 2, 4])
+def test_neighbours_may_share_the_points_of_a_row(share: int) -> None:
+    group = stencil_groups.SAMPLES["sum_of_heads"]()
+    sketch = GridSample(group, H100)
+    for vector, repeat in ((8, 2), (2, 1)):
+        schedule = {"vector": vector, "repeat": repeat, "threads": 64, "share": share}
+        program = sketch.emit(schedule)
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+    with pytest.raises(Illegal, match="8 is no value of the knob share"):
+        sketch.emit({"vector": 8, "repeat": 1, "threads": 64, "share": 8})
+
+
+def test_few_rows_are_shared_before_vectors_are_narrow() -> None:
+    def first(rows: int) -> tuple[int, int]:
+        group = stencil_groups.summed(8, 32, rows, ((100, 134, 4), (50, 67, 4)), heads=True)
+        schedule = next(iter(GridSample(group, H100).defaults()))
+        return schedule["vector"], schedule["share"]
+
+    assert [first(rows) for rows in (20000, 1500, 300)] == [(8, 1), (8, 2), (4, 4)]
+
+
 def hard_points(height: int, width: int, align: bool) -> Tensor:
     """Points on centres of pixels, halfway, on the border and beyond it, and no numbers at all."""
 
@@ -149,16 +171,18 @@ def test_a_grid_of_another_type_is_refused() -> None:
     x = b.input("x", TensorSpec((1, 4, 4, 8), torch.float16))
     grid = b.input("grid", TensorSpec((1, 3, 3, 2), torch.float32))
     y = b.add("grid_sample", x, grid, mode="bilinear", border=False, align_corners=False)
-    with pytest.raises(Illegal, match=r"the image is torch.float16 and its grid torch.float32"):
+    with pytest.raises(Illegal, match=r"%grid is torch.float32, and its image torch.float16"):
         GridSample(Group("mixed", b.build([y])), H100)
 
 
-def test_source(golden: Callable[[str, object], None]) -> None:
-    sketch = GridSample(stencil_groups.SAMPLES["bilinear_heads"](), H100)
-    golden("grid_sample_heads.cu", sketch.emit({"vector": 8, "repeat": 1, "threads": 128}).code)
+@pytest.mark.parametrize(("case", "share"), [("bilinear_heads", 1), ("sum_of_heads", 4)])
+def test_source(golden: Callable[[str, object], None], case: str, share: int) -> None:
+    sketch = GridSample(stencil_groups.SAMPLES[case](), H100)
+    schedule = {"vector": 8, "repeat": 1, "threads": 128, "share": share}
+    golden(f"grid_sample_{case}.cu", sketch.emit(schedule).code)
 
 
 def test_kernels_compile_without_spills() -> None:
-    for case in ("bilinear", "bilinear_heads", "nearest_border"):
+    for case in ("bilinear", "bilinear_heads", "nearest_border", "sum_of_heads"):
         group = stencil_groups.SAMPLES[case]()
         assert not list(compile_for_all(lambda target, group=group: GridSample(group, target)))

@@ -2,24 +2,23 @@
 using namespace gtco;
 
 struct Config {
-  using Element = half_t;
-  static constexpr int IMAGES = 8, HEIGHT = 5, WIDTH = 6;
-  static constexpr int COLUMNS = 32, POINTS = 28, TAPS = 2;
+  static constexpr int ROWS = 224, IMAGE_ROWS = 28;
+  static constexpr int COLUMNS = 32, TAPS = 2;
   static constexpr bool BORDER = false, ALIGN = false;
-  static constexpr int REPEAT = 1, THREADS = 128;
+  static constexpr int REPEAT = 1, SHARE = 1;
+  static constexpr int THREADS = 128;
 };
 
-struct Image {
-  const half_t* base;
-  __device__ __forceinline__ const half_t* at(int n, int y, int x, int channel) const {
-    return base + n * 32 + y * 1536 + x * 256 + channel;
+struct Level0 {
+  const half_t* image;
+  const half_t* grid;
+  static constexpr int HEIGHT = 5, WIDTH = 6;
+  static constexpr int POINTS = 1, FIRST = 0;
+  __device__ __forceinline__ const half_t* pixel(int n, int y, int x, int channel) const {
+    return image + n * 32 + y * 1536 + x * 256 + channel;
   }
-};
-
-struct Grid {
-  const half_t* base;
-  __device__ __forceinline__ Packed<half_t, 2> point(int row, bool active) const {
-    return load_packed<2>(base + (row / 28) * 24 + ((row / 4) % 7) * 192 + (row % 4) * 2 + 8, active);
+  __device__ __forceinline__ Packed<half_t, 2> point(int row, int i, bool active) const {
+    return load_packed<2>(grid + (row / 28) * 24 + ((row / 4) % 7) * 192 + (row % 4) * 2 + 8, active);
   }
 };
 
@@ -58,7 +57,7 @@ struct Epilogue {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(128) gtco_stencil_94f0ed9e2af7(const half_t* in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* in3) {
-  grid_sample<Config>(Image{in2}, Grid{in3}, Epilogue{in0, in1, out0, in2, in3}, blockIdx.x);
+extern "C" __global__ void __launch_bounds__(128) gtco_stencil_8e59b158362c(const half_t* in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* in3) {
+  grid_sample<Config>(Epilogue{in0, in1, out0, in2, in3}, blockIdx.x, NoWeights{}, Level0{in2, in3});
 }
 
