@@ -26,6 +26,7 @@ from gtco.codegen.sketch import Illegal
 from gtco.cost_model.work import (
     Work,
     fp32_instructions,
+    gathered_bytes,
     node_flops,
     read_bytes,
     weight_bytes,
@@ -53,7 +54,8 @@ def roofline_us(group: Group, target: Target) -> float:
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
-    times = [_per_us(weights, target.dram_gbps), _per_us(moved, target.l2_gbps)]
+    drawn = max(moved, gathered_bytes(graph))
+    times = [_per_us(weights, target.dram_gbps), _per_us(drawn, target.l2_gbps)]
     arithmetic_us = 0.0
     for node in group.compute:
         if node.definition.family == "gemm":

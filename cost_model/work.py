@@ -163,6 +163,15 @@ def group_work(group: Group) -> GroupWork:
 _cached_group_work = functools.lru_cache(maxsize=256)(group_work)
 
 
+def gathered_bytes(graph: Graph) -> int:
+    """Bytes of the pixels around the points of samplings, whatever points have in common."""
+    return sum(
+        node_flops(graph, node) // 2 * graph.specs[node.inputs[0]].dtype.itemsize
+        for node in graph.nodes
+        if node.definition.samples
+    )
+
+
 def node_flops(graph: Graph, node: Node) -> int:
     """Operations of one node as `gtco.ir.ops` counts them."""
     specs = [graph.specs[name] for name in node.inputs]

@@ -7,8 +7,9 @@ from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from gtco.codegen.emit import Region, index
+from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
-from gtco.codegen.sketch import Illegal, Knob, Schedule, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, check
 from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
 from gtco.codegen.sketches.stencil import THREADS
@@ -71,14 +72,36 @@ class GridSample(Pixels):
         share = next((size for size in shares if vectors * size >= enough), shares[-1])
         yield {**self._default(share), "share": share}
 
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        """A thread's points follow each other, the pixels of about two of them under way."""
+        vector, repeat, share = (program.schedule[name] for name in ("vector", "repeat", "share"))
+        columns = vector * repeat
+        pixels = columns * self.dtype.itemsize * self._taps**2
+        points = sum(-(-layout.shape[1] // share) for _, layout in self.grids)
+        return BlockWork(
+            fill_bytes=points * pixels * program.block,
+            l2_bytes=points * pixels * program.block,
+            steps=points,
+            stages=min(2, points),
+            mma_flops=0,
+            tile_p=1,
+            tile_q=columns * program.block // share,
+            split=1,
+            registers=min(255, 20 + min(2, points) * pixels // 4),
+        )
+
+    @property
+    def _taps(self) -> int:
+        """Pixels of a point along each axis."""
+        return 2 if self.anchor.attrs["mode"] == "bilinear" else 1
+
     def _operands(self, region: Region, schedule: Schedule) -> tuple[str, str]:
         images, _, _, columns = self.images[0][1].shape
         attrs = self.anchor.attrs
-        taps = 2 if attrs["mode"] == "bilinear" else 1
         border, align = (str(attrs[name]).lower() for name in ("border", "align_corners"))
         structs = f"""struct Config {{
   static constexpr int ROWS = {self.rows}, IMAGE_ROWS = {self.rows // images};
-  static constexpr int COLUMNS = {columns}, TAPS = {taps};
+  static constexpr int COLUMNS = {columns}, TAPS = {self._taps};
   static constexpr bool BORDER = {border}, ALIGN = {align};
   static constexpr int REPEAT = {schedule["repeat"]}, SHARE = {schedule["share"]};
   static constexpr int THREADS = {schedule["threads"]};

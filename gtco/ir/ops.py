@@ -100,6 +100,7 @@ class Op:
         family: of the kernels that are built around this op: "gemm" (products that sum over the
             last dimension of both operands), "attention" or "stencil" (windows of an image, each
             channel by itself). Empty for an op that joins the kernels of others.
+        samples: it multiplies each pixel that it reads once, where another operand says.
         multiplies: on tensor cores; its attribute `products` names what fp32 operands are rounded
             to for that ("tf32"), and is None or missing where they stay as they are.
         convolves: multiplies windows of an image [N, H, W, C] with weights [out, kh, kw, C]; its
@@ -134,6 +135,7 @@ class Op:
     axes: str = "dims"
     window: Window | None = None
     gathers: bool = False
+    samples: bool = False
     by_rows: bool = False
     of_images: bool = False
     selects: bool = False
@@ -197,15 +199,14 @@ def _resize_flops(
 def _sample_flops(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> int:
-    taps = 4 if attrs["mode"] == "bilinear" else 0
+    taps = 4 if attrs["mode"] == "bilinear" else 1
     return 2 * taps * outputs[0].numel
 
 
 def _sample_sum_flops(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> int:
-    taps = 4 if attrs["mode"] == "bilinear" else 1
-    return 2 * taps * outputs[0].numel * inputs[-1].sizes[2]
+    return _sample_flops(inputs, outputs, attrs) * inputs[-1].sizes[2]
 
 
 # -- the table -----------------------------------------------------------------------------------
@@ -327,8 +328,9 @@ _ROWS: tuple[Op, ...] = (
     _anchor("avg_pool", references.avg_pool, _window_flops, family="stencil", of_images=True,
             window=Window("0.0f", "sum + pixel", mean=True)),
     _anchor("resize", references.resize, _resize_flops, family="stencil", of_images=True),
-    _anchor("grid_sample", references.grid_sample, _sample_flops, family="stencil", of_images=True),
-    _anchor("sample_sum", references.sample_sum, _sample_sum_flops, family="stencil"),
+    _anchor("grid_sample", references.grid_sample, _sample_flops, family="stencil", of_images=True,
+            samples=True),
+    _anchor("sample_sum", references.sample_sum, _sample_sum_flops, family="stencil", samples=True),
     Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),

@@ -11,8 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import gtco
+from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.grid_sample import GridSample
+from gtco.cost_model.model import roofline_us
+from gtco.cost_model.work import gathered_bytes, work_of
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.interpreter import interpret
 from gtco.ir.references import grid_sample
@@ -68,6 +71,23 @@ def test_few_rows_are_shared_before_vectors_are_narrow() -> None:
         return schedule["vector"], schedule["share"]
 
     assert [first(rows) for rows in (20000, 1500, 300)] == [(8, 1), (8, 2), (4, 4)]
+
+
+@pytest.mark.parametrize("share", [1, 2, 4])
+def test_every_pixel_that_is_read_is_priced(share: int) -> None:
+    def group(points: int) -> Group:
+        return stencil_groups.summed(8, 32, 1024, ((20, 30, points), (10, 15, points)), heads=True)
+
+    sketch = GridSample(group(4), H100)
+    program = sketch.emit({"vector": 8, "repeat": 1, "threads": 128, "share": share})
+    work = work_of(Candidate(sketch, program))
+    bytes_of_pixels = 8 * 1024 * 8 * 4 * 32 * 2  # images, rows, points, neighbours, channels
+    assert (
+        work.blocks * work.block.l2_bytes == gathered_bytes(sketch.group.graph) == bytes_of_pixels
+    )
+    assert work.block.steps == 8 // share
+    prices = [roofline_us(group(points), H100) for points in (1, 4, 16)]
+    assert prices[0] < prices[1] < prices[2]
 
 
 def hard_points(height: int, width: int, align: bool) -> Tensor:
