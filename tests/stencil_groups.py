@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
@@ -307,3 +309,23 @@ SAMPLES |= {
     "sum_nearest_align": lambda: summed(3, 8, 4, ((5, 6, 2), (4, 2, 7)), "nearest", align=True),
     "sum_of_one": lambda: summed(1, 1, 1, ((1, 1, 1),), heads=True),
 }
+KINDS = [
+    (mode, border, align)
+    for mode in ("bilinear", "nearest")
+    for border in (False, True)
+    for align in (False, True)
+]
+"""Ways to sample: mode, border, align_corners."""
+
+
+def hard_points(height: int, width: int, align: bool) -> Tensor:
+    """Points on centres of pixels, halfway, on the border and beyond it, and no numbers at all."""
+
+    def along(size: int) -> list[float]:
+        places = [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, size - 1.5, size - 1.0, size - 0.5, size]
+        span = max(size - 1, 1)
+        back = [2 * p / span - 1 if align else (2 * p + 1) / size - 1 for p in places]
+        return [*back, math.nan, math.inf, -math.inf, 3e38, -3e38, 1e9, -1e9]
+
+    ys, xs = along(height), along(width)
+    return torch.tensor([[[(x, y) for x in xs] for y in ys]])

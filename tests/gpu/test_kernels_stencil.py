@@ -7,12 +7,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gtco.codegen.sketch import Sketch
 from gtco.codegen.sketches.grid_sample import GridSample
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.stencil import Stencil
-from gtco.ir.graph import Group
+from gtco.ir.graph import GraphBuilder, Group
+from gtco.ir.references import grid_sample
+from gtco.ir.spec import TensorSpec
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
 from tests import stencil_groups
@@ -43,3 +46,27 @@ def test_windows_match_fp64(kind: type[Sketch], make: Callable[[], Group]) -> No
         first, again = (run_group(program, group, values) for _ in range(2))
         for name, tensor in first.items():
             assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
+
+
+@pytest.mark.parametrize(("mode", "border", "align"), stencil_groups.KINDS)
+@pytest.mark.parametrize("size", [(4, 8), (1, 2)])
+def test_points_that_are_no_numbers_are_torchs(
+    mode: str, border: bool, align: bool, size: tuple[int, int]
+) -> None:
+    image = torch.randn(1, 3, *size, device="cuda")
+    image[0, 1, 0, 1], image[0, 2, -1, 0] = float("nan"), float("inf")
+    grid = stencil_groups.hard_points(*size, align).cuda()
+    padding = "border" if border else "zeros"
+    eager = F.grid_sample(image, grid, mode, padding, align).permute(0, 2, 3, 1)
+    given = {"mode": mode, "border": border, "align_corners": align}
+    mine = grid_sample(image.permute(0, 2, 3, 1), grid, **given)
+    torch.testing.assert_close(mine, eager, equal_nan=True)
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, *size, 3), torch.float32))
+    points = b.input("grid", TensorSpec(tuple(grid.shape), torch.float32))
+    group = Group("points", b.build([b.add("grid_sample", x, points, **given)]))
+    target = target_of_capability(*torch.cuda.get_device_capability())
+    (program, *_) = sample(GridSample(group, target), 0)
+    values = {"x": image.permute(0, 2, 3, 1).contiguous(), "grid": grid}
+    (made,) = run_group(program, group, values).values()
+    torch.testing.assert_close(made, eager, equal_nan=True)

@@ -28,12 +28,6 @@ from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_output
 from tests.pass_checks import captured, check, ops, random
 
 H100 = TARGETS["sm_90a"]
-KINDS = [
-    (mode, border, align)
-    for mode in ("bilinear", "nearest")
-    for border in (False, True)
-    for align in (False, True)
-]
 
 
 @pytest.mark.compiler
@@ -90,27 +84,14 @@ def test_every_pixel_that_is_read_is_priced(share: int) -> None:
     assert prices[0] < prices[1] < prices[2]
 
 
-def hard_points(height: int, width: int, align: bool) -> Tensor:
-    """Points on centres of pixels, halfway, on the border and beyond it, and no numbers at all."""
-
-    def along(size: int) -> list[float]:
-        places = [-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, size - 1.5, size - 1.0, size - 0.5, size]
-        span = max(size - 1, 1)
-        back = [2 * p / span - 1 if align else (2 * p + 1) / size - 1 for p in places]
-        return [*back, math.nan, math.inf, -math.inf, 3e38, -3e38, 1e9, -1e9]
-
-    ys, xs = along(height), along(width)
-    return torch.tensor([[[(x, y) for x in xs] for y in ys]])
-
-
 @pytest.mark.compiler
-@pytest.mark.parametrize(("mode", "border", "align"), KINDS)
+@pytest.mark.parametrize(("mode", "border", "align"), stencil_groups.KINDS)
 @pytest.mark.parametrize("size", [(4, 8), (1, 2)])
 def test_hard_points(mode: str, border: bool, align: bool, size: tuple[int, int]) -> None:
     """Sizes are powers of two, where the places are exact; two pixels are no numbers."""
     image = random(1, 3, *size, dtype=torch.float32)
     image[0, 1, 0, 1], image[0, 2, -1, 0] = math.nan, math.inf
-    grid = hard_points(*size, align)
+    grid = stencil_groups.hard_points(*size, align)
     padding = "border" if border else "zeros"
 
     def model(m: object, x: Tensor, grid: Tensor) -> Tensor:
@@ -139,7 +120,7 @@ class _Module(torch.nn.Module):
         return F.grid_sample(x, grid, *self.given)
 
 
-@pytest.mark.parametrize(("mode", "border", "align"), KINDS)
+@pytest.mark.parametrize(("mode", "border", "align"), stencil_groups.KINDS)
 def test_the_reference_is_torchs(mode: str, border: bool, align: bool) -> None:
     x, grid = random(2, 3, 5, 7), random(2, 4, 6, 2, seed=1)
     padding = "border" if border else "zeros"
@@ -152,7 +133,7 @@ def test_the_reference_is_torchs(mode: str, border: bool, align: bool) -> None:
     assert torch.equal(grid_sample(*halves, **given), wide.half()), "coordinates lose digits"
 
 
-@pytest.mark.parametrize(("mode", "border", "align"), KINDS)
+@pytest.mark.parametrize(("mode", "border", "align"), stencil_groups.KINDS)
 def test_samplings_are_captured(mode: str, border: bool, align: bool) -> None:
     padding = "border" if border else "zeros"
     graph, args = captured(
