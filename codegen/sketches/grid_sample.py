@@ -13,7 +13,7 @@ from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, check
 from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
 from gtco.codegen.sketches.stencil import THREADS
-from gtco.ir.graph import Group
+from gtco.ir.graph import Group, Node
 from gtco.ir.views import Layout, NotAView
 from gtco.target import Target
 
@@ -22,10 +22,13 @@ class GridSample(Pixels):
     """A thread has some vectors of channels of one row; neighbours may share the row's points."""
 
     name: ClassVar[str] = "grid_sample"
-    ops: ClassVar[tuple[str, ...]] = ("grid_sample", "sample_sum")
     version: ClassVar[int] = 1
     schedule_version: ClassVar[int] = 1
     header: ClassVar[str] = "grid_sample.cuh"
+
+    @staticmethod
+    def takes(node: Node) -> bool:
+        return node.definition.samples
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -39,7 +42,7 @@ class GridSample(Pixels):
 
     @property
     def _is_sum(self) -> bool:
-        return self.anchor.op == "sample_sum"
+        return len(self.anchor.inputs) % 2 == 1  # weights, behind images and their points
 
     def _images(self) -> Sequence[str]:
         inputs = self.anchor.inputs

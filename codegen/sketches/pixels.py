@@ -11,7 +11,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.pieces import Part, copies, dispatch
 from gtco.codegen.sketches.stencil import DTYPES, THREADS
-from gtco.ir.graph import Group
+from gtco.ir.graph import Group, Node
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
 
@@ -26,12 +26,10 @@ class Pixels(Sketch):
     `share`, so many threads have them together.
 
     Class attributes:
-        ops: the windowed ops that it takes.
         header: of the device library, with the template.
     """
 
     family: ClassVar[str] = "stencil"
-    ops: ClassVar[tuple[str, ...]]
     header: ClassVar[str]
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -39,11 +37,16 @@ class Pixels(Sketch):
         anchors = [node for node in group.compute if node.definition.family == self.family]
         check(len(anchors) == 1, f"a {self.name} has one windowed op, not {len(anchors)}")
         (self.anchor,) = anchors
-        check(self.anchor.op in self.ops, f"{self.anchor.op} is no {self.name}")
+        check(self.takes(self.anchor), f"{self.anchor.op} is no {self.name}")
         self.images = [self.stored(value) for value in self._images()]
         self.dtype = group.graph.specs[self.images[0][0]].dtype
         check(self.dtype in DTYPES, f"this sketch sums no {self.dtype}")
         self.vector = self._write(16 // self.dtype.itemsize)[0].vector
+
+    @staticmethod
+    @abstractmethod
+    def takes(node: Node) -> bool:
+        """Whether the kernel is one of `node`, a windowed op."""
 
     def _images(self) -> Sequence[str]:
         """The operands of the windowed op that are images [N, H, W, C]."""

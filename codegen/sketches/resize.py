@@ -10,16 +10,20 @@ from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import Schedule
 from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
+from gtco.ir.graph import Node
 
 
 class Resize(Pixels):
     """A thread has some vectors of channels of one pixel of the result."""
 
     name: ClassVar[str] = "resize"
-    ops: ClassVar[tuple[str, ...]] = ("resize",)
     version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
     header: ClassVar[str] = "resize.cuh"
+
+    @staticmethod
+    def takes(node: Node) -> bool:
+        return "size" in node.attrs
 
     def _operands(self, region: Region, schedule: Schedule) -> tuple[str, str]:
         ((base, layout),) = self.images

@@ -67,6 +67,7 @@ CASES: tuple[Callable[[], Group], ...] = (
     squeeze_groups.CASES["se_512"],
     *stencil_groups.CASES.values(),
     *stencil_groups.RESIZES.values(),
+    *stencil_groups.SAMPLES.values(),
     lambda: tiles.softmax(12, 197, 197),
     lambda: tiles.layer_norm(1, 197, 768, residual=True),
     lambda: tiles.standardize(8, 96, dims=(1,)),
