@@ -280,9 +280,9 @@ def _masks(edit: Editor, match: _Attention) -> list[str]:
         return []
     if len(match.masks) == 1 and match.masks[0][1] == scores:
         return [_of_rank_2(edit, match.masks[0][0])]
-    total = torch.zeros(())
+    total = torch.zeros((), dtype=torch.float64)
     for mask, shape in match.masks:
-        total = total + edit.constants[mask].float().expand(shape).reshape(scores)
+        total = total + edit.constants[mask].double().expand(shape).reshape(scores)
     for dim in range(total.dim() - 2):
         first = total.narrow(dim, 0, 1)
         if torch.equal(first.expand_as(total), total):

@@ -242,26 +242,22 @@ class _Lowerer:
         )
 
     def _idle(self) -> set[fx.Node]:
-        """What neither is read by a result nor reads an input: checks of what is constant."""
-        graph = self.program.graph
-        read: set[fx.Node] = set()
-        for node in reversed(graph.nodes):
-            if node.op == "output" or node in read:
-                read.update(node.all_input_nodes)
+        """What neither reads an input nor is read by what does or by a result: checks of what is
+        constant."""
+        nodes = self.program.graph.nodes
         given = {
             spec.arg.name
             for spec in self.program.graph_signature.input_specs
             if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
         }
-        reading: set[fx.Node] = set()
-        for node in graph.nodes:
-            if node.name in given or not reading.isdisjoint(node.all_input_nodes):
-                reading.add(node)
-        return {
-            node
-            for node in graph.nodes
-            if node.op == "call_function" and node not in read and node not in reading
-        }
+        lowered: set[fx.Node] = set()
+        for node in nodes:
+            if node.name in given or not lowered.isdisjoint(node.all_input_nodes):
+                lowered.add(node)
+        for node in reversed(nodes):
+            if node.op == "output" or node in lowered:
+                lowered.update(node.all_input_nodes)
+        return {node for node in nodes if node.op == "call_function" and node not in lowered}
 
     # -- signature ---------------------------------------------------------------------------
 

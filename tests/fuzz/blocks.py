@@ -72,6 +72,49 @@ def _heads(q: str, k: str, v: str) -> str:
     return "q_, k_, v_ = " + ", ".join(operands) + "; "
 
 
+_TURNS = (
+    "({v} * c_ + torch.cat([-{v}.chunk(2, -1)[1], {v}.chunk(2, -1)[0]], -1) * s_)",
+    "({v} * c_ + torch.stack([-{v}[..., 1::2], {v}[..., ::2]], -1).flatten(-2) * s_)",
+    "torch.cat([{v}[..., :1, :], {v}[..., 1:, :] * c_[1:] + torch.cat([-{v}.chunk(2, -1)[1], "
+    "{v}.chunk(2, -1)[0]], -1)[..., 1:, :] * s_[1:]], -2)",
+    "torch.cat([{v}[..., :2] * c_[:, :2] - {v}[..., :2].flip(-1) * s_[:, :2], {v}[..., 2:]], -1)",
+    "({v} * c_ + {v}.roll(1, -1) * s_)",
+    "({v} * c_ + torch.cat([{v}.chunk(2, -1)[1], {v}.chunk(2, -1)[0] + 1], -1) * s_)",
+    "({v}.float() * c_ - torch.cat([{v}.chunk(2, -1)[1], {v}.chunk(2, -1)[0]], -1) * s_)"
+    ".to({v}.dtype)",
+)
+"""`{v}` with rotary positions, of which c_ and s_ are the tables, and what only looks like it."""
+
+_TABLES = "c_, s_ = {w:(X[-2], X[-1] // 2)}.cos(), {w:(X[-2], X[-1] // 2)}.sin(); "
+
+
+def _rotated(index: int, q: str, k: str) -> str:
+    turn = _TURNS[index % len(_TURNS)]
+    other = _TURNS[(index + index // len(_TURNS)) % len(_TURNS)]
+    return f"q_, k_ = {turn.replace('{v}', q)}, {other.replace('{v}', k)}; "
+
+
+_JOINT = (
+    "q_, k_, v_ = F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, 2, -1))"
+    ".permute(2, 0, 3, 1, 4).unbind(0); "
+)
+_ATTEND = "{o} = F.scaled_dot_product_attention(q_, k_, v_)" + _JOINED
+_NORMED = "F.normalize(q_, dim=-1), F.normalize(k_, dim=-1)"
+ROTARY = [
+    *(_TABLES + _JOINT + _rotated(i, "q_", "k_") + _ATTEND for i in range(9)),
+    *(_TABLES + _heads("{x}", "{x}", "{x}") + _rotated(i, "q_", "k_") + _ATTEND for i in range(9)),
+    *(_TABLES + _heads("{x}", "{s}", "{s}") + _rotated(i, "q_", "k_") + _ATTEND for i in range(3)),
+    *(_TABLES + "v_ = {x}; " + _rotated(i, "{x}[..., : X[-1] // 2]", "{s}[..., : X[-1] // 2]")
+      .replace("X[-1]", "{x}.shape[-1]") + "{o} = F.scaled_dot_product_attention(q_, k_, v_)"
+      for i in range(2)),
+    _heads("{x}", "{x}", "{x}") + f"q_, k_ = {_NORMED}; "
+    "{o} = ((q_ @ k_.mT * {w:(2, 1, 1)}.exp().clamp(max=9.0) + {w:(2, X[-2], X[-2])}).softmax(-1) "
+    "@ v_)" + _JOINED,
+    _heads("{x}", "{x}", "{x}") + "a_ = q_ @ k_.mT + {w:(2, X[-2], X[-2])}; "
+    "a_ = a_.unflatten(0, (1, -1)) + {w:(X[0], 1, X[-2], X[-2])}; "
+    "{o} = (a_.flatten(0, 1).softmax(-1) @ v_)" + _JOINED,
+]  # fmt: skip
+
 BLOCKS = [
     "q_, k_, v_ = F.linear({x}, {w:(3 * X[-1], X[-1])}, {w:(3 * X[-1],)}).unflatten(-1, (3, 2, -1))"
     ".permute(2, 0, 3, 1, 4).unbind(0); a_ = F.scaled_dot_product_attention(q_, k_, v_); "

@@ -9,7 +9,7 @@ Where torch refuses what comes out, the line is dropped: templates need not be c
 
 from __future__ import annotations
 
-from tests.fuzz.blocks import ATTENTIONS, BLOCKS
+from tests.fuzz.blocks import ATTENTIONS, BLOCKS, ROTARY
 from tests.fuzz.mixed import AUTOCAST, QUANTIZED, SUMS
 
 UNARY = [
@@ -410,6 +410,7 @@ FAMILIES: dict[str, tuple[list[str], float]] = {
     "attention": (ATTENTIONS, 2),
     "image": (IMAGES, 3),
     "block": (BLOCKS, 2),
+    "rotary": (ROTARY, 1),
     "in place": (IN_PLACE, 1),
     "quantized": (QUANTIZED, 1),
     "autocast": (AUTOCAST, 1),

@@ -88,6 +88,15 @@ def test_a_check_of_what_is_constant_is_left_out() -> None:
     assert [node.op for node in graph.nodes] == ["relu"]
 
 
+def test_what_nobody_reads_may_read_an_input_and_a_constant() -> None:
+    def unread(m: Function, x: Tensor) -> Tensor:
+        x * torch.arange(3).cos()
+        return x.relu()
+
+    graph, args = captured(unread, random(2, 3))
+    check(lambda g, log: run_pipeline(g, log=log), graph, args)
+
+
 def test_a_check_of_an_input_is_refused() -> None:
     def checked(m: Function, x: Tensor) -> Tensor:
         torch._check((x.sum() > 0).item())
