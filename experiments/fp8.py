@@ -32,7 +32,7 @@ MODELS: dict[str, Callable[[], Any]] = {
 CLASSES = 1000
 CALIBRATED_ON = 32
 CHUNK = 20
-"""Images of one call in fp64."""
+"""Images of one call of the model as it is."""
 OUTLIERS = 6
 """Channels of the residual stream that are far larger than the others, as ViTs learn."""
 
@@ -91,8 +91,8 @@ def like_trained(model: nn.Module, image: Tensor) -> nn.Module:
     head = _head(model, width)
     hook = head.register_forward_pre_hook(lambda _, given: features.append(given[0].detach()))
     with torch.no_grad():
-        for label in range(head.out_features):
-            model(images(label, image, 0.0).float())
+        for labels in torch.arange(head.out_features).split(CHUNK):
+            model(torch.cat([images(int(label), image, 0.0).float() for label in labels]))
         hook.remove()
         own = torch.cat(features)
         mean = own.mean(0)
