@@ -1,32 +1,43 @@
 """What fp8 needs to know of a model: what its linears read, and what rounding them costs.
 
 `calibrate` runs the rewritten graph in fp32 on batches that a user gives and keeps the largest
-magnitude that each linear reads. Then it rounds one linear at a time to fp8, and all of them, and
-keeps by how much the model's outputs change. `Calibration.chosen` takes as much work into fp8 as
-fits a budget of that error; the other linears stay in 16 bits.
+magnitude that each linear reads. It rounds the weights of each by what it reads (`gtco.rounding`).
+Then it takes one linear at a time to fp8, and all of them, and keeps by how much the model's
+outputs change. `Calibration.chosen` takes as much work into fp8 as fits a budget of that error; the
+other linears stay in 16 bits.
+
+calibration.json                what was found, and the sha256 of the weights in fp8
+calibration.json.safetensors    these weights, of linears whose are not rounded to the nearest
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
+import safetensors.torch
 import torch
 from rich.console import Console
 from rich.progress import Progress
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.interpreter import interpret
-from gtco.passes.quantize import quantizable, quantize
+from gtco.passes.quantize import FP8, quantizable, quantize
+from gtco.rounding import Batch, rounded
 from gtco.runtime.cache_files import publish
 
-FORMAT = "gtco calibration 1"
+FORMAT = "gtco calibration 2"
+KEPT = 64
+"""Batches that weights are rounded by, the first; they are kept in memory."""
 MARGIN = 0.85
 """Part of the budget that is spent: inputs that were not seen cost more than the one that errors
 were measured on (7% more of a ViT-L/16, experiments/notes/23-fp8.md)."""
@@ -46,6 +57,7 @@ class Layer:
         weight: the largest magnitude of its weights, by which another model is noticed.
         work: its multiplications and additions.
         largest: the largest magnitude that it read.
+        rounded: the sha256 of its weights in fp8; "" where they are the nearest, None until known.
         error: of the model's outputs, relative, with this linear alone in fp8; None until measured.
     """
 
@@ -54,6 +66,7 @@ class Layer:
     weight: float
     work: int
     largest: float = 0.0
+    rounded: str | None = None
     error: float | None = None
 
 
@@ -65,11 +78,13 @@ class Calibration:
         layers: every linear that could multiply in fp8.
         batches: how many were run.
         error: of the model's outputs, relative, with all of them in fp8; None until measured.
+        weights: by the name of a linear, in fp8, where they are not rounded to the nearest.
     """
 
     layers: tuple[Layer, ...]
     batches: int = 0
     error: float | None = None
+    weights: Mapping[str, Tensor] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def finished(self) -> bool:
@@ -102,19 +117,39 @@ class Calibration:
             )
         found = {layer.name: layer for layer in layers_of(graph)}
         known = [layer for layer in self.layers if layer.name in found]
-        strange = [layer for layer in known if layer.weight != found[layer.name].weight]
+        sizes = {node.name: graph.specs[node.inputs[1]].sizes for node in quantizable(graph)}
+        strange = [
+            layer
+            for layer in known
+            if layer.weight != found[layer.name].weight
+            or (layer.rounded and self.weights[layer.name].shape != sizes[layer.name])
+        ]
         if strange or (found and not known):
             which = f"%{strange[0].name} has other weights" if strange else "no linear is known"
             raise CalibrationError(
                 f"the calibration is of another model ({which}): call gtco.calibrate for this one"
             )
-        return quantize(
-            graph, {each.name: each.largest for each in self.chosen(budget) if each.name in found}
-        )
+        chosen = [each for each in self.chosen(budget) if each.name in found]
+        return self.changed(graph, chosen)
+
+    def changed(self, graph: Graph, layers: Iterable[Layer]) -> Graph:
+        """`graph` with `layers` in fp8."""
+        return quantize(graph, {each.name: each.largest for each in layers}, self.weights)
+
+    def facts(self) -> dict[str, Any]:
+        """All but the weights, as JSON has it."""
+        layers = [asdict(layer) for layer in self.layers]
+        return {"layers": layers, "batches": self.batches, "error": self.error}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it as JSON, whole or not at all."""
-        content = {"format": FORMAT, **asdict(self)}
+        """Write it, each file whole or not at all."""
+        if self.weights:
+            publish(_beside(path), safetensors.torch.save(dict(self.weights)))
+        self.save_facts(path)
+
+    def save_facts(self, path: str | os.PathLike[str]) -> None:
+        """Write it beside the weights that are there."""
+        content = {"format": FORMAT, **self.facts()}
         publish(Path(path), (json.dumps(content, indent=1) + "\n").encode())
 
     @staticmethod
@@ -125,13 +160,14 @@ class Calibration:
             CalibrationError: there is none, or it is damaged.
         """
         try:
-            return _decoded(json.loads(Path(path).read_text()))
+            found = _decoded(json.loads(Path(path).read_text()))
         except OSError as error:
             raise CalibrationError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise CalibrationError(
                 f"{path} is no calibration ({error}): delete it and call gtco.calibrate again"
             ) from None
+        return replace(found, weights=_weights(found, path))
 
     def __str__(self) -> str:
         rows = [f"{'linear':<32}{'module':<44}{'largest':>10}{'error':>10}"]
@@ -139,8 +175,48 @@ class Calibration:
             error = "not yet" if layer.error is None else f"{layer.error:.2%}"
             rows.append(f"{layer.name:<32}{layer.source:<44}{layer.largest:>10.3g}{error:>10}")
         whole = "not yet measured" if self.error is None else f"{self.error:.2%}"
-        rows.append(f"{len(self.layers)} linears in {self.batches} batches; all in fp8: {whole}")
+        compensated = f"the weights of {len(self.weights)} rounded with compensation"
+        rows.append(
+            f"{len(self.layers)} linears in {self.batches} batches, {compensated}; "
+            f"all in fp8: {whole}"
+        )
         return "\n".join(rows)
+
+
+def _beside(path: str | os.PathLike[str]) -> Path:
+    """The file with the weights of the calibration at `path`."""
+    return Path(f"{os.fspath(path)}.safetensors")
+
+
+def _digest(weights: Tensor) -> str:
+    data = weights.detach().cpu().contiguous().view(torch.uint8)
+    return hashlib.sha256(data.numpy().data).hexdigest()
+
+
+def _weights(found: Calibration, path: str | os.PathLike[str]) -> dict[str, Tensor]:
+    """What `found` says that the file beside `path` holds.
+
+    Raises:
+        CalibrationError: it does not.
+    """
+    wanted = {layer.name: layer.rounded for layer in found.layers if layer.rounded}
+    if not wanted:
+        return {}
+    try:
+        with safe_open(_beside(path), framework="pt") as opened:
+            weights = {name: opened.get_tensor(name) for name in wanted}
+    except (OSError, SafetensorError) as error:
+        raise CalibrationError(
+            f"{_beside(path)}, which holds the weights of {path}, cannot be read ({error}): put it "
+            "back, or delete both and call gtco.calibrate again"
+        ) from None
+    for name, digest in wanted.items():
+        if weights[name].dtype != FP8 or _digest(weights[name]) != digest:
+            raise CalibrationError(
+                f"{_beside(path)} has other weights of %{name} than {path} names: put the right "
+                "file back, or delete both and call gtco.calibrate again"
+            )
+    return weights
 
 
 def _decoded(content: Mapping[str, Any]) -> Calibration:
@@ -156,16 +232,18 @@ def _decoded(content: Mapping[str, Any]) -> Calibration:
             raise ValueError(f"{layer.name} has a value that is no magnitude")
         if not isinstance(layer.work, int) or layer.work < 1:
             raise ValueError(f"{layer.name} has no work")
+        if not isinstance(layer.rounded, (str, NoneType)):
+            raise ValueError(f"{layer.name} has weights without a sha256")
         layers.append(layer)
-    if set(content) != {each.name for each in fields(Calibration)}:
+    if set(content) != {"layers", "batches", "error"}:
         raise ValueError("a field is missing, or one too many")
     error, batches = content["error"], content["batches"]
     if error is not None and not 0 <= float(error) < math.inf:
         raise ValueError("its error is no magnitude")
     if not isinstance(batches, int) or batches < 0:
         raise ValueError("its batches are no number")
-    if error is not None and any(layer.error is None for layer in layers):
-        raise ValueError("a layer's error is missing")
+    if error is not None and any(None in (layer.rounded, layer.error) for layer in layers):
+        raise ValueError("a layer's weights or its error are missing")
     return Calibration(tuple(layers), batches, error)
 
 
@@ -224,15 +302,38 @@ class Calibrator:
                     f"%{layer.name} ({layer.source}) read {seen} in batch {self.state.batches}: "
                     "check the inputs"
                 )
-            layers.append(replace(layer, largest=max(layer.largest, seen), error=None))
+            most = max(layer.largest, seen)
+            layers.append(replace(layer, largest=most, rounded=None, error=None))
         self._keep(Calibration(tuple(layers), self.state.batches + 1))
 
-    def measure(self, tensors: tuple[Tensor, ...]) -> Iterable[int]:
+    def round(self, batches: Sequence[Batch]) -> Iterable[int]:
+        """Round the weights by what linears read in `batches`; yields how many are left."""
+        left = {each.name: each.largest for each in self.state.layers if each.rounded is None}
+        yield len(left)
+        for found in rounded(self.graph, left, batches):
+            weights = {name: w.cpu() for name, w in found.items() if w is not None}
+            digests = {name: "" for name in found} | {
+                name: _digest(w) for name, w in weights.items()
+            }
+            self.state = replace(
+                self.state,
+                layers=tuple(
+                    replace(each, rounded=digests.get(each.name, each.rounded))
+                    for each in self.state.layers
+                ),
+                weights={**self.state.weights, **weights},
+            )
+            if self.path is not None:
+                self.state.save(self.path)
+            left = {name: most for name, most in left.items() if name not in found}
+            yield len(left)
+
+    def measure(self, tensors: Batch) -> Iterable[int]:
         """Measure what each linear costs, and all of them; yields how many are left."""
         exact = interpret(self.graph, tensors, dtype=torch.float32)
 
         def error(layers: Iterable[Layer]) -> float:
-            changed = quantize(self.graph, {each.name: each.largest for each in layers})
+            changed = self.state.changed(self.graph, layers)
             return _relative(interpret(changed, tensors, dtype=torch.float32), exact)
 
         for place, layer in enumerate(self.state.layers):
@@ -248,7 +349,7 @@ class Calibrator:
     def _keep(self, state: Calibration) -> None:
         self.state = state
         if self.path is not None:
-            state.save(self.path)
+            state.save_facts(self.path)
 
 
 def _relative(found: Iterable[Tensor], exact: Iterable[Tensor]) -> float:
@@ -262,23 +363,27 @@ def _relative(found: Iterable[Tensor], exact: Iterable[Tensor]) -> float:
     return max(errors)
 
 
-def run(graph: Graph, batches: Iterable[tuple[Tensor, ...]], path: Path | None) -> Calibration:
+def run(graph: Graph, batches: Iterable[Batch], path: Path | None) -> Calibration:
     """The calibration of `graph` by `batches`, tensors for its inputs each, with a progress bar."""
     calibrator = Calibrator(graph, path)
     count = len(calibrator.state.layers)
     console = Console(stderr=True)
-    first: tuple[Tensor, ...] | None = None
+    kept: list[Batch] = []
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("batches", total=None)
         done = calibrator.state.batches
         for number, tensors in enumerate(batches):
-            first = tensors if first is None else first
+            if len(kept) < KEPT:
+                kept.append(tensors)
             if number >= done:
                 calibrator.observe(tensors)
             progress.update(bar, advance=1, description=f"batch {number + 1}")
-        if first is None:
+        if not kept:
             raise CalibrationError("no batch was given: pass some of the model's real inputs")
         progress.update(bar, total=count, completed=0)
-        for left in calibrator.measure(first):
+        for left in calibrator.round(kept):
+            progress.update(bar, completed=count - left, description="weights of each linear")
+        progress.update(bar, completed=0)
+        for left in calibrator.measure(kept[-1]):
             progress.update(bar, completed=count - left, description="error of each linear")
     return calibrator.state

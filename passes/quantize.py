@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -52,15 +53,20 @@ def quantizable(graph: Graph) -> tuple[Node, ...]:
     return tuple(node for node in graph.nodes if takes(node))
 
 
-def quantize(graph: Graph, largest: Mapping[str, float]) -> Graph:
+def quantize(
+    graph: Graph, largest: Mapping[str, float], weights: Mapping[str, Tensor] | None = None
+) -> Graph:
     """Multiply in fp8 what `largest` names.
 
     Args:
         graph: as the passes leave it.
         largest: by the name of a linear (one of `quantizable`), the largest magnitude that it
             reads.
+        weights: by the name of a linear, its weights in fp8, by the scales of `row_scales`; those
+            of others are rounded to the nearest.
     """
     edit = Editor(graph)
+    weights = weights or {}
     made: dict[str, tuple[str, str, float]] = {}
     bases = {name: _base(edit, edit.nodes[name].inputs[0]) for name in largest}
     most: dict[str, float] = {}
@@ -70,7 +76,7 @@ def quantize(graph: Graph, largest: Mapping[str, float]) -> Graph:
         linear = edit.nodes[name]
         edit.root(linear)
         if base not in made:
-            scale = _power_of_two(LARGEST / (HEADROOM * most[base])) if most[base] else 1.0
+            scale = activation_scale(most[base])
             device = edit.constants[linear.inputs[1]].device
             factor = edit.add_constant(f"{base}_scale", torch.tensor([scale], device=device))
             if (producer := edit.producer(base)) is not None:
@@ -80,9 +86,51 @@ def quantize(graph: Graph, largest: Mapping[str, float]) -> Graph:
         value, _, scale = made[base]
         for view in views:
             value = edit.add(view.op, value, **view.attrs)
-        _multiply(edit, linear, value, scale)
+        _multiply(edit, linear, value, scale, weights.get(name))
     edit.remove_dead()
     return edit.finish()
+
+
+@dataclass(frozen=True)
+class Operand:
+    """What a linear's weights are multiplied by: `(value - mean) * deviation`, of a norm that the
+    passes have folded, or `value` alone.
+
+    Args:
+        value: what the linear reads, of which fp8 rounds it.
+        mean: of each row; None without a folded norm.
+        deviation: what divides each row's deviation from 1, as a factor; None without one.
+    """
+
+    value: str
+    mean: str | None = None
+    deviation: str | None = None
+
+    @property
+    def values(self) -> tuple[str, ...]:
+        return tuple(name for name in (self.value, self.mean, self.deviation) if name is not None)
+
+    def rows(self, found: Mapping[str, Tensor], largest: float) -> Tensor:
+        """[rows, K], rounded, of the values in `found`, for the scale that `largest` gives."""
+        scale = activation_scale(largest)
+        x = to_fp8(found[self.value].float() * scale).float() / scale
+        if self.mean is not None:
+            x = x - found[self.mean]
+        if self.deviation is not None:
+            x = x * found[self.deviation]
+        return x.reshape(-1, x.shape[-1])
+
+
+def operands(graph: Graph) -> dict[str, Operand]:
+    """By name of each linear that `quantize` takes, what its weights are multiplied by."""
+    edit = Editor(graph)
+    found = {}
+    for node in quantizable(graph):
+        norm = _folded_norm(edit, node, edit.constants[node.inputs[1]])
+        _, mean, factor = (None, None, None) if norm is None else norm
+        column = factor is not None and edit.shape(factor)[-1:] == (1,)
+        found[node.name] = Operand(node.inputs[0], mean, factor if column else None)
+    return found
 
 
 def _base(edit: Editor, value: str) -> tuple[str, tuple[Node, ...]]:
@@ -94,23 +142,35 @@ def _base(edit: Editor, value: str) -> tuple[str, tuple[Node, ...]]:
     return value, tuple(reversed(views))
 
 
-def _power_of_two(limit: float) -> float:
-    """The largest one up to `limit`."""
-    return 2.0 ** math.floor(math.log2(limit))
+def activation_scale(largest: float) -> float:
+    """By what to multiply values up to `largest` ahead of rounding them."""
+    return 2.0 ** math.floor(math.log2(LARGEST / (HEADROOM * largest))) if largest else 1.0
 
 
-def rounded_weights(w: Tensor) -> tuple[Tensor, Tensor]:
-    """`w` [rows, K] in fp8 and the scale of each row: their quotient is what stands for `w`."""
+def row_scales(w: Tensor) -> Tensor:
+    """By what to multiply each row of `w` [rows, K] ahead of rounding it, in fp32."""
     most = w.float().abs().amax(1)
     scale = torch.exp2((LARGEST / most).log2().floor())
-    scale = torch.where(most > 0, scale, 1.0)
-    return (w.float() * scale[:, None]).clamp(-LARGEST, LARGEST).to(FP8), scale
+    return torch.where(most > 0, scale, 1.0)
 
 
-def _multiply(edit: Editor, linear: Node, x: str, scale: float) -> None:
+def to_fp8(values: Tensor) -> Tensor:
+    """The nearest in fp8, whose largest stands for what is larger."""
+    return values.clamp(-LARGEST, LARGEST).to(FP8)
+
+
+def rounded_weights(w: Tensor) -> Tensor:
+    """`w` [rows, K] in fp8, to the nearest: over `row_scales` it stands for `w`."""
+    return to_fp8(w.float() * row_scales(w)[:, None])
+
+
+def _multiply(
+    edit: Editor, linear: Node, x: str, scale: float, weights: Tensor | None = None
+) -> None:
     _, weight, *bias = linear.inputs
     w = edit.constants[weight]
-    rounded, scales = rounded_weights(w)
+    rounded = rounded_weights(w) if weights is None else weights.to(w.device)
+    scales = row_scales(w)
     y = edit.add("linear", x, edit.add_constant(f"{weight}_fp8", rounded), out_dtype=torch.float32)
     y = edit.add("mul", y, edit.add_constant(f"{weight}_unscale", 1 / (scale * scales)))
     if bias:
@@ -118,7 +178,7 @@ def _multiply(edit: Editor, linear: Node, x: str, scale: float) -> None:
         y = edit.add("add", y, edit.add_constant(f"{bias[0]}_f32", shift))
     old = linear.name
     if (norm := _folded_norm(edit, linear, w)) is not None:
-        sub, mean = norm
+        sub, mean, _ = norm
         sums = (rounded.double() / scales.double()[:, None]).sum(1).float()
         sums_name = edit.add_constant(f"{weight}_fp8_colsum", sums)
         y = edit.add("sub", y, edit.add("mul", mean, sums_name))
@@ -128,8 +188,9 @@ def _multiply(edit: Editor, linear: Node, x: str, scale: float) -> None:
     edit.replace(old, y)
 
 
-def _folded_norm(edit: Editor, linear: Node, w: Tensor) -> tuple[Node, str] | None:
-    """The `sub` that takes the mean times the sums of `w` off, and the mean; None without one."""
+def _folded_norm(edit: Editor, linear: Node, w: Tensor) -> tuple[Node, str, str | None] | None:
+    """The `sub` that takes the mean times the sums of `w` off, the mean, and what the difference is
+    multiplied by; None without one."""
     users = edit.users(linear.name)
     if len(users) != 1 or users[0].op != "sub" or users[0].inputs[0] != linear.name:
         return None
@@ -137,6 +198,8 @@ def _folded_norm(edit: Editor, linear: Node, w: Tensor) -> tuple[Node, str] | No
     if len(sub.inputs) != 2 or (product := edit.producer(sub.inputs[1], "mul")) is None:
         return None
     mean, sums = product.inputs[0], edit.constant(product.inputs[-1])
-    if sums is None or len(product.inputs) != 2:
+    if sums is None or len(product.inputs) != 2 or not torch.equal(sums, w.double().sum(1).float()):
         return None
-    return (sub, mean) if torch.equal(sums, w.double().sum(1).float()) else None
+    readers = [node for node in edit.users(sub.name) if node.op == "mul" and len(node.inputs) == 2]
+    factors = [name for node in readers for name in node.inputs if name != sub.name]
+    return sub, mean, factors[0] if len(factors) == 1 else None

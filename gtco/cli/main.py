@@ -157,7 +157,7 @@ def calibrate_command(
         found = _locate(model, shapes, tell)
     found_out = cli_calibrate.run(found, files, output)
     if as_json:
-        print_json(model=model, output=str(output), **dataclasses.asdict(found_out))
+        print_json(model=model, output=str(output), **found_out.facts())
     else:
         cli_calibrate.show(out, found_out)
     command = shlex.join(
