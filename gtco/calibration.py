@@ -374,7 +374,7 @@ def run(graph: Graph, batches: Iterable[Batch], path: Path | None) -> Calibratio
         done = calibrator.state.batches
         for number, tensors in enumerate(batches):
             if len(kept) < KEPT:
-                kept.append(tensors)
+                kept.append(tuple(each.clone() for each in tensors))  # its buffer may be reused
             if number >= done:
                 calibrator.observe(tensors)
             progress.update(bar, advance=1, description=f"batch {number + 1}")

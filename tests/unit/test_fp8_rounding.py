@@ -183,6 +183,12 @@ def test_an_interrupted_rounding_goes_on(tmp_path: Path, monkeypatch: pytest.Mon
     assert more.layers[0].rounded != whole.layers[0].rounded, "another batch, other weights"
 
 
+def test_batches_may_share_a_buffer() -> None:
+    buffer = torch.empty_like(BATCHES[0])
+    found = calibrate(model(), (buffer.copy_(each) for each in BATCHES))
+    assert found == calibrate(model(), BATCHES) and found.weights
+
+
 @pytest.mark.parametrize(
     ("damage", "sentence"),
     [
