@@ -12,7 +12,7 @@ import copy
 import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -134,7 +134,7 @@ class Specialized:
         versions = [static[i]._version for i in tracked]
         model = _bake(self._graph_module, dict(zip(self._static, static, strict=True)))
         with torch.inference_mode(False), torch.no_grad():
-            compiled = compile_model(model, tuple(given), **asdict(self._options))
+            compiled = compile_model(model, tuple(given), **self._options.keywords())
         variants = self._variants
         alive = tuple(weakref.ref(each, lambda dead: variants.pop(key, None)) for each in static)
         return _Variant(compiled, tracked, versions, alive)

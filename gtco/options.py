@@ -74,6 +74,10 @@ class Options:
             given["calibration"] = os.fspath(path)
         return Options(**given)
 
+    def keywords(self) -> dict[str, Any]:
+        """As `of` takes them; a calibration stays what it is."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
 
 def database_file(given: Any) -> Path | None:
     """The file that a user named as the database of tuning records; None if none was.

@@ -170,7 +170,7 @@ def bench(
     with ExitStack() as stack, torch.no_grad(), float32_products(options.precision):
         tell(f"preparing {GTCO}")
         with costs(result.costs, GTCO):
-            compiled = gtco.compile(model.module, *given, database=database, **asdict(options))
+            compiled = gtco.compile(model.module, *given, database=database, **options.keywords())
             ready = compiled.prepare()
             compiled(*model.args, **model.kwargs)
         result.launches = len(compiled.launches)

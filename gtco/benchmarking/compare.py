@@ -165,7 +165,7 @@ def compare(
     given = (model.args, model.kwargs)
     with torch.no_grad(), float32_products(options.precision):
         tell("compiling with gtco")
-        compiled = gtco.compile(model.module, *given, **asdict(options))
+        compiled = gtco.compile(model.module, *given, **options.keywords())
         compiled.prepare()
         truth = references(model, options.precision)
         contestants: dict[str, Call] = {"gtco": compiled}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -67,7 +66,7 @@ def run(
             database=database,
             seed=seed,
             watch=watch,
-            **asdict(options),
+            **options.keywords(),
         )
 
 

@@ -4,6 +4,7 @@
 gtco_gemm_ab12.cu, .cubin, .log    each kernel's source, code and what the assembler said
 kernels.txt                        registers, shared memory and spills of each kernel
 captured.safetensors, repro.py     the captured model with its weights, and what runs it again
+calibration.json                   of fp8, unless it was given as a file
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 import torch
 from safetensors import safe_open
@@ -32,6 +34,7 @@ log = logging.getLogger("gtco.codegen")
 
 CAPTURED = "captured.safetensors"
 REPRO = "repro.py"
+CALIBRATION = "calibration.json"
 
 _numbers = itertools.count(1)
 
@@ -69,6 +72,9 @@ def write_repro(folder: Path, plan: Plan, captured: Captured) -> None:
     except EncodingError as error:
         log.warning("no %s in %s: %s", REPRO, folder, error)
         return
+    known = plan.options.calibration
+    if known is not None and not isinstance(known, str):
+        known.save(folder / CALIBRATION)
     (folder / REPRO).write_text(_repro(plan))
 
 
@@ -130,9 +136,12 @@ def read_captured(path: str | os.PathLike[str]) -> Captured:
 
 
 def _repro(plan: Plan) -> str:
-    options = {**asdict(plan.options), "target": plan.options.target or plan.target.arch}
+    options = plan.options.keywords() | {"target": plan.options.target or plan.target.arch}
+    given = {key: repr(value) for key, value in options.items()}
+    if not isinstance(options["calibration"], (str, NoneType)):
+        given["calibration"] = f"Path(__file__).with_name({CALIBRATION!r})"
     text = _REPRO.replace("CAPTURED", repr(CAPTURED)).replace("GROUPS", str(len(plan.launches)))
-    return text.replace("OPTIONS", ", ".join(f"{key}={value!r}" for key, value in options.items()))
+    return text.replace("OPTIONS", ", ".join(f"{key}={value}" for key, value in given.items()))
 
 
 _REPRO = '''"""Compile the model beside this file again, run its groups one by one, and judge each.
@@ -145,6 +154,7 @@ The model has GROUPS groups. The exit code is 1 if one of them is wrong.
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 
 from gtco.benchmarking.compare import check_groups, random_inputs
 from gtco.compiler import compile_captured

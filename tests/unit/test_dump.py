@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import gtco
+from gtco.calibration import Calibration
 from gtco.ir.interpreter import interpret
 from gtco.passes import PIPELINE
 from gtco.reporting import dump
@@ -118,3 +119,16 @@ def test_the_script_runs_the_model_again(folder: Path) -> None:
     assert ": right: RMSE" in outcome.stdout
     unknown = run(folder, "host", "gemm_7")
     assert unknown.returncode == 1 and "no group 'gemm_7'" in unknown.stderr
+
+
+@pytest.mark.compiler
+def test_the_script_of_fp8_finds_its_calibration(folder: Path) -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(64, 48).eval().half(), torch.randn(20, 64).half()
+    known = gtco.calibrate(model, [x, 2 * x])
+    options = {"precision": "fp8", "calibration": known, "error_budget": 0.5}
+    gtco.compile(model, (x,), target="sm_90a", **options)
+    assert Calibration.load(folder / dump.CALIBRATION) == known
+    outcome = run(folder, "host")
+    assert outcome.returncode == 0, outcome.stderr
+    assert "quantize" in (folder / FUSED).read_text() and ": right: RMSE" in outcome.stdout

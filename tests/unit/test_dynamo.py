@@ -180,6 +180,10 @@ def test_options_are_checked_and_used(made: list[CompiledModule]) -> None:
     assert "OptionError" in str(caught.value)
     through_gtco(model, options={"precision": "fp16"})(x)
     assert made[-1]._plan.options.precision == "fp16"
+    model, x = nn.Linear(64, 48).eval().half(), torch.randn(20, 64).half()
+    known = gtco.calibrate(model, [x])
+    through_gtco(model, options={"precision": "fp8", "calibration": known})(x)
+    assert made[-1]._plan.options.calibration is known
 
 
 @NO_GPU
