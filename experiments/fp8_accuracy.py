@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ import gtco
 from experiments.fp8 import CALIBRATED_ON, CLASSES, images, like_trained, relative
 from experiments.models import vit
 from experiments.publish import markdown, provenance
-from gtco.calibration import Calibration, Calibrator
+from gtco.calibration import MEASURED, Calibration, Calibrator
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
@@ -35,12 +35,14 @@ UNLIKE = 1.0
 """Deviation of the noise of images unlike those of calibration, which have 0.2."""
 
 
-def to_the_nearest(graph: Graph, calibration: Calibration, image: Tensor) -> Calibration:
-    """As `calibration`, of weights rounded to the nearest, measured on `image`."""
+def to_the_nearest(
+    graph: Graph, calibration: Calibration, measured: Sequence[Tensor]
+) -> Calibration:
+    """As `calibration`, of weights rounded to the nearest, and `measured` on the same images."""
     layers = tuple(replace(each, rounded="", error=None) for each in calibration.layers)
     calibrator = Calibrator(graph, None)
     calibrator.state = Calibration(layers, calibration.batches)
-    for _ in calibrator.measure((image,)):
+    for _ in calibrator.measure([(image,) for image in measured]):
         pass
     return calibrator.state
 
@@ -62,7 +64,7 @@ def measure(model: nn.Module, image: Tensor, inputs: int, budget: float) -> dict
     graph = run_pipeline(gtco.capture(model, (image,)))
     compensated = gtco.calibrate(model, others)
     roundings = {
-        "nearest": to_the_nearest(graph, compensated, others[-1]),
+        "nearest": to_the_nearest(graph, compensated, others[-MEASURED:]),
         "compensated": compensated,
     }
 

@@ -32,15 +32,18 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.interpreter import interpret
 from gtco.passes.quantize import FP8, quantizable, quantize
-from gtco.rounding import Batch, rounded
+from gtco.rounding import Batch, held_out, rounded
 from gtco.runtime.cache_files import publish
 
 FORMAT = "gtco calibration 2"
 KEPT = 64
 """Batches that weights are rounded by, the first; they are kept in memory."""
-MARGIN = 0.85
-"""Part of the budget that is spent: inputs that were not seen cost more than the one that errors
-were measured on (7% more of a ViT-L/16, experiments/notes/23-fp8.md)."""
+MEASURED = 4
+"""Batches that errors are measured on, of those that no weights were rounded by, where there are as
+many."""
+MARGIN = 0.95
+"""Part of the budget that is spent: other inputs may cost more than the few that errors were
+measured on (a ViT's images differ by 4%, experiments/notes/23-fp8.md)."""
 
 
 class CalibrationError(ValueError):
@@ -328,13 +331,14 @@ class Calibrator:
             left = {name: most for name, most in left.items() if name not in found}
             yield len(left)
 
-    def measure(self, tensors: Batch) -> Iterable[int]:
+    def measure(self, batches: Sequence[Batch]) -> Iterable[int]:
         """Measure what each linear costs, and all of them; yields how many are left."""
-        exact = interpret(self.graph, tensors, dtype=torch.float32)
+        exact = [interpret(self.graph, tensors, dtype=torch.float32) for tensors in batches]
 
         def error(layers: Iterable[Layer]) -> float:
             changed = self.state.changed(self.graph, layers)
-            return _relative(interpret(changed, tensors, dtype=torch.float32), exact)
+            found = [interpret(changed, tensors, dtype=torch.float32) for tensors in batches]
+            return _relative(found, exact)
 
         for place, layer in enumerate(self.state.layers):
             if layer.error is None:
@@ -352,15 +356,20 @@ class Calibrator:
             state.save_facts(self.path)
 
 
-def _relative(found: Iterable[Tensor], exact: Iterable[Tensor]) -> float:
-    """The largest error of an output in relation to it; 0 without outputs of floats."""
+def _relative(found: Sequence[Batch], exact: Sequence[Batch]) -> float:
+    """The largest error of an output, over all batches, in relation to its size; 0 without outputs
+    of floats."""
     errors = [0.0]
-    for mine, truth in zip(found, exact, strict=True):
-        if truth.is_floating_point() and truth.numel():
-            size = float(truth.double().norm())
-            off = float((mine.double() - truth.double()).norm())
+    for mine, truth in zip(zip(*found, strict=True), zip(*exact, strict=True), strict=True):
+        if truth[0].is_floating_point() and truth[0].numel():
+            size = _norm(truth)
+            off = _norm([a.double() - b.double() for a, b in zip(mine, truth, strict=True)])
             errors.append(off / size if size else float(off > 0))
     return max(errors)
+
+
+def _norm(parts: Iterable[Tensor]) -> float:
+    return math.hypot(*(float(each.double().norm()) for each in parts))
 
 
 def run(graph: Graph, batches: Iterable[Batch], path: Path | None) -> Calibration:
@@ -384,6 +393,6 @@ def run(graph: Graph, batches: Iterable[Batch], path: Path | None) -> Calibratio
         for left in calibrator.round(kept):
             progress.update(bar, completed=count - left, description="weights of each linear")
         progress.update(bar, completed=0)
-        for left in calibrator.measure(kept[-1]):
+        for left in calibrator.measure(held_out(kept)[-MEASURED:]):
             progress.update(bar, completed=count - left, description="error of each linear")
     return calibrator.state

@@ -32,7 +32,7 @@ def calibrate(
             positional arguments or a dict of keyword arguments each. Some dozens are enough. They
             run where they are, on the CPU or a GPU: each to see how large values are; the first 64,
             which are kept, once and more (for each GiB of second moments) to round weights by; the
-            last of these as often as the model has linears, to measure what each costs.
+            last few of these as often as the model has linears, to measure what each costs.
         path: a file that keeps it, beside one of this name and `.safetensors` with weights in fp8;
             the same call goes on where one that was interrupted ended.
 

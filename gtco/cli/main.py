@@ -149,6 +149,7 @@ def calibrate_command(
     """Run MODEL on real inputs, for --precision fp8.
 
     FILE takes the largest value that each linear reads, and the error that fp8 brings in there.
+    FILE.safetensors beside it takes the weights in fp8.
 
     Ctrl-C keeps what was measured; the same command continues from there.
     """

@@ -159,6 +159,22 @@ def test_calibration_gains_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(any(torch.equal(w.float(), x.float()) for x in used) for w in found.weights.values())
 
 
+def test_errors_are_measured_on_batches_that_weights_were_not_rounded_by() -> None:
+    batches = [batch(seed) for seed in range(9)]
+    found, graph = calibrate(model(), batches), graph_of(model())
+    changed = found.changed(graph, found.layers)
+
+    def error(part: list[Tensor]) -> float:
+        exact, answers = (
+            torch.cat([interpret(each, (x,), dtype=torch.float32)[0] for x in part])
+            for each in (graph, changed)
+        )
+        return float((answers - exact).double().norm() / exact.double().norm())
+
+    assert found.error == pytest.approx(error(batches[7:]), rel=1e-6)
+    assert found.error != pytest.approx(error(batches[8:]), rel=1e-3)
+
+
 def test_an_interrupted_rounding_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, module = tmp_path / "calibration.json", model()
     monkeypatch.setattr(rounding, "ROOM", 4 * (2 * WIDTH) ** 2)  # one linear at a time
