@@ -93,22 +93,22 @@ def quantize(
 
 @dataclass(frozen=True)
 class Operand:
-    """What a linear's weights are multiplied by: `(value - mean) * deviation`, of a norm that the
-    passes have folded, or `value` alone.
+    """What a linear's weights are multiplied by: `(value - mean) * rstd` behind a norm that the
+    passes have folded, else `value`.
 
     Args:
-        value: what the linear reads, of which fp8 rounds it.
+        value: what the linear reads, and what is rounded to fp8.
         mean: of each row; None without a folded norm.
-        deviation: what divides each row's deviation from 1, as a factor; None without one.
+        rstd: of each row, 1 over the standard deviation; None without a folded norm.
     """
 
     value: str
     mean: str | None = None
-    deviation: str | None = None
+    rstd: str | None = None
 
     @property
     def values(self) -> tuple[str, ...]:
-        return tuple(name for name in (self.value, self.mean, self.deviation) if name is not None)
+        return tuple(name for name in (self.value, self.mean, self.rstd) if name is not None)
 
     def rows(self, found: Mapping[str, Tensor], largest: float) -> Tensor:
         """[rows, K], rounded, of the values in `found`, for the scale that `largest` gives."""
@@ -116,8 +116,8 @@ class Operand:
         x = to_fp8(found[self.value].float() * scale).float() / scale
         if self.mean is not None:
             x = x - found[self.mean]
-        if self.deviation is not None:
-            x = x * found[self.deviation]
+        if self.rstd is not None:
+            x = x * found[self.rstd]
         return x.reshape(-1, x.shape[-1])
 
 
@@ -164,9 +164,7 @@ def rounded_weights(w: Tensor) -> Tensor:
     return to_fp8(w.float() * row_scales(w)[:, None])
 
 
-def _multiply(
-    edit: Editor, linear: Node, x: str, scale: float, weights: Tensor | None = None
-) -> None:
+def _multiply(edit: Editor, linear: Node, x: str, scale: float, weights: Tensor | None) -> None:
     _, weight, *bias = linear.inputs
     w = edit.constants[weight]
     rounded = rounded_weights(w) if weights is None else weights.to(w.device)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import gtco
+from experiments import fp8_accuracy
+from experiments.models import small
 from gtco import rounding
 from gtco.calibration import Calibration
 from gtco.fp8 import calibrate
@@ -92,8 +94,8 @@ def test_an_operand_is_what_the_weights_are_multiplied_by(mean: float) -> None:
     graph = graph_of(model(mean=mean))
     linear = quantizable(graph)[0]
     operand = operands(graph)[linear.name]
-    assert None not in (operand.mean, operand.deviation)
-    readers = [node for node in graph.nodes if operand.deviation in node.inputs]
+    assert None not in (operand.mean, operand.rstd)
+    readers = [node for node in graph.nodes if operand.rstd in node.inputs]
     names = (*operand.values, readers[0].name)
     whole = Graph(graph.inputs, graph.constants, graph.nodes, names)
     found = dict(zip(names, interpret(whole, (batch(1),), dtype=torch.float32), strict=True))
@@ -242,3 +244,12 @@ def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
     path.write_text(json.dumps(content))
     with pytest.raises(gtco.CalibrationError, match="is no calibration"):
         Calibration.load(path)
+
+
+def test_the_experiment_compares_both_roundings() -> None:
+    model, (image, *_) = small.vit_l16()
+    found = fp8_accuracy.measure(model, image, 4, 0.05)
+    nearest, compensated = (found[f"{each}, all"] for each in ("nearest", "compensated"))
+    assert compensated["like calibration's"]["error"] < nearest["like calibration's"]["error"]
+    assert nearest["calibration_says"] != compensated["calibration_says"]
+    assert found["reference_from_fp64"] < 1e-5
