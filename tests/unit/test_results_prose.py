@@ -154,6 +154,21 @@ def test_each_number_of_the_sentences_is_that_of_its_file() -> None:
     assert not found, f"of no file: {found}"
 
 
+def test_the_readme_says_how_close_fp8_was() -> None:
+    models = read("cpu-fp8-vit_b16.json")["models"]
+    trained, drawn = (models[f"vit_b16, {name}"] for name in ("like trained", "as drawn"))
+    assert trained["images"]["like calibration's"] == drawn["images"]["like calibration's"] == 30
+    whole, part = trained["compensated, all"], drawn["compensated, budget"]
+    of_whole, of_part = (each["like calibration's"] for each in (whole, part))
+    assert whole["work_in_fp8"] == of_whole["top1_agreement"] == 1
+    text = " ".join(README.read_text().split())
+    assert "ViT-B/16 on 30 images held out: with weights like trained ones" in text
+    assert f"{100 * of_whole['error']:.1f}% off fp32, the same class in all" in text
+    assert f"with random weights {100 * part['work_in_fp8']:.0f}% of the work in fp8" in text
+    same = f"the same class in {100 * of_part['top1_agreement']:.0f}%"
+    assert f"{100 * of_part['error']:.1f}% off, {same}" in text
+
+
 def test_every_row_says_its_command_card_and_versions() -> None:
     for each in results(RESULTS):
         assert each["command"].startswith(("python -m experiments.", "gtco bench")), each["model"]
