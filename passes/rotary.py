@@ -27,9 +27,17 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
-from gtco.passes.weighted_sums import Unlike, WeightedSums, behind, is_computed, seen, through
+from gtco.passes.weighted_sums import (
+    Unlike,
+    WeightedSums,
+    behind,
+    is_computed,
+    joins_pieces,
+    seen,
+    through,
+)
 
-MAX_ELEMENTS = 1 << 24
+MAX_ELEMENTS = 1 << 23
 """Elements of the largest operand that is looked at: its elements are named one by one."""
 
 _FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
@@ -75,6 +83,8 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
     if not is_computed(edit, result) or spec.dtype not in _FLOATS:
         return None
     if not 0 < spec.numel <= MAX_ELEMENTS or spec.rank < 2 or spec.sizes[-1] % 2:
+        return None
+    if not joins_pieces(edit, result):
         return None
     try:
         sums = WeightedSums(edit, result)

@@ -135,6 +135,20 @@ def is_computed(edit: Editor, value: str) -> bool:
     return node is not None and node.op in _ARITHMETIC
 
 
+def joins_pieces(edit: Editor, value: str) -> bool:
+    """Whether arithmetic that makes `value` joins pieces, as all that moves elements does."""
+    pending, known = [value], {value}
+    while pending:
+        node = edit.producer(pending.pop())
+        if node is None or not (node.definition.is_view or node.op in _ARITHMETIC):
+            continue
+        if node.op == "concat":
+            return True
+        pending += [name for name in node.inputs if name not in known]
+        known.update(node.inputs)
+    return False
+
+
 def behind(edit: Editor, value: str) -> tuple[str, list[Node]]:
     """What `value` is behind views and casts that lose nothing, and these views from there on."""
     found = []
