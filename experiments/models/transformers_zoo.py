@@ -128,6 +128,16 @@ def dinov2() -> Model:
     return build(Dinov2Model(Dinov2Config(image_size=518)), "last_hidden_state", "pooler_output")
 
 
+def dinov3() -> Model:
+    """DINOv3-B/16: rotary positions, a class token and four registers."""
+    from transformers import DINOv3ViTConfig, DINOv3ViTModel
+
+    config = DINOv3ViTConfig(
+        hidden_size=768, num_attention_heads=12, intermediate_size=3072, num_register_tokens=4
+    )
+    return build(DINOv3ViTModel(config), "last_hidden_state", "pooler_output")
+
+
 def clip() -> Model:
     """CLIP's ViT-B/32 vision tower."""
     from transformers import CLIPVisionConfig, CLIPVisionModel
@@ -163,6 +173,22 @@ def swin() -> Model:
     return build(SwinForImageClassification(SwinConfig(num_labels=1000)), "logits")
 
 
+def swinv2() -> Model:
+    """Swin V2-T, windows of 8: attention of normalised queries and keys."""
+    from transformers import Swinv2Config, Swinv2ForImageClassification
+
+    config = Swinv2Config(image_size=256, window_size=8, num_labels=1000)
+    return build(Swinv2ForImageClassification(config), "logits", height=256, width=256)
+
+
+def videomae() -> Model:
+    """VideoMAE-B: 1568 tokens of 16 frames."""
+    from transformers import VideoMAEConfig, VideoMAEForVideoClassification
+
+    model = VideoMAEForVideoClassification(VideoMAEConfig(num_labels=400))
+    return ready(Outputs(model, "logits"), (1, 16, 3, 224, 224))
+
+
 def convnext() -> Model:
     """ConvNeXt-T."""
     from transformers import ConvNextConfig, ConvNextForImageClassification
@@ -188,3 +214,27 @@ def detr() -> Model:
     )
     model = DetrForObjectDetection(config)
     return build(model, "logits", "pred_boxes", height=800, width=1066)
+
+
+def deformable_detr() -> Model:
+    """Deformable DETR with transformers' own ResNet-50, four levels, 800 by 1066."""
+    from transformers import DeformableDetrConfig, DeformableDetrForObjectDetection, ResNetConfig
+
+    backbone: Any = ResNetConfig(out_features=["stage2", "stage3", "stage4"])
+    config = DeformableDetrConfig(
+        use_timm_backbone=False,
+        backbone=None,
+        backbone_config=backbone,
+        disable_custom_kernels=True,
+        num_labels=91,
+    )
+    model = DeformableDetrForObjectDetection(config)
+    return build(model, "logits", "pred_boxes", height=800, width=1066)
+
+
+def rt_detr() -> Model:
+    """RT-DETR with its ResNet-50, 640 by 640."""
+    from transformers import RTDetrConfig, RTDetrForObjectDetection
+
+    config = RTDetrConfig(anchor_image_size=None, num_labels=80)
+    return build(RTDetrForObjectDetection(config), "logits", "pred_boxes", height=640, width=640)
