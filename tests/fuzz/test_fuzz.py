@@ -105,6 +105,8 @@ def program(*lines: str, shape: tuple[int, ...] = (2, 6, 8), **weights: tuple[in
 
 ATTENTION = "v0 = (x @ x.mT * 0.3).softmax(-1) @ x"
 MASKED = "v0 = (x @ x.mT * 0.3 + m).softmax(-1) @ x"
+TWO_MASKS = "v0 = (x @ x.mT * 0.3 + m + n).softmax(-1) @ x"
+BY_HEAD = "v0 = (x @ x.mT * (9 * h.abs() + 1)).softmax(-1) @ x"
 NORM = """v0 = (x - x.mean(-1, keepdim=True)) / torch.sqrt(\
 x.var(-1, keepdim=True, unbiased=False) + 0.1)"""
 MEAN_OF_ANOTHER = (
@@ -117,15 +119,24 @@ CONV = "v0 = F.batch_norm(F.conv2d(x, w), m, s ** 2, g, b)"
 
 FAULTS: dict[str, tuple[ModuleType, str, str, str, Program, str]] = {
     "a scale of the other sign": (
-        attention, "fuse_attention", "scale=match.scale", "scale=-match.scale",
+        attention, "fuse_attention", "= match.q, match.scale", "= match.q, -match.scale",
         program(ATTENTION), "wrong fused",
     ),
     "a mask that is left out": (
-        attention, "fuse_attention", "[] if match.mask is None else", "[] if True else",
+        attention, "fuse_attention", "if not match.masks:", "if True:",
         program(MASKED, m=(6, 6)), "wrong fused",
     ),
+    "a second mask that is left out": (
+        attention, "fuse_attention", "for mask, shape in match.masks:\n        total",
+        "for mask, shape in match.masks[:1]:\n        total",
+        program(TWO_MASKS, m=(6, 6), n=(2, 6, 6)), "wrong fused",
+    ),
+    "what all heads are scaled by that is left out": (
+        attention, "fuse_attention", "scale *= most", "scale *= 1.0",
+        program(BY_HEAD, h=(2, 1, 1)), "wrong fused",
+    ),
     "a rule that raises": (
-        attention, "fuse_attention", "scale=match.scale", "scale=match.scales",
+        attention, "fuse_attention", "= match.q, match.scale", "= match.q, match.scales",
         program(ATTENTION), "crash fused: AssertionError: %matmul_1: softmax(q @ k.T",
     ),
     "a replacement of another shape": (
