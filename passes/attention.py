@@ -206,8 +206,8 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     if 0 in (*scores, edit.shape(match.q)[-1], columns):
         return "it has no element"
     for mask, shape in match.masks:
-        if not _broadcasts(edit.shape(mask), shape):
-            return f"the mask %{mask} is larger than the scores {list(shape)}"
+        if math.prod(shape) != math.prod(scores) or not _broadcasts(edit.shape(mask), shape):
+            return f"the mask %{mask} is larger than the scores {list(scores)}"
         if shape != scores and edit.constant(mask) is None:
             return "the scores are reshaped on the way to or from their mask"
         if len(match.masks) > 1 and edit.constant(mask) is None:
