@@ -84,11 +84,14 @@ CASES: dict[str, Callable[[], Group]] = {
     "wide": lambda: cross((1, 2), 65, 129, 128, 96),
     "negative_scale": lambda: cross((2,), 20, 70, 24, scale=-8.0),
     "no_scale": lambda: cross((2,), 20, 70, 24, scale=0.0),
+}
+NARROW_CASES: dict[str, Callable[[], Group]] = {
     "heads_of_36": lambda: packed(65, 4, 36),
     "heads_of_60": lambda: packed(17, 2, 60, BF16, batch=3, epilogue=True),
     "heads_of_30": lambda: cross((4, 3), 49, 49, 30, mask=F16, mask_lead=(1, 3)),
     "heads_of_2": lambda: cross((3,), 33, 17, 2, 10),
 }
+"""Heads that are no multiple of 16 bytes, for `Attention` alone."""
 TF32_CASES: dict[str, Callable[[], Group]] = {
     "tf32_vit_b": lambda: tf32(packed(197, 12, 64, F32)),
     "tf32_epilogue": lambda: tf32(packed(37, 3, 36, F32, batch=2, epilogue=True)),

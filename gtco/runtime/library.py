@@ -119,10 +119,16 @@ def library_precision(precision: str | None) -> Iterator[None]:
         yield
         return
     allowed = precision == "tf32"
-    before = torch.get_float32_matmul_precision()
+    before, cudnn = torch.get_float32_matmul_precision(), torch.backends.cudnn
     torch.set_float32_matmul_precision("high" if allowed else "highest")
     try:
-        with torch.backends.cudnn.flags(allow_tf32=allowed):
+        with cudnn.flags(  # which sets all that it is not told, and turns cuDNN off
+            enabled=cudnn.enabled,
+            benchmark=cudnn.benchmark,
+            benchmark_limit=cudnn.benchmark_limit,
+            deterministic=cudnn.deterministic,
+            allow_tf32=allowed,
+        ):
             yield
     finally:
         torch.set_float32_matmul_precision(before)

@@ -32,12 +32,14 @@ def sketch_of(kind: type[Sketch], group: Group) -> Sketch:
     ("kind", "case"),
     [
         *((kind, case) for kind in KINDS for case in attention_groups.CASES),
+        *((Attention, case) for case in attention_groups.NARROW_CASES),
         *((Attention, case) for case in attention_groups.FLOAT_CASES),
         *((AttentionWgmma, case) for case in attention_groups.TF32_CASES),
     ],
 )
 def test_attention_matches_fp64(kind: type[Sketch], case: str) -> None:
-    group = {**attention_groups.CASES, **attention_groups.FLOAT_CASES}[case]()
+    cases = attention_groups.CASES | attention_groups.NARROW_CASES | attention_groups.FLOAT_CASES
+    group = cases[case]()
     values = inputs_of(group, seed=1, device="cuda")
     for program in sample(sketch_of(kind, group), 5):
         assert not wrong_outputs(program, group, values, run_group)

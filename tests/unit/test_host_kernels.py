@@ -27,6 +27,7 @@ CASES: dict[str, Callable[[], Group]] = {
     **tile_groups.ROWWISE,
     **groups.GEMM_CASES,
     **{f"attention_{name}": make for name, make in attention_groups.CASES.items()},
+    **{f"attention_{name}": make for name, make in attention_groups.NARROW_CASES.items()},
 }
 LARGE = {"qkv", "fc1", "fc1_huge", "fc2", "projection", "patch_16", "attention_vit_384",
          "attention_detr_self", "attention_cvt", "attention_vit_h", "gelu_197",

@@ -188,18 +188,18 @@ def test_a_store_past_an_output_or_into_an_input_is_seen() -> None:
 def test_the_library_is_timed_in_the_precision_of_the_workload(
     tf32: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)  # torch's default
     group = groups.convolution((1, 6, 6, 8), 8, (3, 3), torch.float32)
     group = groups.tf32(group) if tf32 else group
-    allowed: list[tuple[bool, str]] = []
-    conv = OPS["conv"]
+    allowed: list[tuple[bool, bool, bool, str]] = []
+    conv, cudnn = OPS["conv"], torch.backends.cudnn
 
     def noticed(*inputs: Tensor, **attrs: object) -> Tensor:
-        found = torch.backends.cudnn.allow_tf32, torch.get_float32_matmul_precision()
-        allowed.append(found)
+        precision = torch.get_float32_matmul_precision()
+        allowed.append((cudnn.enabled, cudnn.benchmark, cudnn.allow_tf32, precision))
         return conv.reference(*inputs, **attrs)
 
     bench = HostBench(group, CPU)
     monkeypatch.setitem(OPS, "conv", dataclasses.replace(conv, reference=noticed))  # type: ignore[arg-type]
-    bench.library()()
-    assert allowed == [(tf32, "high" if tf32 else "highest")]
+    with cudnn.flags(enabled=True, benchmark=True, allow_tf32=True):  # the user's
+        bench.library()()
+    assert allowed == [(True, True, tf32, "high" if tf32 else "highest")]

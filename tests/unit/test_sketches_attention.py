@@ -21,7 +21,7 @@ SMALL = ("epilogue", "bool_mask", "f32_mask", "causal", "causal_tall", "one_quer
          "wide", "tf32_epilogue", "tf32_mask", "tf32_causal", "tf32_wide",
          "tf32_narrow", "fp32_epilogue", "fp32_mask", "fp32_causal",
          "fp32_wide")  # fmt: skip
-CASES = {**groups.CASES, **groups.FLOAT_CASES}
+CASES = {**groups.CASES, **groups.NARROW_CASES, **groups.FLOAT_CASES}
 
 
 @pytest.mark.parametrize("case", CASES)
