@@ -283,10 +283,7 @@ def _masks(edit: Editor, match: _Attention) -> list[str]:
     total = torch.zeros((), dtype=torch.float64)
     for mask, shape in match.masks:
         total = total + edit.constants[mask].double().expand(shape).reshape(scores)
-    for dim in range(total.dim() - 2):
-        first = total.narrow(dim, 0, 1)
-        if torch.equal(first.expand_as(total), total):
-            total = first
+    total = views.without_repeats(total, kept=2)
     return [edit.add_constant("masks", total.to(edit.dtype(match.q)))]
 
 

@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.views import without_repeats
 from gtco.passes.weighted_sums import (
     Unlike,
     WeightedSums,
@@ -110,7 +111,8 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
     if columns is None:
         return None
     return _Rotation(
-        operand, sums.source, tuple(views), columns, _shrunk(cos), _shrunk(sin),
+        operand, sums.source, tuple(views), columns,
+        without_repeats(cos, kept=1), without_repeats(sin, kept=1),
         frozenset({*sums.inside, *(view.name for view in views)}),
     )  # fmt: skip
 
@@ -129,15 +131,6 @@ def _columns(partner: Tensor) -> Tensor | None:
     if bool(((moved != own) & (moved != found)).any()):
         return None
     return found if torch.equal(found[found], own) else None
-
-
-def _shrunk(table: Tensor) -> Tensor:
-    """`table` with one element along each dimension but the last along which all are the same."""
-    for dim in range(table.dim() - 1):
-        first = table.narrow(dim, 0, 1)
-        if torch.equal(first.expand_as(table), table):
-            table = first
-    return table
 
 
 # -- attention whose queries and keys come from linears -------------------------------------------
@@ -198,18 +191,19 @@ class _Match:
     attention: Node
     rotations: tuple[_Rotation | None, _Rotation | None]
     """Of queries and of keys."""
+    parts: tuple[_Heads, _Heads, _Heads | None] | None
+    """Queries, keys and, where their linear makes them too, values; None if linears of others."""
 
 
 def _match(edit: Editor, node: Node) -> _Match | None:
-    rotations = tuple(_rotation(edit, name) for name in node.inputs[:2])
-    return _Match(node, (rotations[0], rotations[1])) if any(rotations) else None
+    q, k = (_rotation(edit, name) for name in node.inputs[:2])
+    return _Match(node, (q, k), _parts(edit, node, q, k)) if q or k else None
 
 
 def _replace(edit: Editor, match: _Match) -> str:
     node = match.attention
-    parts = _parts(edit, match)
-    if parts is not None:
-        q, k, v = _from_linears(edit, match, parts)
+    if match.parts is not None:
+        q, k, v = _from_linears(edit, match, match.parts)
     else:
         q, k = (
             _from_memory(edit, rotation) if rotation else name
@@ -221,7 +215,7 @@ def _replace(edit: Editor, match: _Match) -> str:
 
 def _check(edit: Editor, match: _Match) -> str | None:
     """Why neither way is open."""
-    if _parts(edit, match) is not None:
+    if match.parts is not None:
         return None
     for rotation in match.rotations:
         if rotation is not None and _shift(rotation) is None and not _of_neighbours(rotation):
@@ -232,12 +226,13 @@ def _check(edit: Editor, match: _Match) -> str | None:
     return None
 
 
-def _parts(edit: Editor, match: _Match) -> tuple[_Heads, _Heads, _Heads | None] | None:
-    """Queries, keys and, where their linear makes them too, values; None if linears of others."""
-    q, k = match.rotations
+def _parts(
+    edit: Editor, attention: Node, q: _Rotation | None, k: _Rotation | None
+) -> tuple[_Heads, _Heads, _Heads | None] | None:
+    """What `_Match.parts` is."""
     if q is None or k is None or not torch.equal(q.partner, k.partner):
         return None
-    inputs = match.attention.inputs
+    inputs = attention.inputs
     of_q, of_k = (
         _heads(edit, each.source, each.views, edit.shape(each.operand)) for each in (q, k)
     )
@@ -246,7 +241,7 @@ def _parts(edit: Editor, match: _Match) -> tuple[_Heads, _Heads, _Heads | None] 
     of_v = _heads(edit, inputs[2], (), edit.shape(inputs[2]))
     if of_v is not None and not of_q.like(of_v):
         of_v = None
-    inside = {*q.inside, *k.inside, match.attention.name}
+    inside = {*q.inside, *k.inside, attention.name}
     made = (of_q, of_k, *([] if of_v is None else [of_v]))
     if any(_read_elsewhere(edit, each.linear, inside) for each in made):
         return None
@@ -297,8 +292,8 @@ def _from_linears(
     if any(len(each.linear.inputs) == 3 for each, _ in made):
         inputs.append(edit.add_constant(f"{hint}_paired_bias", torch.cat(biases)))
     y = edit.add("linear", *inputs, **of_q.linear.attrs)
-    y = edit.add("reshape", y, shape=(batch, tokens, len(made), heads, width))
     shape = (batch, tokens, len(made), heads, width)
+    y = edit.add("reshape", y, shape=shape)
     tables = [_table(edit, match, made, name, shape) for name in ("cos", "sin")]
     y = edit.add("rotate", y, edit.add("swap_pairs", y), *tables)
     y = edit.add("permute", y, dims=(2, 0, 3, 1, 4))
@@ -328,7 +323,7 @@ def _table(
         else:
             own: Tensor = getattr(rotation, name)
             tables.append(own.expand(batch, heads, tokens, width)[..., order.to(own.device)])
-    table = _shrunk(torch.stack(tables, 1).permute(0, 3, 1, 2, 4))
+    table = without_repeats(torch.stack(tables, 1).permute(0, 3, 1, 2, 4), kept=1)
     return _constant(edit, name, table, edit.dtype(match.attention.inputs[0]))
 
 

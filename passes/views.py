@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gtco.ir.graph import Node
 from gtco.ir.ops import OPS, Pattern
@@ -38,6 +39,19 @@ def loses_nothing(source: torch.dtype, target: torch.dtype) -> bool:
     if target.is_floating_point:  # whole numbers up to 2 / eps are exact
         return max(-low, high) <= 2 / torch.finfo(target).eps
     return torch.iinfo(target).min <= low and high <= torch.iinfo(target).max
+
+
+# -- constants -----------------------------------------------------------------------------------
+
+
+def without_repeats(constant: Tensor, kept: int) -> Tensor:
+    """`constant` with one element along each dimension but the last `kept` along which all are the
+    same; it still broadcasts to what it was."""
+    for dim in range(constant.dim() - kept):
+        first = constant.narrow(dim, 0, 1)
+        if torch.equal(first.expand_as(constant), constant):
+            constant = first
+    return constant
 
 
 # -- numbers -------------------------------------------------------------------------------------
