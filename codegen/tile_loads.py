@@ -274,8 +274,9 @@ class TileLoads:
         self.widest = min(self.widest, width)
         self.loads += 1
         parameter, same = self.region.parameter(base, "in"), self.vector <= width
-        at = f"({index(where, ('row', 'col' if same else '(col + i)'))} - {start})"
-        place = f"{index(rest, ('row', 'col' if same else '(col + i)'))} + {axis_index(axis, at)}"
+        variables = ("row", "col" if same else "(col + i)")
+        at = f"({index(where, variables)} - {start})"
+        place = f"{index(rest, variables)} + {axis_index(axis, at)}"
         text = f"load<V>({parameter} + {place}, active)"
         if not same:
             one = f"load<1>({parameter} + {place}, {self._guard()})[0]"
