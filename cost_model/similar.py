@@ -44,7 +44,9 @@ def _summary(workload: str) -> tuple[Counter[str], int]:
     return Counter(node[0] for node in content["nodes"]), max(1, sum(sizes))
 
 
-def transferred(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> TuningRecord | None:
+def transferred(
+    known: Knowledge, workload: str, sketches: Sequence[Sketch], limit_us: float = math.inf
+) -> TuningRecord | None:
     """The best program of another workload, which is legal here and whose blocks do the same work.
 
     Another epsilon, another activation, 196 rows in place of 197 or operands that lie elsewhere
@@ -57,21 +59,23 @@ def transferred(known: Knowledge, workload: str, sketches: Sequence[Sketch]) -> 
         known: the records.
         workload: of the sketches' group.
         sketches: from `gtco.codegen.rules.derive`.
+        limit_us: what took longer there is passed over.
     """
     by_name = {sketch.name: sketch for sketch in sketches}
     flops = group_work(sketches[0].group).matmul_flops if sketches else 0
-    found = (_of_device(each, workload, by_name, flops) for each in known.sources)
+    found = (_of_device(each, workload, by_name, flops, limit_us) for each in known.sources)
     return next(filter(None, found), None)
 
 
 def _of_device(
-    known: Knowledge, workload: str, by_name: Mapping[str, Sketch], flops: int
+    known: Knowledge, workload: str, by_name: Mapping[str, Sketch], flops: int, limit_us: float
 ) -> TuningRecord | None:
     """The same of one device's records."""
     near = [
         (-round(likeness(workload, record.workload), 2), record.run_us or math.inf, record)
         for record in known.leaders()
         if record.sketch in by_name
+        and (record.run_us or 0.0) <= limit_us
         and _same_size(flops, record.work.get("matmul_flops", 0))
         and _loop(workload) == _loop(record.workload)
     ]

@@ -1,6 +1,7 @@
 """`gtco bench` for several models in one process: one JSON object a line.
 
     python -m experiments.bench_models OUT.jsonl CASE... [--rounds N] [--calls N]
+                                       [--without CONTESTANT]
 
 CASE is `MODEL[@PRECISION][:PEERS]`, with the model as for the command line and peers joined by
 "+": `experiments.models.vit:vit_b16:eager+inductor`. A case that fails is written with its error.
@@ -12,7 +13,9 @@ import argparse
 import dataclasses
 import gc
 import json
+import sys
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +29,22 @@ from gtco.locate import locate
 from gtco.options import Options
 
 
-def run(case: str, rounds: int, calls: int) -> dict[str, Any]:
+def run(case: str, rounds: int, calls: int, without: Collection[str]) -> dict[str, Any]:
     parts = case.split(":")
     function, _, precision = parts[1].partition("@")
     name = f"{parts[0]}:{function}"
     options = Options.of(precision=precision or None)
     peers = parse_peers(parts[2].replace("+", ","), PEERS) if len(parts) > 2 else ()
     started = time.time()
-    result = bench(locate(name), options, peers, rounds=rounds, calls=calls)
+    result = bench(
+        locate(name),
+        options,
+        peers,
+        without=without,
+        rounds=rounds,
+        calls=calls,
+        tell=lambda line: print(f"{time.time() - started:.0f} s: {line}", file=sys.stderr),
+    )
     return {
         "model": name,
         "options": dataclasses.asdict(options),
@@ -48,12 +59,13 @@ def main() -> None:
     parser.add_argument("cases", nargs="+")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--calls", type=int, default=100)
+    parser.add_argument("--without", action="append", default=[], help="a contestant (repeat)")
     given = parser.parse_args()
     here = provenance("bench_models")
     with given.out.open("a") as lines:
         for case in given.cases:
             try:
-                found = run(case, given.rounds, given.calls)
+                found = run(case, given.rounds, given.calls, given.without)
             except Exception as error:
                 found = {"model": case, "error": f"{type(error).__name__}: {error}"}
             lines.write(json.dumps({**found, **here}, default=str) + "\n")

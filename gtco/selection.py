@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,6 +24,11 @@ from gtco.target import Target
 
 log = logging.getLogger("gtco.codegen")
 tune_log = logging.getLogger("gtco.tune")
+
+TRUSTED = 1.25
+"""A schedule is transferred unless it took this many times as long there as the draft model
+predicts of a default here: another workload's best may be slow for reasons of its own, such as
+operands that have to be gathered."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +104,15 @@ def _choose(
             tune_log.warning("a record for %s is no longer legal: %s", task.group, error)
         else:
             return _Choice(type(sketch), record.schedule, source, "", run_us, workload)
-    if (near := transferred(known, task.key, derivation.sketches)) is not None:
+    best, reason = first_choice(derivation)
+    limit_us = TRUSTED * _draft_us(best) if best else math.inf
+    near = transferred(known, task.key, derivation.sketches, limit_us)
+    if near is not None:
         workload = workload_digest(near.workload)
         sketch = sketches[near.sketch]
         run_us = known.time_us(near)
         source = "transferred" + (f", {known.source(near)}" if run_us is None else "")
         return _Choice(type(sketch), near.schedule, source, "", run_us, workload)
-    best, reason = first_choice(derivation)
     if best is None:
         return _Choice(None, {}, "fallback", reason, known.library_us(task.key))
     if _suits_the_library(task.group, best.sketch.target):
@@ -130,8 +138,12 @@ def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
                 refusal = str(error)
         else:
             reasons.append(f"{sketch.name}: {refusal}")
-    best = min(defaults, key=lambda each: draft_us(work_of(each), each.sketch.target), default=None)
+    best = min(defaults, key=_draft_us, default=None)
     return best, "" if best else "; ".join(reasons)
+
+
+def _draft_us(candidate: Candidate) -> float:
+    return draft_us(work_of(candidate), candidate.sketch.target)
 
 
 def _suits_the_library(group: Group, target: Target) -> bool:

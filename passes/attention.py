@@ -8,7 +8,7 @@
     %y = matmul(%d, %v)
 
 The scale may stand on q, on k, or on the product before the mask, and differ from head to head;
-two masks that are known become one, and may be added to reshaped scores; casts to a wider type
+masks that are known become one, and may be added to reshaped scores; casts to a wider type
 around the softmax are what `attention` does anyway. A mask that masks nothing goes.
 
 A query that may see no key is NaN as spelled out and 0 from `attention`. So a mask that may forbid
@@ -32,6 +32,10 @@ from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 MAX_HEAD = 256
 """Elements of the widest head that stays in registers; attention over channels has wider ones."""
+
+_MOST_STEPS = 6
+"""Scales and masks between a product and its softmax; Swin V2 of transformers has a scale, a bias,
+and the mask of its windows twice."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +132,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
     masks: list[tuple[str, tuple[int, ...]]] = []
     product, heads = None, None
     scale, scaled = 1.0, False
-    for _ in range(4):  # at most a scale, two masks and a scale
+    for _ in range(_MOST_STEPS):
         if product := edit.producer(value, "matmul"):
             break
         if pair := _scaled(edit, value):
@@ -137,7 +141,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
         elif heads is None and (by_head := _scaled_by_head(edit, value)):
             inner.append(value)
             value, heads, scaled = *by_head, True
-        elif (added := edit.producer(value, "add")) and len(added.inputs) == 2 and len(masks) < 2:
+        elif (added := edit.producer(value, "add")) and len(added.inputs) == 2:
             inner.append(value)
             shape = edit.shape(value)
             value, mask = _scores_first(edit, added)
@@ -202,7 +206,7 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     (batch,), rows, columns = leading, edit.shape(match.q)[-2], edit.shape(match.v)[-1]
     if match.root.outputs[0].sizes != (*batch, rows, columns):
         return f"it gives {match.root.outputs[0]}, which has not the rows of q and the columns of v"
-    scores = (*batch, rows, edit.shape(match.k)[-1 if match.k_is_transposed else -2])
+    scores = _scores(edit, match)
     if 0 in (*scores, edit.shape(match.q)[-1], columns):
         return "it has no element"
     for mask, shape in match.masks:
@@ -211,14 +215,15 @@ def _check(edit: Editor, match: _Attention) -> str | None:
         if shape != scores and edit.constant(mask) is None:
             return "the scores are reshaped on the way to or from their mask"
         if len(match.masks) > 1 and edit.constant(mask) is None:
-            return f"two masks are added, of which %{mask} is not known"
+            return f"several masks are added, of which %{mask} is not known"
         if edit.dtype(mask) != edit.dtype(match.q):
             return f"the mask is {edit.specs[mask]}, not of q's dtype"
-        if not match.guard and _may_forbid_all(edit, mask):
-            return (
-                f"the mask %{mask} may forbid a query every key, "
-                "which is NaN as it is spelled out and 0 from attention"
-            )
+    if not match.guard and _may_forbid_all(edit, match):
+        masks = ", ".join(f"%{mask}" for mask, _ in match.masks)
+        return (
+            f"the mask {masks} may forbid a query every key, "
+            "which is NaN as it is spelled out and 0 from attention"
+        )
     if match.heads is not None and not _broadcasts(match.heads.shape, scores):
         return "the scores are reshaped on the way to or from their scale"
     return None
@@ -232,11 +237,13 @@ def _broadcasts(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     )
 
 
-def _may_forbid_all(edit: Editor, mask: str) -> bool:
-    """Whether a row of the additive `mask` may be all -inf."""
-    constant = edit.constant(mask)
-    if constant is not None:
-        return bool((constant == -torch.inf).all(-1).any())
+def _may_forbid_all(edit: Editor, match: _Attention) -> bool:
+    """Whether a row of what is added to the scores may be all -inf."""
+    if not match.masks:
+        return False
+    mask = match.masks[0][0]
+    if edit.constant(mask) is not None:
+        return bool((_known_mask(edit, match) == -torch.inf).all(-1).any())
     pending, seen = [mask], {mask}
     while pending:
         value = pending.pop()
@@ -272,19 +279,28 @@ def _replace(edit: Editor, match: _Attention) -> str:
     return edit.add("attention", q, k, match.v, *_masks(edit, match), scale=scale, causal=False)
 
 
+def _scores(edit: Editor, match: _Attention) -> tuple[int, ...]:
+    """The shape of the scores."""
+    keys = edit.shape(match.k)[-1 if match.k_is_transposed else -2]
+    return (*edit.shape(match.q)[:-1], keys)
+
+
 def _masks(edit: Editor, match: _Attention) -> list[str]:
     """The one operand that `attention` takes for the masks of `match`."""
-    k = edit.shape(match.k)
-    scores = (*edit.shape(match.q)[:-1], k[-1 if match.k_is_transposed else -2])
     if not match.masks:
         return []
-    if len(match.masks) == 1 and match.masks[0][1] == scores:
+    if len(match.masks) == 1 and match.masks[0][1] == _scores(edit, match):
         return [_of_rank_2(edit, match.masks[0][0])]
+    return [edit.add_constant("masks", _known_mask(edit, match))]
+
+
+def _known_mask(edit: Editor, match: _Attention) -> Tensor:
+    """The sum of masks that are all known."""
     total = torch.zeros((), dtype=torch.float64)
     for mask, shape in match.masks:
-        total = total + edit.constants[mask].double().expand(shape).reshape(scores)
-    total = views.without_repeats(total, kept=2)
-    return [edit.add_constant("masks", total.to(edit.dtype(match.q)))]
+        known = edit.constants[mask].double().expand(shape)
+        total = total + known.reshape(_scores(edit, match))
+    return views.without_repeats(total, kept=2).to(edit.dtype(match.q))
 
 
 def _of_rank_2(edit: Editor, mask: str) -> str:

@@ -77,8 +77,7 @@ def quantize(
         edit.root(linear)
         if base not in made:
             scale = activation_scale(most[base])
-            device = edit.constants[linear.inputs[1]].device
-            factor = edit.add_constant(f"{base}_scale", torch.tensor([scale], device=device))
+            factor = edit.add_constant(f"{base}_scale", torch.tensor([scale]))
             if (producer := edit.producer(base)) is not None:
                 edit.root(producer)
             made[base] = (edit.add("quantize", base, factor), factor, scale)

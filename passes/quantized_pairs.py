@@ -72,7 +72,7 @@ def _check(edit: Editor, match: Match) -> str | None:
 
 def _replace(edit: Editor, match: Match) -> str:
     node = match.node
-    value = _quantized(edit, match.rounded, match.weights.device)
+    value = _quantized(edit, match.rounded)
     edit.root(node)
     for view in match.views:
         value = edit.add(view.op, value, **view.attrs)
@@ -86,7 +86,7 @@ def _replace(edit: Editor, match: Match) -> str:
     return y if edit.dtype(y) == dtype else edit.add("cast", y, dtype=dtype)
 
 
-def _quantized(edit: Editor, cast: Node, device: torch.device) -> str:
+def _quantized(edit: Editor, cast: Node) -> str:
     """What rounds as `cast` does for products, by a reciprocal; others go on to read `cast`, which
     divides as the model says."""
     x, divisor = _quotient(edit, cast) or ("", 1.0)
@@ -96,7 +96,7 @@ def _quantized(edit: Editor, cast: Node, device: torch.device) -> str:
         if known is not None and torch.equal(known.cpu(), factor):
             return reader.name
     edit.root(cast)
-    return edit.add("quantize", x, edit.add_constant(f"{cast.name}_scale", factor.to(device)))
+    return edit.add("quantize", x, edit.add_constant(f"{cast.name}_scale", factor))
 
 
 def _left(edit: Editor, value: str) -> tuple[Node, float, tuple[Node, ...]] | None:

@@ -69,6 +69,7 @@ class Editor:
     def __init__(self, graph: Graph) -> None:
         self.inputs = graph.inputs
         self.constants: dict[str, torch.Tensor] = dict(graph.constants)
+        self._device = next((each.device for each in self.constants.values()), None)
         self.specs: dict[str, TensorSpec] = dict(graph.specs)
         self.nodes: dict[str, Node] = {node.name: node for node in graph.nodes}
         self.outputs = list(graph.outputs)
@@ -148,8 +149,9 @@ class Editor:
         return node.values
 
     def add_constant(self, hint: str, tensor: torch.Tensor) -> str:
+        """A new constant, where the others are: rules may compute it anywhere."""
         name = self._fresh(hint.replace(".", "_"))
-        self._put(self.constants, name, tensor.detach())
+        self._put(self.constants, name, tensor.detach().to(self._device))
         self._put(self.specs, name, TensorSpec.of(tensor))
         return name
 

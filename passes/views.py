@@ -292,7 +292,9 @@ def _empty_pieces(edit: Editor, node: Node) -> tuple[Node, list[str]] | None:
 
 def _without_empty_pieces(edit: Editor, match: tuple[Node, list[str]]) -> str:
     node, full = match
-    return edit.add("concat", *full, **node.attrs)
+    joined = edit.add("concat", *full, **node.attrs)
+    dtype = node.outputs[0].dtype  # a piece without elements may have made it wider
+    return joined if edit.dtype(joined) == dtype else edit.add("cast", joined, dtype=dtype)
 
 
 RULES: tuple[Rule[Any], ...] = (

@@ -126,7 +126,7 @@ class WeightedSums:
         constant = self.edit.constant(base)
         if constant is None or not constant.is_floating_point():
             return None
-        return through(self.edit, node.inputs[slot], constant.double())
+        return through(self.edit, node.inputs[slot], constant.cpu().double())
 
 
 def is_computed(edit: Editor, value: str) -> bool:

@@ -14,6 +14,7 @@ from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes import Pass
 from gtco.passes.rewrite import Log
+from tests.elsewhere import run_elsewhere
 
 Golden = Callable[[str, object], None]
 COMPUTE = torch.float64
@@ -42,11 +43,12 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def check(step: Pass, graph: Graph, args: Sequence[Tensor], log: Log | None = None) -> Graph:
-    """Run a pass; the result is well formed and means the same."""
+    """Run a pass; the result is well formed and means the same, wherever the constants are."""
     before = str(graph)
     result = step(graph, log)
     result.verify()
     assert str(graph) == before
+    assert str(run_elsewhere(lambda given: step(given, log and Log()), graph)) == str(result)
     for a, b in zip(
         interpret(result, args, dtype=COMPUTE), interpret(graph, args, dtype=COMPUTE), strict=True
     ):

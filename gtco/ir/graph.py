@@ -10,6 +10,7 @@ how a new one is made.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -238,12 +239,21 @@ class GraphBuilder:
         return value
 
     def build(self, outputs: Iterable[str]) -> Graph:
+        """The graph; its constants lie on one device, which most of their bytes are on."""
         return Graph(
             MappingProxyType(dict(self.inputs)),
-            MappingProxyType(dict(self.constants)),
+            MappingProxyType(_on_one_device(self.constants)),
             tuple(self.nodes),
             tuple(outputs),
         )
+
+
+def _on_one_device(constants: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    held: Counter[torch.device] = Counter()
+    for tensor in constants.values():
+        held[tensor.device] += tensor.nbytes
+    home = max(held, key=held.__getitem__, default=None)
+    return {name: tensor.to(home) for name, tensor in constants.items()}
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,6 +16,7 @@ from gtco.frontend import torch_export
 from gtco.ir import graph, ops
 from gtco.passes import attention, convolutions, horizontal, normalization
 from gtco.runtime import inputs
+from tests.elsewhere import run_elsewhere
 from tests.faults.test_pass_faults import planted
 from tests.fuzz import opinfo, smith
 from tests.fuzz.__main__ import main
@@ -48,6 +49,19 @@ def run(seeds: range, target: str | None = None) -> None:
 @pytest.mark.parametrize("first", range(0, 60, CHUNK))
 def test_random_models(first: int) -> None:
     run(range(first, first + CHUNK))
+
+
+def test_constants_on_another_device() -> None:
+    """Rules compute with constants of a GPU as with those of the CPU."""
+    for seed in range(2000, 2020):
+        case = case_of(generate(seed))
+        with torch.no_grad():
+            try:
+                captured = torch_export.capture(case.module, case.args).graph
+            except torch_export.CaptureError:
+                continue
+            expected = str(passes.run_pipeline(captured))
+            assert str(run_elsewhere(passes.run_pipeline, captured)) == expected, seed
 
 
 @pytest.mark.compiler

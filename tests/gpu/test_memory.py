@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gtco
-from gtco import compiler
+from gtco import selection
 from gtco.codegen.rules import Derivation
 from gtco.runtime.module import CompiledModule
 
@@ -64,7 +64,7 @@ CASES: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
 @pytest.fixture(autouse=True)
 def no_sketches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every launch is a library's, whatever has a kernel of its own by now."""
-    monkeypatch.setattr(compiler, "derive", lambda group, kind, target: Derivation((), ()))
+    monkeypatch.setattr(selection, "derive", lambda group, kind, target: Derivation((), ()))
 
 
 def _compiled(model: nn.Module, x: Tensor, **options: Any) -> CompiledModule:

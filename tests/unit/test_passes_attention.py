@@ -60,8 +60,15 @@ def in_windows(scores: Tensor, mask: Tensor) -> Tensor:
         lambda c, q, k, v: (q @ k.mT + c.per_head + c.mask).softmax(-1) @ v,
         lambda c, q, k, v: in_windows(q @ k.mT * c.heads + c.per_head, c.windows).softmax(-1) @ v,
         lambda c, q, k, v: in_windows(q @ k.mT, c.windows).softmax(-1) @ v,
+        lambda c, q, k, v: in_windows(
+            q @ k.mT * c.heads + c.per_head, c.windows + c.windows.exp()
+        ).softmax(-1) @ v,
+        lambda c, q, k, v: (
+            in_windows(in_windows(q @ k.mT * c.heads + c.per_head, c.windows), c.windows)
+            .softmax(-1) @ v
+        ),
     ],
-)
+)  # fmt: skip
 def test_scales_by_head_and_known_masks(function: Callable[..., Tensor]) -> None:
     tensors = {"mask": MASK, "heads": HEADS, "windows": WINDOWS, "per_head": PER_HEAD}
     graph, args = captured(function, 0.1 * Q, K, V, **tensors)
@@ -174,6 +181,7 @@ def test_a_guarded_softmax_of_a_computed_mask_is_attention() -> None:
     "function",
     [
         lambda c, q, k, v: (q @ k.mT + c.dead).softmax(-1) @ v,
+        lambda c, q, k, v: (q @ k.mT + c.left + c.right).softmax(-1) @ v,
         lambda c, q, k, v: (q @ k.mT + v @ v.mT / c.zero).softmax(-1) @ v,
         lambda c, q, k, v: (
             (q @ k.mT + torch.zeros_like(q @ k.mT).masked_fill(q[..., :1] > 9, -torch.inf)).softmax(
@@ -182,12 +190,14 @@ def test_a_guarded_softmax_of_a_computed_mask_is_attention() -> None:
             @ v
         ),
     ],
-    ids=["constant", "quotient", "filled"],
+    ids=["constant", "two of which each forbids others", "quotient", "filled"],
 )
 def test_a_mask_that_may_forbid_every_key_stays_apart(function: Callable[..., Tensor]) -> None:
     """NaN as spelled out and 0 from attention: they must not be exchanged."""
     log = Log()
-    graph, args = captured(function, Q, K, V, dead=DEAD, zero=torch.ones(6).double())
+    right = torch.where(torch.arange(6) < 3, -torch.inf, 0.0).double().expand(6, 6)
+    tensors = {"dead": DEAD, "left": right.flip(1), "right": right, "zero": torch.ones(6).double()}
+    graph, args = captured(function, Q, K, V, **tensors)
     result = fuse_attention(fold_constants(canonicalize(graph)), log)
     assert ops(result)["attention"] == 0
     assert "may forbid a query every key" in reasons(log)
