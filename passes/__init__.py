@@ -26,7 +26,7 @@ from gtco.passes.rotary import fuse_rotary
 from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
-from gtco.passes.split_norm import split_layer_norm
+from gtco.passes.split_norm import split_norms
 
 _log = logging.getLogger("gtco.fusion")
 
@@ -51,7 +51,7 @@ PIPELINE: tuple[Pass, ...] = (
     sum_samples,
     join_siblings,
     push_slices,
-    split_layer_norm,  # after join_siblings: Q, K and V are one reader of the norm by then
+    split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     split_group_norm,
     fold_constants,
 )

@@ -1,4 +1,4 @@
-"""Layer norm and GELU spelled out become one node.
+"""Layer norm and GELU spelled out become one node; norms by the root mean square are found.
 
 %m = mean(%x, dims=[2], keepdim=True)
 %d = sub(%x, %m)
@@ -78,6 +78,63 @@ def _layer_norm(edit: Editor, node: Node) -> tuple[str, float] | None:
         return None
     x, mean = deviation.inputs
     return (x, variance[1]) if _row_mean(edit, mean) == x else None
+
+
+@dataclass(frozen=True)
+class RootMeanSquare:
+    """`x * rsqrt(mean(x * x) + eps) * scale` of rows, computed in fp32; scale is 1 or a row."""
+
+    x: str
+    eps: float
+    scale: torch.Tensor | None
+
+
+def root_mean_square(edit: Editor, node: Node) -> RootMeanSquare | None:
+    """The norm that ends in `node`, in the type of its x, however it is rounded on the way."""
+    value, dtype, scale = node.name, node.outputs[0].dtype, None
+    while (step := edit.producer(value, "cast", "mul", "div")) is not None:
+        if step.op == "cast":
+            value = step.inputs[0]
+            rounded = step.outputs[0].dtype
+            if rounded != dtype and not views.loses_nothing(edit.dtype(value), rounded):
+                return None
+        elif pair := _deviation_scale(edit, step):
+            found = _mean_of_squares(edit, *pair, dtype)
+            return found and RootMeanSquare(*found, scale)
+        elif (scaled := _scaled_by_row(edit, step)) is not None:
+            value, row = scaled
+            scale = row if scale is None else row * scale
+        else:
+            return None
+    return None
+
+
+def _mean_of_squares(
+    edit: Editor, x: str, root: str, dtype: torch.dtype
+) -> tuple[str, float] | None:
+    """(x as stored, eps) if `root` is mean(x * x) + eps of rows, in fp32 at least."""
+    mean = _with_number(edit, root, "add")
+    square = mean and _row_mean(edit, mean[0])
+    if not mean or not square or _squared(edit, square) != x:
+        return None
+    if not views.loses_nothing(torch.float32, edit.dtype(x)):
+        return None
+    stored = edit.producer(x, "cast")
+    if stored is None or edit.dtype(stored.inputs[0]) != dtype:
+        return None
+    return stored.inputs[0], mean[1]
+
+
+def _scaled_by_row(edit: Editor, node: Node) -> tuple[str, torch.Tensor] | None:
+    """(x, c) if `node` is `x * c` with a constant c for each column."""
+    if node.op != "mul" or len(node.inputs) != 2:
+        return None
+    columns = node.outputs[0].sizes[-1:]
+    for x, c in (node.inputs, node.inputs[::-1]):
+        row = edit.constant(c)
+        if row is not None and (row.numel(),) == columns == tuple(row.shape[-1:]):
+            return x, row.reshape(-1).double()
+    return None
 
 
 def _one_layer_norm(edit: Editor, match: tuple[str, float]) -> str:

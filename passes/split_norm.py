@@ -1,4 +1,4 @@
-"""Layer norm moves into the linears that read it.
+"""Layer norm and root mean square norm move into the linears that read them.
 
     %n = layer_norm(%x, %g, %b, eps=1e-06)          %s = row_stats(%x)
     %y = linear(%n, %w, %c)                    ->   %m, %r = merge_stats(%s, columns=768, eps=...)
@@ -10,16 +10,21 @@
 `(x - mean) * rstd * g @ w.T` is `rstd * (x @ (w * g).T - mean * colsum)` with `colsum` the sums of
 the rows of `w * g`. The sums are taken in f32 from the weights as rounded, so that the part of x
 that is its mean cancels to f32 accuracy however large the mean is.
+
+A norm by the root of the mean square, `x * rsqrt(mean(x * x) + eps) * g`, has the same statistics:
+its factor is `rsqrt(1 / rstd^2 + mean^2)`, one value a row, and nothing is subtracted.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gtco.ir.graph import Graph, Node
+from gtco.passes.normalization import RootMeanSquare, root_mean_square
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
 
@@ -33,12 +38,28 @@ class _Reader:
 
 @dataclass(frozen=True)
 class _NormOfLinears:
+    """The node that ends a norm, what it normalises, and who reads it."""
+
     norm: Node
+    x: str
     readers: tuple[_Reader, ...]
     returned: bool
+    rms: RootMeanSquare | None = None
 
 
-def _match(edit: Editor, norm: Node) -> _NormOfLinears | None:
+def _layer_norm(edit: Editor, norm: Node) -> _NormOfLinears | None:
+    readers = _readers(edit, norm)
+    return readers and _NormOfLinears(norm, norm.inputs[0], *readers)
+
+
+def _root_mean_square(edit: Editor, norm: Node) -> _NormOfLinears | None:
+    readers = _readers(edit, norm)
+    found = readers and root_mean_square(edit, norm)
+    return _NormOfLinears(norm, found.x, *readers, found) if readers and found else None
+
+
+def _readers(edit: Editor, norm: Node) -> tuple[tuple[_Reader, ...], bool] | None:
+    """Who reads `norm`, and whether the model returns it; None if no linear does."""
     readers: list[_Reader] = []
     pending: list[tuple[str, tuple[Node, ...]]] = [(norm.name, ())]
     returned = False
@@ -52,7 +73,7 @@ def _match(edit: Editor, norm: Node) -> _NormOfLinears | None:
                 readers.append(_Reader(user, path))
     if not any(_is_weight_product(edit, reader) for reader in readers):
         return None
-    return _NormOfLinears(norm, tuple(readers), returned)
+    return tuple(readers), returned
 
 
 def _keeps_columns(edit: Editor, view: Node) -> bool:
@@ -79,9 +100,9 @@ def _check(edit: Editor, match: _NormOfLinears) -> str | None:
     dtype = norm.outputs[0].dtype
     if dtype not in (torch.float16, torch.bfloat16):
         return f"products of {norm.outputs[0]} would be as far off as its rows' mean is large"
-    if any(name not in edit.constants for name in norm.inputs[1:]):
+    if match.rms is None and any(name not in edit.constants for name in norm.inputs[1:]):
         return "its scale and shift are not constant"
-    if 0 in edit.shape(norm.inputs[0]):
+    if 0 in edit.shape(match.x):
         return "it has no element"
     if match.returned:
         return f"the model returns %{norm.name}"
@@ -91,20 +112,32 @@ def _check(edit: Editor, match: _NormOfLinears) -> str | None:
     return None
 
 
-def _replace(edit: Editor, match: _NormOfLinears) -> str:
-    norm = match.norm
-    x, *affine = norm.inputs
-    columns = edit.shape(x)[-1]
-    stats = edit.add("row_stats", x)
-    mean, rstd = edit.add_node(
-        "merge_stats", (stats,), {"columns": columns, "eps": norm.attrs["eps"]}
-    )
+def _split_layer_norm(edit: Editor, match: _NormOfLinears) -> str:
+    mean, rstd = _row_moments(edit, match.x, match.norm.attrs["eps"])
     for reader in match.readers:
-        linear = reader.node
-        edit.root(linear)
-        views = (_through(edit, reader.views, value) for value in (x, mean, rstd))
-        edit.replace(linear.name, _normalised(edit, linear, affine, *views))
-    return norm.name
+        edit.root(reader.node)
+        views = (_through(edit, reader.views, value) for value in (match.x, mean, rstd))
+        y = _normalised(edit, reader.node, match.norm.inputs[1:], *views)
+        edit.replace(reader.node.name, y)
+    return match.norm.name
+
+
+def _split_root_mean_square(edit: Editor, match: _NormOfLinears) -> str:
+    assert match.rms is not None
+    mean, rstd = _row_moments(edit, match.x, match.rms.eps)
+    variance = edit.add("reciprocal", edit.add("mul", rstd, rstd))  # and eps
+    factor = edit.add("rsqrt", edit.add("add", variance, edit.add("mul", mean, mean)))
+    for reader in match.readers:
+        edit.root(reader.node)
+        views = (_through(edit, reader.views, value) for value in (match.x, factor))
+        edit.replace(reader.node.name, _scaled(edit, reader.node, match.rms.scale, *views))
+    return match.norm.name
+
+
+def _row_moments(edit: Editor, x: str, eps: float) -> tuple[str, ...]:
+    """Mean and 1 / sqrt(var + eps) of each row of `x`."""
+    stats = edit.add("row_stats", x)
+    return edit.add_node("merge_stats", (stats,), {"columns": edit.shape(x)[-1], "eps": eps})
 
 
 def _through(edit: Editor, path: tuple[Node, ...], value: str) -> str:
@@ -117,7 +150,21 @@ def _through(edit: Editor, path: tuple[Node, ...], value: str) -> str:
     return value
 
 
-def _normalised(edit: Editor, linear: Node, affine: list[str], x: str, mean: str, rstd: str) -> str:
+def _scaled(edit: Editor, linear: Node, scale: torch.Tensor | None, x: str, factor: str) -> str:
+    _, weight, *bias = linear.inputs
+    if scale is not None:
+        w = edit.constants[weight]
+        weight = edit.add_constant(f"{weight}_scaled", (w.double() * scale).to(w.dtype))
+    y = edit.add("mul", edit.add("linear", x, weight, out_dtype=torch.float32), factor)
+    if bias:
+        offset = edit.constants[bias[0]].float()
+        y = edit.add("add", y, edit.add_constant(f"{bias[0]}_offset", offset))
+    return edit.add("cast", y, dtype=linear.outputs[0].dtype)
+
+
+def _normalised(
+    edit: Editor, linear: Node, affine: Sequence[str], x: str, mean: str, rstd: str
+) -> str:
     _, weight, *bias = linear.inputs
     w = edit.constants[weight]
     scale, shift = ([edit.constants[name].double() for name in affine] + [None, None])[:2]
@@ -144,10 +191,12 @@ def _normalised(edit: Editor, linear: Node, affine: list[str], x: str, mean: str
 RULES: tuple[Rule[Any], ...] = (
     Rule("linear(layer_norm(x, g, b), w, c) -> "
          "(linear(x, w*g) - mean(x) * colsum) * rstd(x) + (c + w @ b)",
-         ("layer_norm",), _match, _replace, _check),
+         ("layer_norm",), _layer_norm, _split_layer_norm, _check),
+    Rule("linear(x * rsqrt(mean(x * x) + eps) * g, w, c) -> linear(x, w*g) * rrms(x) + c",
+         ("mul", "div", "cast"), _root_mean_square, _split_root_mean_square, _check),
 )  # fmt: skip
 
 
-def split_layer_norm(graph: Graph, log: Log | None = None) -> Graph:
+def split_norms(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
     return merge_duplicates(rewrite(graph, RULES, log), log)

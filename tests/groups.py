@@ -36,6 +36,19 @@ def norm_linear(
     return Group("norm_linear", b.build([b.add("cast", y, dtype=dtype)]))
 
 
+def rms_linear(rows: int, k: int, columns: int, dtype: torch.dtype, *, batch: int = 1) -> Group:
+    """linear(root mean square norm of x) after the split, with values of rows made from others."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((batch, rows, k), dtype))
+    stats = b.input("stats", TensorSpec((batch, rows, -(-k // 64), 2), torch.float32))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    mean, rstd = b.node("merge_stats", [stats], {"columns": k, "eps": 1e-6})
+    variance = b.add("reciprocal", b.add("mul", rstd, rstd))
+    factor = b.add("rsqrt", b.add("add", variance, b.add("mul", mean, mean)))
+    y = b.add("mul", b.add("linear", x, w, out_dtype=torch.float32), factor)
+    return Group("rms_linear", b.build([b.add("cast", y, dtype=dtype)]))
+
+
 def residual_linear(
     rows: int, k: int, columns: int, dtype: torch.dtype, *, stats: bool = True, batch: int = 1
 ) -> Group:
@@ -178,6 +191,9 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "odd_columns": lambda: plain_linear(19, 72, 91, F16),
     "patch_16": lambda: patch_embedding(224, 16, 768, F16),
     "patch_14": lambda: patch_embedding(56, 14, 128, F16),
+    "rms": lambda: rms_linear(37, 128, 48, F16),
+    "rms_batch": lambda: rms_linear(19, 72, 40, BF16, batch=2),
+    "rms_one_row": lambda: rms_linear(1, 200, 24, F16),
     "rotary": lambda: rotary_linear(37, 128, 3, 2, 64, F16, norm=True),
     "rotary_batch": lambda: rotary_linear(19, 72, 2, 3, 32, BF16, batch=2),
     "rotary_odd": lambda: rotary_linear(11, 40, 2, 3, 10, F16),

@@ -48,6 +48,17 @@ def small_split() -> Case:
     return captured(norm, x, **weights)
 
 
+def small_root_mean_square() -> Case:
+    """A norm by the root mean square that goes into a linear, of the same rows."""
+
+    def norm(c: nn.Module, x: Tensor) -> Tensor:
+        return F.linear(F.rms_norm(x, (64,), c.g, EPS), c.w)
+
+    weights = {name: random(*shape).half() for name, shape in {"g": (64,), "w": (8, 64)}.items()}
+    graph, args = captured(norm, (1 + 0.01 * random(4, 64)).half(), **weights)
+    return canonicalize(graph), args
+
+
 def mean_of_another() -> Case:
     """What would be a layer norm, were the mean that of x."""
 
@@ -108,7 +119,11 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
         normalization, "fuse_normalization", small_norm, "eps=match[1]", "eps=0.0",
     ),
     "epsilon left out of the statistics that are merged": (
-        split_norm, "split_layer_norm", small_split, '"eps": norm.attrs["eps"]', '"eps": 0.0',
+        split_norm, "split_norms", small_split, '"eps": eps}', '"eps": 0.0}',
+    ),
+    "the mean forgotten in a mean of squares": (
+        split_norm, "split_norms", small_root_mean_square,
+        'edit.add("mul", mean, mean)', 'edit.add("sub", mean, mean)',
     ),
     "the mean of another tensor": (
         normalization, "fuse_normalization", mean_of_another,
@@ -151,7 +166,7 @@ def planted(module: ModuleType, old: str, new: str) -> ModuleType:
 def judge(module: ModuleType, name: str, case: Callable[[], Case]) -> None:
     graph, args = case()
     step = getattr(module, name)
-    if name != "split_layer_norm":
+    if name != "split_norms":
         check(step, graph, args)
         return
     result = step(graph, None)  # which rounds weights that it has multiplied

@@ -15,9 +15,10 @@ from gtco.frontend.torch_export import capture
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes.canonicalize import canonicalize
+from gtco.passes.fold_constants import fold_constants
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.rewrite import Log
-from gtco.passes.split_norm import split_layer_norm
+from gtco.passes.split_norm import split_norms
 from tests.pass_checks import Golden, captured, check, ops, random, reasons, rmse
 
 # -- layer norm and GELU -------------------------------------------------------------------------
@@ -133,7 +134,7 @@ def test_split_layer_norm(dtype: torch.dtype, golden: Golden) -> None:
     torch.manual_seed(0)
     model, x = NormLinear(96).eval().to(dtype), random(2, 5, 96, dtype=dtype)
     graph = capture(model, (x,)).graph
-    result = split_layer_norm(graph)
+    result = split_norms(graph)
     result.verify()
     assert ops(result)["row_stats"] == ops(result)["merge_stats"] == 1
     (actual,), (expected,) = interpret(result, (x,)), interpret(graph, (x,))
@@ -153,7 +154,7 @@ def test_split_layer_norm_with_a_large_mean(mean: float, spread: float) -> None:
     with torch.no_grad():
         eager, exact = model(x), model.double()(x.double())
     graph = capture(model.half(), (x,)).graph
-    result = split_layer_norm(graph)
+    result = split_norms(graph)
     assert ops(result)["layer_norm"] == 0
     (actual,) = interpret(result, (x,))
     assert actual.dtype == torch.float16
@@ -166,7 +167,7 @@ def test_split_is_wrong_if_the_sums_are_of_unrounded_weights() -> None:
     model = nn.Sequential(nn.LayerNorm(768), nn.Linear(768, 256)).eval().half()
     nn.init.normal_(model[0].weight, 1.0, 0.2)
     x = (100 + torch.randn(1, 50, 768)).half()
-    graph = split_layer_norm(capture(model, (x,)).graph)
+    graph = split_norms(capture(model, (x,)).graph)
     wrong = dict(graph.constants)
     (name,) = (name for name in wrong if name.endswith("colsum"))
     wrong[name] = (model[1].weight.double() * model[0].weight.double()).sum(1).float()
@@ -186,6 +187,127 @@ def test_split_is_wrong_if_the_sums_are_of_unrounded_weights() -> None:
 )
 def test_split_layer_norm_refuses(model: nn.Module, dtype: torch.dtype, reason: str) -> None:
     x, log = random(1, 5, 64, dtype=dtype), Log()
-    result = check(split_layer_norm, capture(model.eval().to(dtype), (x,)).graph, (x,), log)
+    result = check(split_norms, capture(model.eval().to(dtype), (x,)).graph, (x,), log)
     assert ops(result)["layer_norm"] == 1
     assert reason in reasons(log)
+
+
+def by_mean_square(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+def rounded_first(x: Tensor, g: Tensor) -> Tensor:
+    """Llama's, in transformers."""
+    y = x.float()
+    return g * (y * by_mean_square(y)).to(x.dtype)
+
+
+def scaled_first(x: Tensor, g: Tensor) -> Tensor:
+    """Gemma's."""
+    y = x.float()
+    return (y * by_mean_square(y) * (1.0 + g.float())).to(x.dtype)
+
+
+def by_quotient(x: Tensor, g: Tensor) -> Tensor:
+    y = x.float()
+    return (y / torch.sqrt((y * y).mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * g
+
+
+def unscaled(x: Tensor, g: Tensor) -> Tensor:
+    y = x.float()
+    return (y * by_mean_square(y)).to(x.dtype)
+
+
+ROOT_MEAN_SQUARES = [
+    rounded_first,
+    scaled_first,
+    by_quotient,
+    unscaled,
+    lambda x, g: F.rms_norm(x, x.shape[-1:], g, 1e-5),
+]
+
+
+def of_root_mean_square(
+    norm: Callable[[Tensor, Tensor], Tensor], *xs: Tensor, bias: bool = True
+) -> tuple[Graph, tuple[Tensor, ...]]:
+    dtype, columns = xs[0].dtype, xs[0].shape[-1]
+    tensors = {
+        "g": 1 + 0.2 * random(columns, seed=1),
+        "w": random(24, columns, seed=2) / columns**0.5,
+        "c": random(24, seed=3),
+    }
+    tensors = {name: each.to(dtype) for name, each in tensors.items()}
+    return captured(
+        lambda c, x, *more: F.linear(norm(x, *more, c.g), c.w, c.c if bias else None),
+        *xs,
+        **tensors,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("norm", ROOT_MEAN_SQUARES)
+@pytest.mark.parametrize("kind", ["spread", "mean", "one value", "zero"])
+def test_a_root_mean_square_moves_into_its_linears(
+    norm: Callable[..., Tensor], dtype: torch.dtype, kind: str
+) -> None:
+    x = 3 * random(2, 5, 96, seed=4)
+    x = {"spread": x, "mean": x + 100, "one value": x[..., :1].expand(x.shape), "zero": 0 * x}[kind]
+    graph, args = of_root_mean_square(norm, x.to(dtype), bias=kind != "spread")
+    result = split_norms(fold_constants(canonicalize(graph)))
+    result.verify()
+    assert ops(result)["merge_stats"] == 1
+    assert not {"mean", "pow", "div"} & ops(result).keys()
+    (actual,), (expected,) = interpret(result, args), interpret(graph, args)
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    assert rmse(actual, exact) <= 3 * rmse(expected, exact) + 1e-4
+
+
+def of_another(x: Tensor, y: Tensor, g: Tensor) -> Tensor:
+    return g * (x.float() * by_mean_square(y.float())).to(x.dtype)
+
+
+def of_columns(x: Tensor, g: Tensor) -> Tensor:
+    y = x.float()
+    return g * (y * torch.rsqrt(y.pow(2).mean(-2, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def rounded_to_less(x: Tensor, g: Tensor) -> Tensor:
+    y = x.float()
+    return g * (y * by_mean_square(y)).bfloat16().to(x.dtype)
+
+
+def of_cubes(x: Tensor, g: Tensor) -> Tensor:
+    y = x.float()
+    return g * (y * torch.rsqrt(y.abs().pow(3).mean(-1, keepdim=True) + 1e-5)).to(x.dtype)
+
+
+def squared_in_half(x: Tensor, g: Tensor) -> Tensor:
+    return g * (x * by_mean_square(x))
+
+
+def scaled_by_rows(x: Tensor, g: Tensor) -> Tensor:
+    y = x.float()
+    return (y * by_mean_square(y)).to(x.dtype) * g[: x.shape[-2], None]
+
+
+@pytest.mark.parametrize(
+    "norm", [of_columns, rounded_to_less, of_cubes, squared_in_half, scaled_by_rows, of_another]
+)
+def test_look_alikes_of_root_mean_squares_stay(norm: Callable[..., Tensor]) -> None:
+    xs = [random(2, 5, 96, dtype=torch.float16, seed=seed) for seed in (4, 5)]
+    graph, args = of_root_mean_square(norm, *xs[: 2 if norm is of_another else 1])
+    assert ops(check(split_norms, fold_constants(canonicalize(graph)), args))["row_stats"] == 0
+
+
+@pytest.mark.parametrize(
+    "norm, dtype",
+    [
+        (rounded_first, torch.float32),
+        (lambda x, g: (y := rounded_first(x, g)) + y.sum(), torch.float16),
+    ],
+)
+def test_root_mean_squares_in_fp32_or_that_others_need_stay(
+    norm: Callable[..., Tensor], dtype: torch.dtype
+) -> None:
+    graph, args = of_root_mean_square(norm, random(2, 5, 96, dtype=dtype, seed=4))
+    assert ops(check(split_norms, fold_constants(canonicalize(graph)), args))["row_stats"] == 0

@@ -44,7 +44,7 @@ NO_TENSOR_MAP = {
     "fp32_bmm": f"operand A has rows that are not 16-byte aligned|{ONE_PRODUCT}",
 }
 """Cases that wgmma refuses even on sm_90a, and its sentence."""
-FEW_ROWS = {"norm_odd", "one_row", "head", "rotary_one_row"}
+FEW_ROWS = {"norm_odd", "one_row", "head", "rms_one_row", "rotary_one_row"}
 """Cases of at most 8 rows."""
 
 
