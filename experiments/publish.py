@@ -7,6 +7,7 @@ import importlib.metadata
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ def command(experiment: str) -> str:
 
 
 def surroundings() -> dict[str, Any]:
-    """What `gtco env` says of versions and GPUs, and the versions of what peers are made of."""
+    """What `gtco env` says of versions and GPUs, the versions of what peers are made of, and the
+    day in UTC."""
     facts = {name: fact for name, fact in environment().items() if name != "cache"}
     found = dict(facts["packages"])
     for name in PEERS_PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = importlib.metadata.version(name)
-    return {**facts, "packages": found}
+    return {**facts, "packages": found, "date": datetime.now(UTC).date().isoformat()}
 
 
 def publish(path: Path, result: Mapping[str, Any], table: str, plot: Callable[[], None]) -> None:

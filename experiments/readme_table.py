@@ -58,6 +58,7 @@ CHARTED: Mapping[str, str] = {
     "transformers_zoo:clip": "CLIP, image encoder",
     "transformers_zoo:siglip": "SigLIP, image encoder",
     "transformers_zoo:dinov2": "DINOv2, 518 pixels",
+    "transformers_zoo:dinov3": "DINOv3-B/16",
     "transformers_zoo:swin": "Swin-T",
     "transformers_zoo:segformer": "SegFormer-B0",
     "transformers_zoo:convnext": "ConvNeXt-T",
@@ -68,6 +69,7 @@ CHARTED: Mapping[str, str] = {
     "vit:vit_l16_batch8": "ViT-L/16, batch 8",
     "vit:vit_h14": "ViT-H/14",
     "autogtco:detr_e6": "DETR-E6",
+    "autogtco:setr_naive": "SETR-Naive",
     "autogtco:setr_naive_base": "SETR-Naive-Base",
     "autogtco:setr_pup": "SETR-PUP",
     "convolutional:resnet50": "ResNet-50",
@@ -83,9 +85,9 @@ Result = Mapping[str, Any]
 
 
 def results(folder: Path) -> list[Result]:
-    """The benchmarks in `folder`, each case once."""
+    """The benchmarks in `folder`, of each case the newest."""
     cases: dict[tuple[str, str, str], Result] = {}
-    for result in _read(folder):
+    for result in sorted(_read(folder), key=_date):
         cases[result["model"], str(_precision(result)), _gpu(result)] = result
     return list(cases.values())
 
@@ -110,6 +112,11 @@ def _name(result: Result) -> str:
 
 def _precision(result: Result) -> str:
     return result.get("options", {}).get("precision") or "the model's"
+
+
+def _date(result: Result) -> str:
+    """The day of the run; the first results say none."""
+    return str(result["environment"].get("date", ""))
 
 
 def _gpu(result: Result) -> str:
@@ -175,7 +182,7 @@ def _right(result: Result, name: str) -> bool:
 
 def summary(found: Sequence[Result]) -> str:
     """A few rows: gtco beside the better of Inductor's modes and layouts."""
-    by_name = {_name(each): each for each in found if _ratio(each) is not None}
+    by_name = {_name(each): each for each in sorted(found, key=_date) if _ratio(each) is not None}
     rows = []
     for name, title in SUMMARY.items():
         if name in by_name:
@@ -205,7 +212,7 @@ def _ratio(result: Result) -> float | None:
 
 def chart(found: Sequence[Result]) -> str:
     """Bars of `CHARTED`, the newest run of each, the largest ratio first."""
-    newest = {_name(each): each for each in found}
+    newest = {_name(each): each for each in sorted(found, key=_date)}
     bars = [
         (ratio, f"{title} ({_card(newest[name])})")
         for name, title in CHARTED.items()

@@ -93,6 +93,15 @@ def test_the_last_result_of_a_case_counts_and_failures_are_shown(tmp_path: Path)
     assert "| failed: no |" in second
 
 
+def test_the_newest_day_counts_whatever_its_file_is_called(tmp_path: Path) -> None:
+    newest = benchmark("vit_b16", 300)
+    newest["environment"] = {**newest["environment"], "date": "2026-11-25"}
+    (tmp_path / "a.json").write_text(json.dumps(newest))
+    (tmp_path / "b.json").write_text(json.dumps(benchmark("vit_b16", 500)))
+    (found,) = readme_table.results(tmp_path)
+    assert found["timings"]["gtco"]["back_to_back_us"] == 300
+
+
 def test_tensorrt_stands_beside_what_was_published_and_its_faults_are_named() -> None:
     found = benchmark("vit_b16", 100) | {"title": "ViT-B/16", "failures": {}, "card": {}}
     found["published"] = {"jit": 4.0, "tensorrt": 6.0, "ansor": 2.0, "autogtco": 4.0}
