@@ -14,6 +14,7 @@ _SCORES = (
 
 _MASKED = (
     "({c})", "({c})", "({c} + {w:()})", "({c} + {w:X[-2:-1]})", "({c} + {w:(2, 1, 1, 1)})",
+    "({c} + {w:X[-2:-1]} + {w:()} + {w:X[-2:-1]})",
     "({c}).masked_fill(torch.ones_like({c}).tril() == 0, float('-inf'))", "({c}).clamp(max={k})",
     "({c}) + torch.ones_like({c}).tril().log()", "({c}).reshape(-1, ({c}).shape[-1])",
     "torch.where(({c}) > {k}, ({c}), -1e4)", "({c}).to({t})",

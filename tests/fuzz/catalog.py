@@ -194,6 +194,21 @@ NORMS = [
         "F.batch_norm({x}, {x}.flatten()[:{x}.shape[1]], {x}.flatten()[:{x}.shape[1]] ** 2 + 0.1)",
         "{x} * torch.rsqrt({x}.pow(2).mean(-1, keepdim=True) + {e}) * {w:X[-1:]}",
         *(
+            f"F.linear({norm}, {{w:(N, X[-1])}}{bias})"
+            for norm in (
+                "{w:X[-1:]} * (F.rms_norm({x}.float(), {x}.shape[-1:], None, {e})).to({x}.dtype)",
+                "({x}.float() * torch.rsqrt({x}.float().pow(2).mean(-1, keepdim=True) + {e}) "
+                "* (1 + {w:X[-1:]})).to({x}.dtype)",
+                "({x}.float() / ({x}.float() ** 2).mean(-1, keepdim=True).add({e}).sqrt())"
+                ".to({t}).to({x}.dtype)",
+                "({s}.float() * torch.rsqrt({x}.float().square().mean(-1, keepdim=True) + {e}))"
+                ".to({x}.dtype)",
+                "({x}.float() * torch.rsqrt({x}.float().square().mean({d}, keepdim=True)))"
+                ".to({x}.dtype)",
+            )
+            for bias in ("", ", {w:(N,)}")
+        ),
+        *(
             f"({{x}} - {m}) {scale}{rest}"
             for m in ("{x}.mean(-1, keepdim=True)", "{s}.mean(-1, keepdim=True)")
             for scale in (
