@@ -27,6 +27,7 @@ from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
+from gtco.passes.twins import compute_twins_once
 
 _log = logging.getLogger("gtco.fusion")
 
@@ -50,6 +51,7 @@ PIPELINE: tuple[Pass, ...] = (
     fuse_rotary,
     sum_samples,
     join_siblings,
+    compute_twins_once,
     push_slices,
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     split_group_norm,

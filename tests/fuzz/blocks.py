@@ -42,8 +42,23 @@ def _attentions() -> list[str]:
     return spelled
 
 
+_NORMED = (
+    "F.normalize({h}, dim=-1)", "{h} / {h}.sum({d}, keepdim=True)",
+    "({h} * {h}.pow(2).mean(-1, keepdim=True).add({e}).rsqrt() * {w:X[-1:]})",
+)  # fmt: skip
+"""Of queries and of keys, of which each has weights of its own."""
+
+_TWINS = [
+    f"{{o}} = (lambda q, k, v: ({norm.replace('{h}', 'q')} @ "
+    f"({norm.replace('{h}', 'k')}{scale}).mT).softmax(-1) @ v)"
+    "(*F.linear({x}, {w:(3 * X[-1], X[-1])}).chunk(3, -1))"
+    for norm in _NORMED
+    for scale in ("", " * {w:()}")
+]
+
 ATTENTIONS = [
     *_attentions(),
+    *_TWINS,
     *_attentions()[::3],
     *(
         f"{{o}} = F.scaled_dot_product_attention({call})"

@@ -137,12 +137,13 @@ FAULTS: dict[str, tuple[ModuleType, str, str, str, Program, str]] = {
         program(ATTENTION), "wrong fused",
     ),
     "a mask that is left out": (
-        attention, "fuse_attention", "if not match.masks:", "if True:",
+        attention, "fuse_attention",
+        "if not match.masks:\n        return []", "if True:\n        return []",
         program(MASKED, m=(6, 6)), "wrong fused",
     ),
     "a second mask that is left out": (
-        attention, "fuse_attention", "for mask, shape in match.masks:\n        total",
-        "for mask, shape in match.masks[:1]:\n        total",
+        attention, "fuse_attention", "for mask, shape in match.masks:\n        known",
+        "for mask, shape in match.masks[:1]:\n        known",
         program(TWO_MASKS, m=(6, 6), n=(2, 6, 6)), "wrong fused",
     ),
     "what all heads are scaled by that is left out": (
