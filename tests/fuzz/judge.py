@@ -218,7 +218,7 @@ def _compare(
     too_large = _overflows(graph, given)
     for index, reason in reasons.items():
         runs = [run[index] for run in noisy]
-        if too_large and not answer[index].isfinite().all():
+        if too_large and not _finite(answer[index]).all():
             continue
         if exact and _as_far_off(answer[index], eager[index], exact[index]):
             continue
@@ -299,13 +299,13 @@ def _excused(mine: Tensor, theirs: Tensor, base: Tensor, noisy: list[Tensor]) ->
         return False
     if not mine.is_floating_point():
         return any(not torch.equal(run, base) for run in noisy)
-    if any(not torch.equal(run.isfinite(), base.isfinite()) for run in noisy):
+    if any(not torch.equal(_finite(run), _finite(base)) for run in noisy):
         return True
-    finite = mine.isfinite()
-    if not torch.equal(finite, theirs.isfinite()) or not finite.any():
+    finite = _finite(mine)
+    if not torch.equal(finite, _finite(theirs)) or not finite.any():
         return False
     off = (mine.double() - theirs.double())[finite].abs().max()
-    spread = max((run.double() - base.double())[base.isfinite()].abs().max() for run in noisy)
+    spread = max((run.double() - base.double())[_finite(base)].abs().max() for run in noisy)
     return bool(off <= EXCUSE * spread)
 
 
@@ -314,10 +314,15 @@ def _as_far_off(mine: Tensor, theirs: Tensor, exact: Tensor) -> bool:
     than `EXCUSE` times as much: a floor of what an ulp takes across a step, say."""
     if mine.dtype != theirs.dtype or mine.shape != theirs.shape or not mine.is_floating_point():
         return False
-    if not mine.isfinite().all() or not _close(theirs, exact.to(theirs.dtype)):
+    if not _finite(mine).all() or not _close(theirs, exact.to(theirs.dtype)):
         return False
     off, usual = ((x.double() - exact.double()).square().mean() for x in (mine, theirs))
     return bool(off <= EXCUSE**2 * usual)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Which elements are finite; torch does not say it of fp8."""
+    return x.double().isfinite()
 
 
 def _overflows(graph: Graph, given: list[Tensor]) -> bool:
@@ -329,9 +334,7 @@ def _overflows(graph: Graph, given: list[Tensor]) -> bool:
         wide = gtco.interpret(every, _copied(given), dtype=torch.float64)
     except Exception:
         return False
-    return any(
-        bool((w.isfinite() & ~n.isfinite()).any()) for n, w in zip(narrow, wide, strict=True)
-    )
+    return any(bool((_finite(w) & ~_finite(n)).any()) for n, w in zip(narrow, wide, strict=True))
 
 
 def _noisy(graph: Graph, given: list[Tensor], seed: int) -> Answers:
