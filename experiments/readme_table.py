@@ -85,11 +85,11 @@ Result = Mapping[str, Any]
 
 
 def results(folder: Path) -> list[Result]:
-    """The benchmarks in `folder`, of each case the newest."""
+    """The benchmarks in `folder`, of each case the newest, and the newest days last."""
     cases: dict[tuple[str, str, str], Result] = {}
     for result in sorted(_read(folder), key=_date):
         cases[result["model"], str(_precision(result)), _gpu(result)] = result
-    return list(cases.values())
+    return sorted(cases.values(), key=_date)
 
 
 def _read(folder: Path) -> Iterator[Result]:
@@ -182,7 +182,7 @@ def _right(result: Result, name: str) -> bool:
 
 def summary(found: Sequence[Result]) -> str:
     """A few rows: gtco beside the better of Inductor's modes and layouts."""
-    by_name = {_name(each): each for each in sorted(found, key=_date) if _ratio(each) is not None}
+    by_name = {_name(each): each for each in found if _ratio(each) is not None}
     rows = []
     for name, title in SUMMARY.items():
         if name in by_name:
@@ -212,7 +212,7 @@ def _ratio(result: Result) -> float | None:
 
 def chart(found: Sequence[Result]) -> str:
     """Bars of `CHARTED`, the newest run of each, the largest ratio first."""
-    newest = {_name(each): each for each in sorted(found, key=_date)}
+    newest = {_name(each): each for each in found}
     bars = [
         (ratio, f"{title} ({_card(newest[name])})")
         for name, title in CHARTED.items()

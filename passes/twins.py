@@ -41,8 +41,10 @@ def _match(edit: Editor, node: Node) -> _Twins | None:
         if of_q is None or of_k is None:
             continue
         (a, scale_a), (b, scale_b) = of_q, of_k
-        inner: set[str] = set()
-        if _alike(edit, a, b, inner) and any(_reduces(edit, value) for value in inner):
+        pairs: set[tuple[str, str]] = set()
+        alike = _alike(edit, a, b, pairs)
+        inner = {value for pair in pairs for value in pair}
+        if alike and any(_reduces(edit, value) for value in inner):
             return _Twins(node, (a, b), (scale_a, scale_b), frozenset({*inner, q, k}))
     return None
 
@@ -64,8 +66,11 @@ def _reduces(edit: Editor, value: str) -> bool:
     return node is not None and node.pattern is Pattern.REDUCTION
 
 
-def _alike(edit: Editor, a: str, b: str, inner: set[str]) -> bool:
-    """Whether `a` and `b` are computed alike of neighbouring slices; collects what is between."""
+def _alike(edit: Editor, a: str, b: str, pairs: set[tuple[str, str]]) -> bool:
+    """Whether `a` and `b` are computed alike of neighbouring slices; collects what is between, and
+    looks at each pair once."""
+    if (a, b) in pairs:
+        return True
     if a in edit.constants or b in edit.constants:
         return a in edit.constants and b in edit.constants and edit.specs[a] == edit.specs[b]
     one, other = edit.producer(a), edit.producer(b)
@@ -79,8 +84,8 @@ def _alike(edit: Editor, a: str, b: str, inner: set[str]) -> bool:
     for x in one.inputs:
         if x not in edit.constants and edit.specs[x].rank != rank and one.op != "reshape":
             return False
-    inner.update((a, b))
-    return all(_alike(edit, x, y, inner) for x, y in zip(one.inputs, other.inputs, strict=True))
+    pairs.add((a, b))
+    return all(_alike(edit, x, y, pairs) for x, y in zip(one.inputs, other.inputs, strict=True))
 
 
 def _neighbours(one: Node, other: Node) -> bool:

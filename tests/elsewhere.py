@@ -23,10 +23,21 @@ ELSEWHERE = torch.device("meta")
 _MOVES = ("_to_copy", "copy_")
 
 
+def _dispatch(
+    _: Any,
+    function: Any,
+    types: Sequence[type],
+    args: tuple[Any, ...] = (),
+    kwargs: Mapping[str, Any] | None = None,
+) -> Any:
+    return _run(function, args, dict(kwargs or {}))
+
+
 class Elsewhere(Tensor):
     """`held`, as if it were on that device."""
 
     held: Tensor
+    __torch_dispatch__ = classmethod(_dispatch)  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, held: Tensor) -> Elsewhere:
@@ -41,28 +52,11 @@ class Elsewhere(Tensor):
         made.held = held
         return made
 
-    @classmethod
-    def __torch_dispatch__(
-        cls,
-        function: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return _run(function, args, dict(kwargs or {}))
-
 
 class _Anywhere(TorchDispatchMode):
     """What is made on that device has data too."""
 
-    def __torch_dispatch__(
-        self,
-        function: Any,
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        return _run(function, args, dict(kwargs or {}))
+    __torch_dispatch__ = _dispatch
 
 
 def _run(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

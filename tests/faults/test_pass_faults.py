@@ -137,7 +137,7 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
         rotary, "fuse_rotary", rotated_heads, "(of_k, k.order)", "(of_k, k.order.flip(0))",
     ),
     "angles in the order of columns before partners became neighbours": (
-        rotary, "fuse_rotary", rotated_heads, "[..., order.to(own.device)]", "",
+        rotary, "fuse_rotary", rotated_heads, "[..., order]", "",
     ),
     "a rotation that turns the other way": (
         rotary, "fuse_rotary", rotated_heads,
