@@ -1,4 +1,4 @@
-"""Ways to run one GEMM or one attention on a GPU, for `experiments.op_table` to time interleaved.
+"""Ways to run one operator on a GPU, for `experiments.op_table` to time interleaved.
 
 Each is a chain of twelve launches in a CUDA graph, and its answer is judged before it can be timed.
 """
@@ -43,8 +43,8 @@ BACKENDS = {
 
 Tensors = Mapping[str, Tensor]
 """Of a GEMM x[rows, k], w[columns, k], bias[columns], y[rows, columns]; of attention q, k, v, y."""
-Run = Callable[[Tensors], Tensor]
-"""Computes and gives y, in place or anew."""
+Run = Callable[[Tensors], tuple[Tensor, ...]]
+"""Computes and gives its results, in place or anew."""
 
 
 class WrongAnswer(RuntimeError):
@@ -181,9 +181,9 @@ def generated(program: KernelProgram, group: Group, device: torch.device) -> dic
 def cublas(sizes: Sizes, device: torch.device) -> dict[str, Maker]:
     """torch's `addmm` of a transposed weight: the product and the bias, nothing else."""
 
-    def run(tensors: Tensors) -> Tensor:
+    def run(tensors: Tensors) -> tuple[Tensor, ...]:
         x, w, bias, y = (tensors[name] for name in ("x", "w", "bias", "y"))
-        return torch.addmm(bias, x, w.t(), out=y)
+        return (torch.addmm(bias, x, w.t(), out=y),)
 
     return _linears(sizes, device, {"addmm": run})
 
@@ -192,10 +192,10 @@ def triton_linear(sizes: Sizes, device: torch.device) -> dict[str, Maker]:
     """The same in Triton, by tile."""
     from experiments import triton_peers
 
-    def run(config: triton_peers.LinearConfig, tensors: Tensors) -> Tensor:
+    def run(config: triton_peers.LinearConfig, tensors: Tensors) -> tuple[Tensor, ...]:
         x, w, bias, y = (tensors[name] for name in ("x", "w", "bias", "y"))
         triton_peers.linear(config, x, w, bias, y)
-        return y
+        return (y,)
 
     runs = {str(config): partial(run, config) for config in triton_peers.LINEAR}
     return _linears(sizes, device, runs)
@@ -204,9 +204,9 @@ def triton_linear(sizes: Sizes, device: torch.device) -> dict[str, Maker]:
 def sdpa(sizes: Sizes, device: torch.device) -> dict[str, Maker]:
     """torch's `scaled_dot_product_attention` of contiguous operands, by backend."""
 
-    def run(backend: SDPBackend, tensors: Tensors) -> Tensor:
+    def run(backend: SDPBackend, tensors: Tensors) -> tuple[Tensor, ...]:
         with sdpa_kernel(backend):
-            return F.scaled_dot_product_attention(tensors["q"], tensors["k"], tensors["v"])
+            return (F.scaled_dot_product_attention(tensors["q"], tensors["k"], tensors["v"]),)
 
     runs = {name: partial(run, backend) for name, backend in BACKENDS.items()}
     return _attentions(sizes, device, runs)
@@ -216,10 +216,10 @@ def triton_attention(sizes: Sizes, device: torch.device) -> dict[str, Maker]:
     """The same in Triton, by tile."""
     from experiments import triton_peers
 
-    def run(config: triton_peers.AttentionConfig, tensors: Tensors) -> Tensor:
+    def run(config: triton_peers.AttentionConfig, tensors: Tensors) -> tuple[Tensor, ...]:
         q, k, v, y = (tensors[name] for name in ("q", "k", "v", "y"))
         triton_peers.attention(config, q, k, v, y)
-        return y
+        return (y,)
 
     runs = {str(config): partial(run, config) for config in triton_peers.ATTENTION}
     return _attentions(sizes, device, runs)
@@ -227,24 +227,25 @@ def triton_attention(sizes: Sizes, device: torch.device) -> dict[str, Maker]:
 
 def _linears(sizes: Sizes, device: torch.device, runs: Mapping[str, Run]) -> dict[str, Maker]:
     rows, columns, k = sizes
-    normal = _normal(device)
+    normal = random_halves(device)
     x, w, bias = normal(rows, k), normal(columns, k) * k**-0.5, normal(columns)
     exact = F.linear(x.float(), w.float(), bias.float())
     references = References((F.linear(x, w, bias),), (exact,))
-    return _peers(runs, {"x": x}, {"w": w, "bias": bias}, references)
+    return peers(runs, {"x": x}, {"w": w, "bias": bias}, references)
 
 
 def _attentions(sizes: Sizes, device: torch.device, runs: Mapping[str, Run]) -> dict[str, Maker]:
-    normal = _normal(device)
+    normal = random_halves(device)
     q, k, v = (normal(*sizes) for _ in range(3))
     eager = F.scaled_dot_product_attention(q, k, v)
     exact = F.scaled_dot_product_attention(q.float(), k.float(), v.float())
-    return _peers(runs, {"q": q, "k": k, "v": v}, {}, References((eager,), (exact,)))
+    return peers(runs, {"q": q, "k": k, "v": v}, {}, References((eager,), (exact,)))
 
 
-def _peers(
+def peers(
     runs: Mapping[str, Run], shared: Tensors, weights: Tensors, references: References
 ) -> dict[str, Maker]:
+    """Chains of torch's calls by name: each launch has a copy of `weights` of its own."""
     y = torch.empty_like(references.eager[0], memory_format=torch.contiguous_format)
     copies = [
         {**shared, "y": y, **{name: each.clone() for name, each in weights.items()}}
@@ -253,7 +254,7 @@ def _peers(
 
     def make(run: Run) -> Rival:
         y.fill_(math.nan)
-        references.check((run(copies[0]),))
+        references.check(run(copies[0]))
         return Rival([partial(_call, run, each) for each in copies], copies)
 
     return {name: partial(make, run) for name, run in runs.items()}
@@ -264,7 +265,7 @@ def _call(run: Run, tensors: Tensors, stream: int) -> None:
     run(tensors)
 
 
-def _normal(device: torch.device) -> Callable[..., Tensor]:
+def random_halves(device: torch.device) -> Callable[..., Tensor]:
     """Random fp16 tensors of given sizes, on `device`."""
     generator = torch.Generator(device).manual_seed(SEED)
 

@@ -20,7 +20,7 @@ from gtco.cli.demo import Block, randomize
 from gtco.codegen.sketches.gemm import analyse
 from gtco.cost_model.model import roofline_us
 from gtco.cost_model.work import group_work
-from gtco.ir.graph import Group
+from gtco.ir.graph import Group, Node
 from gtco.passes import run_pipeline
 from gtco.passes.fusion import fuse
 from gtco.passes.legality import family
@@ -30,9 +30,12 @@ PEAK_TFLOPS = 989.4
 """Dense fp16 of an H100 SXM at its boost clock, from its data sheet."""
 KINDS = ("gemm", "attention")
 """The families of groups that count."""
+CONVOLUTION = "convolution"
+"""The kind of operators whose peer is cuDNN, whatever the family of their group."""
 
 Sizes = tuple[int, ...]
-"""Of a GEMM (rows, columns, k), of attention (batch, heads, tokens, width)."""
+"""Of a GEMM (rows, columns, k), of attention (batch, heads, tokens, width), of a convolution the
+image's (N, H, W, C)."""
 
 
 class DetrLayer(nn.Module):
@@ -96,29 +99,43 @@ MODELS = {
 }
 
 
+def convolves(node: Node) -> bool:
+    """Whether it is a convolution that the passes did not make a linear."""
+    return node.definition.convolves or node.op == "depthwise_conv"
+
+
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """One fused GEMM or attention of a model's layer.
+    """One fused GEMM or attention of a model's layer, or one convolution of a model.
 
     Args:
         model: its name.
         name: of the operator in the layer.
         batch: of the model.
         group: what a generated kernel computes.
+        times: how often the model, or the layer, has it.
     """
 
     model: str
     name: str
     batch: int
     group: Group
+    times: int = 1
 
     @property
     def kind(self) -> str:
-        """One of `KINDS`."""
-        return family(self.group)
+        """One of `KINDS`, or `CONVOLUTION`."""
+        return CONVOLUTION if self.convolutions else family(self.group)
+
+    @property
+    def convolutions(self) -> tuple[Node, ...]:
+        """Those of the group: one, or several depthwise ones of one image."""
+        return tuple(node for node in self.group.nodes if convolves(node))
 
     @property
     def sizes(self) -> Sizes:
+        for node in self.convolutions:
+            return self.group.graph.specs[node.inputs[0]].sizes
         if self.kind == "gemm":
             problem = analyse(self.group)
             return problem.rows, problem.columns, problem.k

@@ -1,14 +1,15 @@
-"""GEMM and attention alone: generated kernels against cuBLAS, torch SDPA and Triton.
+"""GEMM, attention and convolution alone: generated kernels against cuBLAS, SDPA, cuDNN and Triton.
 
-    python -m experiments.op_table OUT.json [--models vit_b16,detr] [--programs N] [--db PATH]
+    python -m experiments.op_table OUT.json [--models vit_b16,resnet50] [--programs N] [--db PATH]
 
-The GEMMs and the attention of a layer of each model, fp16, fused as the passes fuse them. N
-programs of each sketch, half of them its first defaults, the others drawn at random, are checked
-and timed. Then the best of each, the best that the database and the shipped records know and the
-peers are judged on fresh inputs and timed in interleaved runs, in chains of twelve launches with
-weights of their own. The peers do less than the fused kernels: cuBLAS (torch's addmm) and a Triton
-GEMM add a bias alone; SDPA, with its fastest backend, and a Triton attention read q, k and v
-contiguous.
+The GEMMs and the attention of a layer of each transformer, and each convolution of the others,
+fp16, fused as the passes fuse them. N programs of each sketch, half of them its first defaults, the
+others drawn at random, are checked and timed. Then the best of each, the best that the database and
+the shipped records know and the peers are judged on fresh inputs and timed in interleaved runs, in
+chains of twelve launches with weights of their own. The peers do less than the fused kernels:
+cuBLAS (torch's addmm) and a Triton GEMM add a bias alone; SDPA, with its fastest backend, and a
+Triton attention read q, k and v contiguous; cuDNN (torch's conv2d, channels last, the choice of its
+own benchmark) adds a bias alone.
 OUT.json, and OUT.md with the tables, are written after each operator.
 """
 
@@ -30,9 +31,11 @@ from typing import Any
 
 import torch
 
-from experiments import op_rivals
+from experiments import op_convolutions, op_rivals
+from experiments.op_convolutions import CONVOLUTIONAL
+from experiments.op_convolutions import operators as convolutions
 from experiments.op_rivals import Maker, Rival, alternated, fastest, said
-from experiments.op_shapes import MODELS, PEAK_TFLOPS, Operator, Sizes, operators
+from experiments.op_shapes import CONVOLUTION, MODELS, PEAK_TFLOPS, Operator, Sizes, operators
 from experiments.publish import markdown, provenance, publish, save_bars
 from gtco import codegen
 from gtco.codegen.rules import derive
@@ -48,13 +51,28 @@ from gtco.passes.tasks import Task, workload_key
 from gtco.runtime.device import resolve_device
 from gtco.target import Target
 
-PEERS: Mapping[str, Mapping[str, Callable[[Sizes, torch.device], Mapping[str, Maker]]]] = {
-    "gemm": {"cuBLAS": op_rivals.cublas, "Triton": op_rivals.triton_linear},
-    "attention": {"SDPA": op_rivals.sdpa, "Triton": op_rivals.triton_attention},
+Peer = Callable[[Operator, torch.device], Mapping[str, Maker]]
+
+
+def _by_sizes(make: Callable[[Sizes, torch.device], Mapping[str, Maker]]) -> Peer:
+    return lambda operator, device: make(operator.sizes, device)
+
+
+PEERS: Mapping[str, Mapping[str, Peer]] = {
+    "gemm": {
+        "cuBLAS": _by_sizes(op_rivals.cublas),
+        "Triton": _by_sizes(op_rivals.triton_linear),
+    },
+    "attention": {
+        "SDPA": _by_sizes(op_rivals.sdpa),
+        "Triton": _by_sizes(op_rivals.triton_attention),
+    },
+    CONVOLUTION: {"cuDNN": op_convolutions.cudnn},
 }
 """By the kind of operator, torch's own first."""
+LIBRARIES = ("cuBLAS", "cuDNN")
 ENOUGH = 0.9
-"""Of cuBLAS's speed: generated GEMMs that are slower are named."""
+"""Of a library's speed: generated products that are slower are named."""
 RECORD = ", record"
 """Follows the sketch's name where the program comes from the records."""
 LEGEND = f"""\
@@ -168,7 +186,7 @@ def measured(
         for name, each in programs.items()
     }
     for name, peer in PEERS[operator.kind].items():
-        entrants[name] = partial(peer, operator.sizes, device)
+        entrants[name] = partial(peer, operator, device)
     notes = {name: "; ".join(each.errors) for name, each in found.items() if each.best is None}
     rivals: dict[str, Rival] = {}
     configurations: dict[str, str] = {}
@@ -190,6 +208,7 @@ def measured(
         "operator": operator.name,
         "kind": operator.kind,
         "batch": operator.batch,
+        "times": operator.times,
         "sizes": operator.sizes,
         "flops": operator.flops,
         "floor_us": operator.floor_us(target),
@@ -269,17 +288,19 @@ def _reached(begin: set[Path], reads: Callable[[Path], set[Path]]) -> set[Path]:
 
 
 def report(result: Mapping[str, Any]) -> str:
-    """The operators, the sketches, the GEMMs that are slow beside cuBLAS, and what failed."""
+    """The operators, the sketches, what is slow beside its library, and what failed."""
     rows = result["rows"]
     slow = [
         f"{row['model']} {row['operator']} ({ratio:.0%})"
         for row in rows
-        if (ratio := _ratio(row, "cuBLAS")) is not None and ratio < ENOUGH
+        for library in LIBRARIES
+        if (ratio := _ratio(row, library)) is not None and ratio < ENOUGH
     ]
     failed = Counter(f"{name}: {text}" for row in rows for name, text in row["notes"].items())
     failed.update(f"{name}: {text}" for name, text in result["left_out"].items())
     lines = [
-        f"Generated GEMMs below {ENOUGH:.0%} of cuBLAS's speed: {', '.join(slow) or 'none'}.\n"
+        f"Generated products below {ENOUGH:.0%} of the library's speed: "
+        f"{', '.join(slow) or 'none'}.\n"
     ]
     lines += [f"Not timed ({times}): {text}\n" for text, times in failed.items()]
     return "\n".join((operator_table(rows), sketch_table(sketches(rows)), LEGEND, *lines))
@@ -296,15 +317,18 @@ def operator_table(rows: Sequence[Mapping[str, Any]]) -> str:
             floor = f"{row['floor_us']:.2f} ({row['floor_us'] / run_us[best]:.0%})"
         sizes = " x ".join(map(str, row["sizes"]))
         own = (row["model"], row["operator"], sizes, best or "", _cell(row, best), floor)
-        cells.append((*own, *(_cell(row, name) for name in PEERS[row["kind"]])))
-    return markdown((*header, "cuBLAS or SDPA", "Triton"), cells)
+        library, *triton = (_cell(row, name) for name in PEERS[row["kind"]])
+        cells.append((*own, library, *(triton or ("",))))
+    return markdown((*header, "cuBLAS, SDPA or cuDNN", "Triton"), cells)
 
 
 def _cell(row: Mapping[str, Any], name: str | None) -> str:
     if name is None or name not in row["run_us"]:
         return ""
     tflops, ratio = row["tflops"][name], _ratio(row, name)
-    text = f"{row['run_us'][name]:.2f}, {tflops:.0f} ({tflops / PEAK_TFLOPS:.0%})"
+    text = f"{row['run_us'][name]:.2f}"
+    if tflops:  # no matrix product otherwise
+        text += f", {tflops:.0f} ({tflops / PEAK_TFLOPS:.0%})"
     return text if ratio is None or name == row["generated"] else f"{text}, {ratio:.2f}x"
 
 
@@ -355,17 +379,18 @@ def plot(result: Mapping[str, Any], path: Path) -> None:
     rows = result["rows"]
     figure, axis = pyplot.subplots(figsize=(9, 1 + 0.5 * len(rows)))
     ways = [(row["generated"], *PEERS[row["kind"]]) for row in rows]
-    for number, label in enumerate(("generated", "cuBLAS or SDPA", "Triton")):
+    for number, label in enumerate(("generated", "cuBLAS, SDPA or cuDNN", "Triton")):
         places = [place + 0.27 * (number - 1) for place in range(len(rows))]
         widths = [
-            row["tflops"].get(names[number], 0.0) for row, names in zip(rows, ways, strict=True)
+            row["tflops"].get(names[number], 0.0) if number < len(names) else 0.0
+            for row, names in zip(rows, ways, strict=True)
         ]
         axis.barh(places, widths, 0.27, label=label)
     axis.set_yticks(
         range(len(rows)), [f"{row['model']} {row['operator']}" for row in rows], fontsize=7
     )
     axis.set_xlabel(f"TFLOP/s; the peak is {PEAK_TFLOPS:.0f}")
-    save_bars(figure, axis, {**result, "model": "GEMM and attention alone"}, path)
+    save_bars(figure, axis, {**result, "model": "operators alone"}, path)
 
 
 # -- the command -----------------------------------------------------------------------------------
@@ -375,8 +400,9 @@ def model_names(text: str) -> tuple[str, ...]:
     """The models named in a comma-separated list."""
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
-        if name not in MODELS:
-            raise argparse.ArgumentTypeError(f"takes {', '.join(MODELS)}; it knows no {name!r}")
+        if name not in (*MODELS, *CONVOLUTIONAL):
+            there = ", ".join((*MODELS, *CONVOLUTIONAL))
+            raise argparse.ArgumentTypeError(f"takes {there}; it knows no {name!r}")
     return names
 
 
@@ -393,7 +419,9 @@ def searched(
     left_out: dict[str, str] = {}
     for name in names:
         try:
-            for operator in operators(name, target):
+            layer = name in MODELS
+            found = operators(name, target) if layer else convolutions(name, target, known)
+            for operator in found:
                 search = Search(operator, target, runner, known, programs)
                 searches.append((operator, search))
         except Exception as error:
@@ -415,7 +443,9 @@ def save(result: Mapping[str, Any], path: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--models", type=model_names, default=tuple(MODELS), help="by commas")
+    parser.add_argument(
+        "--models", type=model_names, default=(*MODELS, *CONVOLUTIONAL), help="by commas"
+    )
     parser.add_argument("--programs", type=int, default=32, help="of each sketch and operator")
     parser.add_argument("--db", type=Path, help="what `gtco tune` kept; the user's by default")
     given = parser.parse_args()

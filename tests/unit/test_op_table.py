@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import experiments
-from experiments import op_rivals, op_shapes, op_table
+from experiments import op_convolutions, op_rivals, op_shapes, op_table
 from experiments.op_rivals import alternated, fastest
 from experiments.op_shapes import MODELS, PEAK_TFLOPS, Model, Operator, operators
 from experiments.op_table import Search, measured, report
@@ -36,13 +36,18 @@ from gtco.cost_model.trials import Trials
 from gtco.ir.interpreter import interpret
 from gtco.passes.tasks import workload_key
 from gtco.target import TARGETS
-from tests import attention_groups, groups
+from tests import attention_groups, groups, stencil_groups
 
+F16 = torch.float16
 H100 = TARGETS["sm_90a"]
 CPU = torch.device("cpu", 0)
 DEVICE = "imaginary"
 GEMM = Operator("tiny", "projection", 1, groups.residual_linear(70, 64, 64, torch.float16))
 ATTENTION = Operator("tiny", "attention", 1, attention_groups.packed(50, 2, 16))
+CONVOLUTIONS = (
+    Operator("tiny", "uneven", 1, groups.convolution((1, 9, 8, 16), 24, (3, 2), F16, after=(1, 0))),
+    Operator("tiny", "three", 1, stencil_groups.projections(1, (6, 6, 16))),
+)
 
 
 class Device:
@@ -103,7 +108,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         def __call__(self, stream: int) -> None:
             (graph,) = [
                 each.group.graph
-                for each in (GEMM, ATTENTION)
+                for each in (GEMM, ATTENTION, *CONVOLUTIONS)
                 if set(each.group.graph.outputs) <= set(self.tensors)
             ]
             args = [self.tensors[name] for name in graph.inputs]
@@ -169,6 +174,16 @@ def test_the_operators_of_detr() -> None:
     ]
     residual = [each.name for each in found if any(n.op == "add" for n in each.group.compute)]
     assert residual == ["projection", "FC2"]
+
+
+def test_the_convolutions_of_a_model() -> None:
+    found = op_convolutions.operators("mobilenet_v2", H100, Knowledge(DEVICE))
+    named = {(each.name, each.sizes): each.times for each in found}
+    assert named["3x3 depthwise to 384", (1, 14, 14, 384)] == 4
+    assert named["3x3/2 depthwise to 96", (1, 112, 112, 96)] == 1
+    assert named["1x1", (196, 384, 64)] == 4, "1x1 convolutions count, which are linears"
+    assert sum(named.values()) == 52, "and the head does not"
+    assert op_table.model_names("unet") == ("unet",)
 
 
 def test_every_model_that_was_asked_for_is_there() -> None:
@@ -282,6 +297,15 @@ def test_a_row_has_the_generated_kernel_and_its_peers(cpu: SimpleNamespace) -> N
     assert set(row["run_us"]) == {*row["search"], "SDPA", "Triton"}, row["notes"]
     assert row["generated"] in row["search"]
     assert row["configurations"]["SDPA"] in op_rivals.BACKENDS
+
+
+@pytest.mark.parametrize("operator", CONVOLUTIONS, ids=lambda each: each.name)
+def test_the_peer_of_a_convolution_is_cudnn(cpu: SimpleNamespace, operator: Operator) -> None:
+    row = measured(operator, search(operator), H100, CPU)
+    assert row["kind"] == "convolution" and row["notes"] == {}
+    assert set(row["run_us"]) == {*row["search"], "cuDNN"} and row["generated"] in row["search"]
+    text = report({"rows": [row], "left_out": {}})
+    assert f"| tiny | {operator.name} | {' x '.join(map(str, operator.sizes))} |" in text
 
 
 def test_chains_have_weights_of_their_own(cpu: SimpleNamespace) -> None:
@@ -430,7 +454,7 @@ def test_the_report_has_rates_shares_and_ratios() -> None:
     assert lines[3].endswith("|  | 8.90, 112 (11%), 0.89x | 12.00, 83 (8%), 1.20x |")
     assert "| gemm_mma | 125 | m QKV | 300 | 700 | 0.125 |" in lines
     assert "| gemm_wgmma | 500 | m QKV | 300 | 700 | 0.500 |" in lines
-    assert "Generated GEMMs below 90% of cuBLAS's speed: m FC1 (89%)." in lines
+    assert "Generated products below 90% of the library's speed: m FC1 (89%)." in lines
     assert "Not timed (1): Triton: ValueError: no" in lines
     assert "Not timed (1): detr: RuntimeError: no" in lines
     assert "speed: none." in report({"rows": ROWS[:1], "left_out": {}})
