@@ -85,11 +85,21 @@ Result = Mapping[str, Any]
 
 
 def results(folder: Path) -> list[Result]:
-    """The benchmarks in `folder`, of each case the newest, and the newest days last."""
+    """The benchmarks in `folder`, of each case the newest, and the newest days last.
+
+    A run without torch.compile, beside TensorRT alone for example, stands for no case that has one
+    with it.
+    """
     cases: dict[tuple[str, str, str], Result] = {}
     for result in sorted(_read(folder), key=_date):
-        cases[result["model"], str(_precision(result)), _gpu(result)] = result
+        case = result["model"], str(_precision(result)), _gpu(result)
+        if _beside_inductor(result) or not _beside_inductor(cases.get(case, {})):
+            cases[case] = result
     return sorted(cases.values(), key=_date)
+
+
+def _beside_inductor(result: Result) -> bool:
+    return any(name.startswith("inductor") for name in result.get("timings", ()))
 
 
 def _read(folder: Path) -> Iterator[Result]:
@@ -280,13 +290,15 @@ def beside_tensorrt(found: Sequence[Result]) -> str:
     """Rows in which TensorRT took part: microseconds, the ratio, and what AutoGTCO published."""
     columns = ("gtco untuned", "gtco tuned", "TensorRT")
     peers = ("Inductor reduce-overhead", "eager in a CUDA graph")
-    header = ("model", *columns, "TensorRT / gtco", "TensorRT 7 / AutoGTCO, published", *peers)
+    published = "TensorRT 7 / AutoGTCO, published"
+    header = ("model", "GPU", *columns, "TensorRT / gtco", published, *peers)
     rows, said = [], []
     for each in found:
         source, verdicts = each["published"], each["verdicts"].get(TENSORRT, {})
         rows.append(
             (
                 each["title"],
+                _card(each),
                 *(tables.cell(each, column) for column in columns),
                 tables.ratio(each, TENSORRT),
                 f"{source['tensorrt'] / source['autogtco']:.2f}" if source else tables.DASH,

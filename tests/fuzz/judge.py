@@ -117,6 +117,8 @@ def judge(case: Case, target: str | None = None) -> Outcome:
                 if lacking or _export_differs(case, eager):
                     return Outcome("torch", stage, _first_line(error))
                 return _refused(stage, error, lambda: False)
+            if stage.startswith("cuda") and (types := _other_types(case, answer, eager)):
+                return Outcome("torch", stage, types)
             outcome = _compare(case, graph, given, stage, answer, eager)
             if outcome.failed:
                 torchs = stage == "captured" and _export_differs(case, eager)
@@ -406,14 +408,30 @@ def _export_fails(case: Case) -> bool:
 
 
 def _cuda_lacks_it(case: Case) -> bool:
-    """Whether torch has no kernel of its own for the GPU, as for integer products."""
+    """Whether torch itself fails on the GPU: it has no integer products there, and autocast has
+    other types, which may not be mixed."""
     try:
-        case.module.to("cuda")(*pytree.tree_map_only(Tensor, lambda x: x.cuda(), case.args))
-    except NotImplementedError:
+        _eager_on_gpu(case)
+    except Exception:
         return True
+    return False
+
+
+def _other_types(case: Case, answer: Answers, eager: Answers) -> str:
+    """What to say where eager's results have other types on a GPU, and the answer has those: a
+    region of autocast computes more operators in fp32 there."""
+    mine, here = [_spec(x) for x in answer], [_spec(x) for x in eager]
+    if mine == here or mine != [_spec(x) for x in _eager_on_gpu(case)]:
+        return ""
+    return f"eager's results on a GPU are {', '.join(mine)}, not {', '.join(here)}"
+
+
+def _eager_on_gpu(case: Case) -> Answers:
+    try:
+        args = pytree.tree_map_only(Tensor, lambda x: x.cuda(), case.args)
+        return _tensors(case.module.to("cuda")(*args))
     finally:
         case.module.to("cpu")
-    return False
 
 
 def _export_differs(case: Case, eager: Answers) -> bool:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gtco.passes import attention, convolutions, horizontal, normalization
 from gtco.runtime import inputs
 from tests.elsewhere import run_elsewhere
 from tests.faults.test_pass_faults import planted
+from tests.fuzz import judge as judging
 from tests.fuzz import opinfo, smith
 from tests.fuzz.__main__ import main
 from tests.fuzz.generate import generate
@@ -247,6 +249,17 @@ def test_a_failure_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("sums_for_differences")
+def test_types_that_autocast_has_on_a_gpu_alone_are_no_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    case: Any = None
+    narrow, wide = [torch.ones(2, dtype=torch.bfloat16)], [torch.ones(2)]
+    monkeypatch.setattr(judging, "_eager_on_gpu", lambda case: wide)
+    assert "torch.float32[2], not torch.bfloat16[2]" in judging._other_types(case, wide, narrow)
+    assert judging._other_types(case, narrow, narrow) == ""
+    assert judging._other_types(case, [torch.ones(2).half()], narrow) == "", "neither's"
+
+
 def test_an_answer_that_hangs_on_rounding_excuses_no_more_than_rounding() -> None:
     noise = program("v1 = x.exp() + 1e8", "v0 = (v1 - x.exp() - 1e8) * 1e8")
     assert judge(case_of(noise)).kind == "wrong"

@@ -121,5 +121,13 @@ def test_tensorrt_stands_beside_what_was_published_and_its_faults_are_named() ->
     assert "| 100 | – | – | – |" in text and "- ViT-B/16: TensorRTError: no\n" in text  # noqa: RUF001
 
 
+def test_a_run_without_torch_compile_replaces_none_that_has_it(tmp_path: Path) -> None:
+    runs = [benchmark("vit_b16", us) for us in (100, 90, 80)]
+    del runs[2]["timings"]["inductor max-autotune"]
+    (tmp_path / "runs.jsonl").write_text("\n".join(map(json.dumps, runs)))
+    (kept,) = readme_table.results(tmp_path)
+    assert kept["timings"]["gtco"]["back_to_back_us"] == 90
+
+
 def test_without_results_nothing_is_claimed(tmp_path: Path) -> None:
     assert "No results" in readme_table.table(readme_table.results(tmp_path))
