@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -16,8 +16,9 @@ from gtco.codegen.program import LARGEST_GRID, KernelProgram
 from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
+from gtco.codegen.sketches.heads import Heads
 from gtco.ir.graph import Group
-from gtco.ir.views import Layout, NotAView, resolve
+from gtco.ir.views import NotAView, resolve
 from gtco.target import Target
 
 MAX_HEAD = 128
@@ -26,18 +27,6 @@ MAX_BLOCK_K = 320
 """Most keys a tile that a search tries: of wide heads more find no room in shared memory."""
 MOST_KEYS = 4096
 """More of the narrowest heads find none either."""
-
-
-@dataclass(frozen=True)
-class Heads:
-    """An operand as (head, row, column), heads counted over all batch dimensions; of a row, `run`
-    columns are copied at once."""
-
-    base: str
-    layout: Layout
-    run: int = 0
-
-
 WARPS_K = (1, 2, 4, 7, 8)
 """Warps that share 16 queries; seven of 32 keys each suit 197 and 224 keys."""
 COPY_WARPS = (0, 2, 4, 6)
