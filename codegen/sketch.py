@@ -113,6 +113,8 @@ class Sketch(ABC):
         version: moves when the code made from the same schedule takes another time.
         schedule_version: the first `version` whose knobs mean what they mean now: it moves to
             `version` when one changes its meaning, and then only.
+        later_knobs: those that came since `schedule_version`, and the value that says what a
+            schedule without them did.
         ring: the knobs that say how its main loop is fed, and leave the tile as it is.
     """
 
@@ -120,6 +122,7 @@ class Sketch(ABC):
     family: ClassVar[str]
     version: ClassVar[int]
     schedule_version: ClassVar[int]
+    later_knobs: ClassVar[Mapping[str, int]] = {}
     ring: ClassVar[frozenset[str]] = frozenset()
 
     def __init__(self, group: Group, target: Target) -> None:

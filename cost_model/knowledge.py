@@ -15,6 +15,7 @@ import os
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 from gtco.codegen.rules import SKETCHES, derive
@@ -35,6 +36,7 @@ VERSIONS = {sketch.name: sketch.version for sketch in SKETCHES}
 MEANINGS = {sketch.name: sketch.schedule_version for sketch in SKETCHES}
 """The oldest version of each sketch whose knobs mean what they mean now."""
 _RINGS = {sketch.name: sketch.ring for sketch in SKETCHES}
+_LATER = {sketch.name: sketch.later_knobs for sketch in SKETCHES}
 # They move with the knobs of plans alone: a plan names the sketches that it ran with.
 VERSIONS[PLAN] = MEANINGS[PLAN] = 21
 CHAIN, FINAL, HOST_CLOCK = "chain", "chain, median of 11", "host clock"
@@ -84,6 +86,12 @@ def is_chosen(record: TuningRecord) -> bool:
     return record.versions.items() >= CHOSEN.items()
 
 
+def completed(record: TuningRecord) -> TuningRecord:
+    """`record` with the knobs that came after it: its program is one of today's."""
+    schedule = {**_LATER.get(record.sketch, {}), **record.schedule}
+    return record if schedule == record.schedule else replace(record, schedule=schedule)
+
+
 class Knowledge:
     """Records by workload, newer ones in place of older ones of the same program.
 
@@ -114,7 +122,7 @@ class Knowledge:
         self._own: set[tuple[str, Key]] = set()
         self._leaders: tuple[TuningRecord, ...] | None = None
         for record in shipped:
-            self._keep(record)
+            self._keep(completed(record))
         for record in own:
             self.add(record)
 
@@ -136,6 +144,7 @@ class Knowledge:
 
     def add(self, record: TuningRecord) -> None:
         """Learn what was measured here."""
+        record = completed(record)
         if self._keep(record):
             self._own.add((record.workload, schedule_key(record.sketch, record.schedule)))
 

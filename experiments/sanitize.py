@@ -66,9 +66,10 @@ class Case:
 _ANY: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_mma": ({"block_k": 32}, {"block_k": 64, "stages": 2}),
     "attention": (
-        {"warps_k": 1, "stages": 1, "copy_warps": 6},
-        {"warps_k": 2, "stages": 2, "copy_warps": 0},
-        {"block_q": 48, "warps_k": 1, "stages": 2, "copy_warps": 2},
+        {"warps_k": 1, "stages": 1, "copy_warps": 6, "tma": 0},
+        {"warps_k": 2, "stages": 2, "copy_warps": 0, "tma": 0},
+        {"block_q": 48, "warps_k": 1, "stages": 2, "copy_warps": 2, "tma": 0},
+        {"warps_k": 2, "stages": 2, "copy_warps": 0, "tma": 1},
     ),
     "attention_wgmma": (
         {"parts": 2, "stages": 2},
@@ -158,7 +159,8 @@ def programs(case: Case, group: Group, target: Target) -> Iterator[KernelProgram
         wishes = [
             wish
             for wish in case.wishes.get(sketch.name, ())
-            if target.has_wgmma or wish.get("split", 1) == 1  # a cluster's blocks
+            # A cluster's blocks, and tensor maps.
+            if target.has_wgmma or (wish.get("split", 1) == 1 and not wish.get("tma"))
         ]
         for program in (
             sketch.emit(next(iter(sketch.defaults()))),

@@ -2,71 +2,22 @@
 // mma.sync (m16n8k16, or m16n8k8 of tf32) with an online softmax in fp32.
 //
 // A block owns BLOCK_Q queries of one head. WARPS_K warps share each 16 queries: every one takes
-// its part of each tile of keys, and the parts are merged at the end. K and V tiles arrive by
-// cp.async in a ring of STAGES tiles; 16-byte chunks lie so that ldmatrix meets no bank twice.
-// COPY_WARPS more warps hold no queries: they copy with the others, and store results with them.
+// its part of each tile of keys, and the parts are merged at the end. K and V tiles arrive in a
+// ring of STAGES tiles, by cp.async or by TMA (attention_tiles.cuh); 16-byte chunks lie so that
+// ldmatrix meets no bank twice. COPY_WARPS more warps hold no queries: they copy with the others,
+// and store results with them.
 //
 // Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, WARPS_K, COPY_WARPS, STAGES, CAUSAL, SCALE,
-// SHARES_AT, ROW_VALUES_AT (bytes). Operands Q, K, V: `at(head, row, column)`. Mask: as in
-// softmax.cuh.
+// SHARES_AT, ROW_VALUES_AT (bytes); with TMA also BOX, and KEYS_AT, VALUES_AT, BARRIERS_AT (bytes).
+// Operands Q, K, V: `at(head, row, column)`; with TMA `copy(to, column, row, head, barrier)` and
+// `prefetch()`. Mask: as in softmax.cuh.
 #pragma once
 
-#include "epilogue.cuh"
+#include "attention_tiles.cuh"
 #include "mma.cuh"
 #include "softmax.cuh"
 
 namespace gtco {
-
-// How rows of WIDTH elements lie in shared memory, in chunks of E elements.
-template <int WIDTH, int E = 8>
-struct ChunkedRows {
-  static_assert(WIDTH % (2 * E) == 0, "mma takes two chunks at a time");
-  static constexpr int ELEMENTS = E, CHUNKS = WIDTH / E;
-  static constexpr bool POWER_OF_TWO = (CHUNKS & (CHUNKS - 1)) == 0;
-  // Eight neighbouring rows meet eight different 16-byte banks: by XOR where chunks fill whole
-  // lines, by an odd pitch where they do not.
-  static constexpr int PITCH = POWER_OF_TWO ? CHUNKS : CHUNKS + 1;
-  static constexpr int SHIFT = CHUNKS >= 8 ? 0 : (CHUNKS == 4 ? 1 : 2);
-
-  // Elements from the tile's start to (row, E * chunk).
-  __device__ __forceinline__ static int offset(int row, int chunk) {
-    if constexpr (POWER_OF_TWO) chunk ^= (row >> SHIFT) & min_of(CHUNKS - 1, 7);
-    return (row * PITCH + chunk) * E;
-  }
-};
-
-// Elements of an operand that lie side by side and are copied at once, where they are fewer than a
-// chunk's.
-template <class Operand, int CHUNK, class = void>
-struct RunOf {
-  static constexpr int value = CHUNK;
-};
-template <class Operand, int CHUNK>
-struct RunOf<Operand, CHUNK, decltype(void(Operand::RUN))> {
-  static constexpr int value = Operand::RUN;
-};
-
-// Starts the copy of rows [row0, row0 + ROWS) of `operand`; zeros beyond row_count and COLUMNS.
-template <int ROWS, int COLUMNS, int THREADS, class Layout, class Element, class Operand>
-__device__ __forceinline__ void copy_rows(Element* tile, const Operand& operand, int head, int row0,
-                                          int row_count, int thread) {
-  constexpr int ITEMS = ROWS * Layout::CHUNKS, E = Layout::ELEMENTS, RUN = RunOf<Operand, E>::value;
-  static_assert(COLUMNS % RUN == 0 && E % RUN == 0, "whole runs");
-#pragma unroll 4
-  for (int step = 0; step < ceil_div(ITEMS, THREADS); ++step) {
-    const int item = thread + step * THREADS;
-    if (ITEMS % THREADS != 0 && item >= ITEMS) break;
-    const int r = item / Layout::CHUNKS, chunk = item % Layout::CHUNKS;
-#pragma unroll
-    for (int run = 0; run < E; run += RUN) {
-      const bool valid =
-          row0 + r < row_count && (Layout::CHUNKS * E == COLUMNS || chunk * E + run < COLUMNS);
-      const Element* from = valid ? operand.at(head, row0 + r, chunk * E + run) : operand.base;
-      ptx::cp_async<RUN * sizeof(Element)>(
-          ptx::shared_address(tile + Layout::offset(r, chunk) + run), from, valid);
-    }
-  }
-}
 
 // What a warp does with its 16 queries and its part of a tile's keys on mma.sync.
 template <class C, bool MASKED, bool EXACT = is_exact<C>>
@@ -75,8 +26,9 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   static constexpr int E = 16 / sizeof(Element);  // of a chunk, of which mma takes two
   static constexpr int STEPS = ceil_div(C::D, 2 * E), DV16 = ceil_div(C::DV, 16);
   static constexpr int KEYS = C::BLOCK_K / C::WARPS_K;  // of a tile, that this warp takes
-  using KeyRows = ChunkedRows<STEPS * 2 * E, E>;
-  using ValueRows = ChunkedRows<DV16 * 16, E>;
+  using QueryRows = TileRows<C, C::BLOCK_Q, STEPS * 2 * E, E>;
+  using KeyRows = TileRows<C, C::BLOCK_K, STEPS * 2 * E, E>;
+  using ValueRows = TileRows<C, C::BLOCK_K, DV16 * 16, E>;
   static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
   using SoftmaxRows<C, MASKED, KEYS>::lane;
   using SoftmaxRows<C, MASKED, KEYS>::out;
@@ -87,7 +39,7 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
 #pragma unroll
     for (int k = 0; k < STEPS; ++k) {
       const int chunk = k * 2 + lane / 16;
-      ptx::ldmatrix_x4(q[k], ptx::shared_address(tile + KeyRows::offset(row + lane % 16, chunk)));
+      ptx::ldmatrix_x4(q[k], ptx::shared_address(tile + QueryRows::offset(row + lane % 16, chunk)));
       Mma<Element>::round(q[k]);
     }
   }
@@ -165,8 +117,9 @@ struct AttentionWarp<C, MASKED, true> : SoftmaxRows<C, MASKED, C::BLOCK_K / C::W
   static constexpr int E = 4;  // of a chunk, of which mma takes two
   static constexpr int STEPS = ceil_div(C::D, 2 * E), DV16 = ceil_div(C::DV, 16);
   static constexpr int KEYS = C::BLOCK_K / C::WARPS_K;  // of a tile, that this warp takes
-  using KeyRows = ChunkedRows<STEPS * 2 * E, E>;
-  using ValueRows = ChunkedRows<DV16 * 16, E>;
+  using QueryRows = TileRows<C, C::BLOCK_Q, STEPS * 2 * E, E>;
+  using KeyRows = TileRows<C, C::BLOCK_K, STEPS * 2 * E, E>;
+  using ValueRows = TileRows<C, C::BLOCK_K, DV16 * 16, E>;
   static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
   using SoftmaxRows<C, MASKED, KEYS>::lane;
   using SoftmaxRows<C, MASKED, KEYS>::out;
@@ -187,8 +140,8 @@ struct AttentionWarp<C, MASKED, true> : SoftmaxRows<C, MASKED, C::BLOCK_K / C::W
 #pragma unroll 1
     for (int k = 0; k < STEPS; ++k) {
       u32 a[Mma::PARTS][4];
-      ptx::ldmatrix_x4(a[0], ptx::shared_address(
-                                 queries + KeyRows::offset(query + lane % 16, k * 2 + lane / 16)));
+      ptx::ldmatrix_x4(a[0], ptx::shared_address(queries + QueryRows::offset(query + lane % 16,
+                                                                             k * 2 + lane / 16)));
       Mma::split(a);
 #pragma unroll
       for (int n = 0; n < KEYS / 16; ++n) {
@@ -243,9 +196,6 @@ template <class C, class Mask, int COPY_WARPS = 0>
 class AttentionBlock {
  public:
   using Warp = AttentionWarp<C, Mask::PRESENT>;
-  using Element = typename C::Element;
-  using KeyRows = typename Warp::KeyRows;
-  using ValueRows = typename Warp::ValueRows;
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
   static constexpr int THREADS = (C::BLOCK_Q / 16 * C::WARPS_K + COPY_WARPS) * 32;
 
@@ -253,10 +203,7 @@ class AttentionBlock {
   // merge.
   __device__ __forceinline__ AttentionBlock(unsigned char* smem, float* staged, float* shares,
                                             int head, int query0)
-      : q_tile_(reinterpret_cast<Element*>(smem)),
-        k_ring_(q_tile_ + Q_TILE),
-        v_ring_(k_ring_ + C::STAGES * K_TILE),
-        parts_(staged, shares),
+      : parts_(staged, shares),
         thread_(threadIdx.x),
         part_(thread_ / 32 % C::WARPS_K),
         row_(thread_ / 32 / C::WARPS_K * 16),
@@ -264,14 +211,18 @@ class AttentionBlock {
         head_(head),
         query0_(query0),
         key_count_(C::CAUSAL ? min_of(C::LK, query0 + C::BLOCK_Q) : C::LK),
-        tiles_(ceil_div(key_count_, C::BLOCK_K)) {}
+        tiles_(smem, thread_, head, query0, ceil_div(key_count_, C::BLOCK_K)) {}
+
+  // Before the dependent-launch wait; all threads.
+  template <class Q, class K, class V>
+  __device__ __forceinline__ void prepare(const Q& queries, const K& keys, const V& values) const {
+    tiles_.prepare(queries, keys, values);
+  }
 
   // Starts the copies of the queries and of the first tiles of keys and values.
   template <class Q, class K, class V>
   __device__ __forceinline__ void start(const Q& queries, const K& keys, const V& values) const {
-    copy_rows<C::BLOCK_Q, C::D, THREADS, KeyRows>(q_tile_, queries, head_, query0_, C::LQ, thread_);
-#pragma unroll
-    for (int tile = 0; tile < AHEAD; ++tile) copy_tile(keys, values, tile);  // first, queries too
+    tiles_.start(queries, keys, values);
   }
 
   // The loop over the keys. No warp uses the tiles any more when all have left it.
@@ -280,7 +231,7 @@ class AttentionBlock {
                                       const Mask& mask) const {
     state.lane = thread_ % 32;
 #pragma unroll 1
-    for (int tile = 0; tile < tiles_; ++tile) {
+    for (int tile = 0; tile < tiles_.count(); ++tile) {
       const int slot = tile % C::STAGES;
       const int key = part_ * Warp::KEYS;
       MaskTile<C, Mask, Warp::KEYS> tile_mask;
@@ -288,26 +239,22 @@ class AttentionBlock {
         if (has_queries_)
           tile_mask.load(mask, state.lane, head_, query0_ + row_, tile * C::BLOCK_K + key);
       }
-      ptx::cp_async_wait<2 * AHEAD - 1>();
-      __syncthreads();  // this tile's keys are there, and the tile before is used up
-      if (tile == 0 && has_queries_) state.load_queries(q_tile_, row_);
-      if constexpr (C::STAGES > 1) copy_tile(keys, values, tile + AHEAD);
+      tiles_.await_keys(tile);
+      if (tile == 0 && has_queries_) state.load_queries(tiles_.queries(), row_);
+      tiles_.ask_ahead(keys, values, tile);
       const int key0 = tile * C::BLOCK_K + key;
       // The last tile may hold no key for this warp.
       const bool any = has_queries_ && key0 < key_count_;
       float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)
       if (any) {
-        state.multiply_keys(scores, k_ring_ + slot * K_TILE, key);
+        state.multiply_keys(scores, tiles_.keys(slot), key);
+        tiles_.leave_keys(keys, values, tile);
         state.mask_scores(scores, tile_mask, query0_ + row_, key0);
         state.rescale(scores);
       }
-      ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();
-      __syncthreads();  // this tile's values are there
-      if (any) state.multiply_values(scores, v_ring_ + slot * V_TILE, key);
-      if constexpr (C::STAGES == 1) {
-        __syncthreads();
-        copy_tile(keys, values, tile + 1);
-      }
+      tiles_.await_values();
+      if (any) state.multiply_values(scores, tiles_.values(slot), key);
+      tiles_.leave_values(keys, values, tile);
     }
   }
 
@@ -324,31 +271,11 @@ class AttentionBlock {
   }
 
  private:
-  static constexpr int Q_TILE = C::BLOCK_Q * KeyRows::PITCH * Warp::E;
-  static constexpr int K_TILE = C::BLOCK_K * KeyRows::PITCH * Warp::E;
-  static constexpr int V_TILE = C::BLOCK_K * ValueRows::PITCH * Warp::E;
-  static constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, C::BLOCK_K) <= C::STAGES;  // no slot twice
-  static constexpr int AHEAD = ALL_IN_FLIGHT ? C::STAGES : max_of(1, C::STAGES - 1);
-
-  // Two groups of copies a tile, keys and then values; empty ones past the last tile.
-  template <class K, class V>
-  __device__ __forceinline__ void copy_tile(const K& keys, const V& values, int tile) const {
-    const int slot = tile % C::STAGES;
-    if (tile < tiles_)
-      copy_rows<C::BLOCK_K, C::D, THREADS, KeyRows>(k_ring_ + slot * K_TILE, keys, head_,
-                                                    tile * C::BLOCK_K, C::LK, thread_);
-    ptx::cp_async_commit();
-    if (tile < tiles_)
-      copy_rows<C::BLOCK_K, C::DV, THREADS, ValueRows>(v_ring_ + slot * V_TILE, values, head_,
-                                                       tile * C::BLOCK_K, C::LK, thread_);
-    ptx::cp_async_commit();
-  }
-
-  Element *const q_tile_, *const k_ring_, *const v_ring_;  // (BLOCK_Q, D), (STAGES, BLOCK_K, D), DV
   const PartsMerge<Warp, C::BLOCK_Q, C::WARPS_K, THREADS> parts_;
   const int thread_, part_, row_;
   const bool has_queries_;
-  const int head_, query0_, key_count_, tiles_;
+  const int head_, query0_, key_count_;
+  const Tiles<C, Warp, THREADS> tiles_;
 };
 
 template <class C, class Q, class K, class V, class Mask, class Functor>
@@ -362,6 +289,7 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
   const Block block(smem, reinterpret_cast<float*>(smem),
                     reinterpret_cast<float*>(smem + C::SHARES_AT), head, query0);
 
+  block.prepare(queries, keys, values);
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   block.start(queries, keys, values);

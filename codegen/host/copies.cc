@@ -237,8 +237,10 @@ void bulk_copy(u32 to, const TensorMap& map, int dimensions, const Place& place,
     fail("a copy of " + number(dimensions) + " dimensions by a tensor map of " +
          number(map.dimensions));
   const int row_bytes = map.box[0] * map.element_bytes;
-  if (map.swizzle_bytes == 128 && (to % 1024 != 0 || row_bytes != 128))
-    fail("a swizzled tile is not made of rows of 128 bytes at a multiple of 1024");
+  const int swizzle = map.swizzle_bytes;
+  if (swizzle != 0 && (to % (8 * swizzle) != 0 || row_bytes != swizzle))
+    fail("a swizzled tile is not made of rows of " + number(swizzle) + " bytes at a multiple of " +
+         number(8 * swizzle));
   find(barrier);
   for (int row = 0; row < rows_of_box(map); ++row) {
     const RowOfBox read = row_of_box(map, place, row);
@@ -321,7 +323,7 @@ void land(const Transfer& transfer) {
     for (int column = 0; column < map.box[0]; ++column) {
       const u32 at = transfer.to + row * row_bytes + column * map.element_bytes;
       unsigned char* const to =
-          shared(map.swizzle_bytes == 128 ? swizzled(at) : at, map.element_bytes);
+          shared(map.swizzle_bytes != 0 ? swizzled(at, map.swizzle_bytes) : at, map.element_bytes);
       if (column < read.count) {
         const u64 from = read.from + column * gtco::i64(map.element_bytes);
         std::memcpy(to, reinterpret_cast<const void*>(from), map.element_bytes);

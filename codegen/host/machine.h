@@ -189,8 +189,11 @@ bool check_global(const void* p, int bytes, bool write, const void* pc);
 // Fails if the running thread's last store put another value where it had put one.
 void check_again();
 
-// 128-byte swizzle: the 16-byte chunk of an address moves by the row of 128 bytes it is in.
-inline u32 swizzled(u32 address) { return address ^ ((address >> 7 & 7) << 4); }
+// The swizzle of so many bytes (32, 64 or 128): the 16-byte chunk of an address moves, among those
+// of as many bytes, by the row of 128 bytes it is in.
+inline u32 swizzled(u32 address, u32 bytes = 128) {
+  return address ^ ((address >> 7 & (bytes / 16 - 1)) << 4);
+}
 
 void land(const Transfer& transfer);
 void leave();  // the running thread ends

@@ -1,10 +1,10 @@
-"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async`: 16 bits, tf32 and
+"""Attention in one pass over the keys, on `mma.sync` fed by `cp.async` or TMA: 16 bits, tf32 and
 fp32, which is three products of tf32."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -12,12 +12,13 @@ import torch
 
 from gtco.codegen import timing
 from gtco.codegen.emit import PointwiseEmitter, Region, index
-from gtco.codegen.program import LARGEST_GRID, KernelProgram
+from gtco.codegen.program import LARGEST_GRID, KernelProgram, TensorMapArgument
 from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
+from gtco.codegen.sketches.heads import Heads, box_rows, check_tensor_map, map_text, tensor_map
 from gtco.ir.graph import Group
-from gtco.ir.views import Layout, NotAView, resolve
+from gtco.ir.views import NotAView, resolve
 from gtco.target import Target
 
 MAX_HEAD = 128
@@ -26,18 +27,6 @@ MAX_BLOCK_K = 320
 """Most keys a tile that a search tries: of wide heads more find no room in shared memory."""
 MOST_KEYS = 4096
 """More of the narrowest heads find none either."""
-
-
-@dataclass(frozen=True)
-class Heads:
-    """An operand as (head, row, column), heads counted over all batch dimensions; of a row, `run`
-    columns are copied at once."""
-
-    base: str
-    layout: Layout
-    run: int = 0
-
-
 WARPS_K = (1, 2, 4, 7, 8)
 """Warps that share 16 queries; seven of 32 keys each suit 197 and 224 keys."""
 COPY_WARPS = (0, 2, 4, 6)
@@ -184,6 +173,11 @@ class AttentionSketch(Sketch):
         more = part // 4 if self.keys > schedule["block_k"] else 0  # of the next tile
         if self.dtype == torch.float32:  # the assembler loads ahead, as counted in its kernels
             more += part * 7 // 4
+        if schedule.get("tma") and (
+            self.keys > schedule["block_k"] or self.anchor.attrs.get("causal")
+        ):
+            # Between barriers of memory the assembler loads further ahead, as counted.
+            more += part * (self.width + self.value_width) // 256
         return steps * 4 + value16 * 8 + part // 2 + more + self._mask_registers(part) + 40
 
     @staticmethod
@@ -295,11 +289,12 @@ class AttentionSketch(Sketch):
 
 class Attention(AttentionSketch):
     """Block -> 16 queries a warp -> m16n8k16 (floats: m16n8k8); keys may be split over warps; a
-    cp.async ring, which warps without queries may help to fill."""
+    ring of tiles by cp.async, which warps without queries may help to fill, or by TMA."""
 
     name: ClassVar[str] = "attention"
     version: ClassVar[int] = 3
     schedule_version: ClassVar[int] = 3
+    later_knobs: ClassVar[Mapping[str, int]] = {"tma": 0}
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
     multiplies_exactly: ClassVar[bool] = True
     narrowest_copy: ClassVar[int] = 4  # of cp.async
@@ -307,9 +302,25 @@ class Attention(AttentionSketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self._epilogue()
+        self.no_tma = self._why_no_tma()
+
+    def _why_no_tma(self) -> str:
+        """Why TMA cannot bring the operands, or ""."""
+        if not self.target.has_wgmma:
+            return f"tma: tensor maps are for sm_90a, not {self.target.arch}"
+        try:
+            for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):
+                whole = heads.run == self.chunk
+                check(whole, f"operand {label} {heads.layout} is not in runs of 16 bytes")
+                check_tensor_map(label, heads)
+        except Illegal as error:
+            return f"tma: {error}"
+        return ""
 
     def knobs(self) -> tuple[Knob, ...]:
-        return (*super().knobs(), Knob("copy_warps", COPY_WARPS))
+        # Nothing to search where it is illegal; a schedule that asks for it is told why.
+        tma = Knob("tma", (0,), range(1, 2)) if self.no_tma else Knob("tma", (0, 1))
+        return (*super().knobs(), Knob("copy_warps", COPY_WARPS), tma)
 
     def defaults(self) -> Iterable[Schedule]:
         """Those of every attention, and behind each of too few warps to keep L2 busy the same with
@@ -323,10 +334,12 @@ class Attention(AttentionSketch):
     @staticmethod
     def _schedule(block_q: int, block_k: int, warps_k: int, stages: int) -> Schedule:
         shared = AttentionSketch._schedule(block_q, block_k, warps_k, stages)
-        return {**shared, "copy_warps": 0}
+        return {**shared, "copy_warps": 0, "tma": 0}
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         loop = self._loop_work(program.schedule)
+        if program.schedule["tma"]:
+            return loop
         run = min(heads.run for heads in (self.q, self.k, self.v)) * self.dtype.itemsize
         copies = -(-loop.fill_bytes // (run * program.block))
         return replace(loop, copies=copies, copy_threads=program.schedule["copy_warps"] * 32)
@@ -335,13 +348,21 @@ class Attention(AttentionSketch):
         threads = self._threads(schedule)
         block_q, warps_k = schedule["block_q"], schedule["warps_k"]
         region, emitter = self._epilogue()
-        structs, arguments = self._operand_texts(region)
+        tma = self._tma(schedule, region) if schedule["tma"] else None
+        structs, arguments = self._operand_texts(region) if tma is None else tma.texts
         functor = emitter.functor("Epilogue", "acc")
-        shares_at = max(self._ring_bytes(schedule), self._staged_bytes(warps_k, block_q))
+        ring = self._ring_bytes(schedule) if tma is None else tma.ring_bytes
+        shares_at = max(ring, self._staged_bytes(warps_k, block_q))
         row_values_at = shares_at + 2 * warps_k * block_q * 4
         smem = row_values_at + block_q * 4 * len(emitter.row_fields)
+        config = ""
+        if tma is not None:
+            config = f"{tma.config}  static constexpr int BARRIERS_AT = {smem};\n"
+            smem += tma.barrier_bytes
         self.check_smem(smem)
         names = ", ".join(region.parameters)
+        maps = {} if tma is None else tma.maps
+        declared = (f"const __grid_constant__ ptx::TensorMap {each}" for each in maps)
         source = f"""#include "attention.cuh"
 using namespace gtco;
 
@@ -349,12 +370,12 @@ struct Config {{
 {self._config(schedule)}
   static constexpr int COPY_WARPS = {schedule["copy_warps"]};
   static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
-{EXACT if self.exact else ""}}};
+{config}{EXACT if self.exact else ""}}};
 
 {structs}
 {functor}
 extern "C" __global__ void __launch_bounds__({threads})
-ENTRY_POINT({region.declarations}) {{
+ENTRY_POINT({", ".join((*declared, region.declarations))}) {{
   attention<Config>({arguments}, Epilogue{{{names}}});
 }}
 """
@@ -364,10 +385,81 @@ ENTRY_POINT({region.declarations}) {{
             (-(-self.queries // block_q), self.heads, 1),
             threads,
             smem,
-            (argument for _, argument in region.parameters.values()),
+            (*maps.values(), *(argument for _, argument in region.parameters.values())),
         )
+
+    def _tma(self, schedule: Schedule, region: Region) -> _Tma:
+        """How TMA brings the operands.
+
+        Raises:
+            Illegal: it cannot.
+        """
+        check(not self.no_tma, self.no_tma)
+        copying = schedule["copy_warps"]
+        check(copying == 0, f"{copying} warps that copy, and with TMA one thread asks for all")
+        block_q, block_k, stages = (schedule[name] for name in ("block_q", "block_k", "stages"))
+        key_chunks = 2 * -(-self.width // (2 * self.chunk))
+        value_chunks = pad_to(self.value_width, 16) // self.chunk
+        # What the swizzle of 128 bytes repeats after.
+        keys_at = pad_to(block_q * _atoms_bytes(key_chunks), 1024)
+        values_at = keys_at + pad_to(stages * block_k * _atoms_bytes(key_chunks), 1024)
+        box = box_rows(block_k)
+        operands = {
+            "Q": (self.q, self.queries, block_q, key_chunks),
+            "K": (self.k, self.keys, box, key_chunks),
+            "V": (self.v, self.keys, box, value_chunks),
+        }
+        # Floats as they are: the kernel rounds them, or makes two of each.
+        dtype = torch.int32 if self.dtype == torch.float32 else self.dtype
+        structs = "".join(map_text(label, each[0]) for label, each in operands.items())
+        arguments = [f"{label}{{{label.lower()}_map}}" for label in operands]
+        return _Tma(
+            {
+                f"{label.lower()}_map": tensor_map(heads, dtype, rows, box, _atom_bytes(chunks))
+                for label, (heads, rows, box, chunks) in operands.items()
+            },
+            (
+                structs + self._mask_text(region),
+                ", ".join((*arguments, self._mask_argument(region))),
+            ),
+            f"""\
+  static constexpr bool TMA = true;
+  static constexpr int BOX = {box}, KEYS_AT = {keys_at}, VALUES_AT = {values_at};
+""",
+            values_at + stages * block_k * _atoms_bytes(value_chunks),
+            8 * (1 + 4 * stages),
+        )
+
+
+@dataclass(frozen=True)
+class _Tma:
+    """How TMA brings the operands of a schedule.
+
+    Args:
+        maps: by parameter.
+        texts: the structs of the operands, and the arguments that make them.
+        config: a part of the configuration.
+        ring_bytes: of the queries, and of the keys and values in flight.
+        barrier_bytes: of the barriers that count them.
+    """
+
+    maps: Mapping[str, TensorMapArgument]
+    texts: tuple[str, str]
+    config: str
+    ring_bytes: int
+    barrier_bytes: int
 
 
 def chunk_pitch(chunks: int) -> int:
     """16-byte chunks from row to row of a tile of rows of so many (`ChunkedRows`)."""
     return chunks if chunks & (chunks - 1) == 0 else chunks + 1
+
+
+def _atom_bytes(chunks: int) -> int:
+    """Columns of a box of TMA, and its swizzle, where rows have so many chunks (`AtomRows`)."""
+    return next((16 * atom for atom in (2, 4) if chunks <= atom), 128)
+
+
+def _atoms_bytes(chunks: int) -> int:
+    """Of a row of so many chunks, in whole atoms."""
+    return pad_to(16 * chunks, _atom_bytes(chunks))

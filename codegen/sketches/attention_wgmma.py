@@ -9,19 +9,16 @@ from typing import ClassVar
 import torch
 
 from gtco.codegen import timing
-from gtco.codegen.emit import index
-from gtco.codegen.program import KernelProgram, TensorMapArgument
+from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
-from gtco.codegen.sketches.attention import AttentionSketch, Heads
+from gtco.codegen.sketches.attention import AttentionSketch
 from gtco.codegen.sketches.gemm import pad_to
+from gtco.codegen.sketches.heads import box_rows, check_tensor_map, map_text, tensor_map
 from gtco.ir.graph import Group
-from gtco.ir.views import Layout
 from gtco.target import Target
 
 WARPGROUP_QUERIES = 64
 """Rows of `wgmma`'s M side."""
-MOST_BOX_KEYS = 256
-"""Rows that one copy brings, and columns of one product."""
 MOST_KEYS = 640
 """Of a tile: more of them find no room in shared memory or in registers."""
 PARTS = (1, 2)
@@ -72,7 +69,7 @@ class AttentionWgmma(AttentionSketch):
         self.width_atoms = -(-self.width // self.atom)
         self.value_atoms = -(-self.value_width // self.atom)
         for label, heads in (("q", self.q), ("k", self.k), ("v", self.v)):
-            _check_tensor_map(label, heads)
+            check_tensor_map(label, heads)
         self.row_fields = len(self._epilogue()[1].row_fields)
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -173,14 +170,15 @@ class AttentionWgmma(AttentionSketch):
         self._check(schedule)
         block_q, block_k, parts = (schedule[name] for name in ("block_q", "block_k", "parts"))
         threads, smem = self._threads(schedule), self._smem(schedule)
+        box = box_rows(block_k)
         region, emitter = self._epilogue()
         maps = {
-            "Q": self._map(self.q, self.queries, WARPGROUP_QUERIES),
-            "K": self._map(self.k, self.keys, _box(block_k)),
-            "V": self._map(self.v, self.keys, SQUARE if self.transposes else _box(block_k)),
+            "Q": tensor_map(self.q, self.dtype, self.queries, WARPGROUP_QUERIES),
+            "K": tensor_map(self.k, self.dtype, self.keys, box),
+            "V": tensor_map(self.v, self.dtype, self.keys, SQUARE if self.transposes else box),
         }
         operands = zip(maps, (self.q, self.k, self.v), strict=True)
-        structs = "".join(_operand_text(label, heads) for label, heads in operands)
+        structs = "".join(map_text(label, heads) for label, heads in operands)
         structs += self._mask_text(region)
         mask = self._mask_argument(region)
         functor = emitter.functor("Epilogue", "acc")
@@ -191,7 +189,7 @@ using namespace gtco;
 struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
-  static constexpr int BOX = {_box(block_k)}, STAGES = {schedule["stages"]};
+  static constexpr int BOX = {box}, STAGES = {schedule["stages"]};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
@@ -215,59 +213,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
             (*maps.values(), *(argument for _, argument in region.parameters.values())),
         )
 
-    def _map(self, operand: Heads, rows: int, box: int) -> TensorMapArgument:
-        """The map of boxes of `box` rows and 128 bytes of columns, of one head each."""
-        head, row, column = operand.layout.dims
-        width = column[0][0]
-        row_stride = row[0][1] if row else pad_to(width, 8)
-        outer = [*reversed(head), *[(1, row_stride)] * (3 - len(head))]
-        return TensorMapArgument(
-            operand.base,
-            operand.layout.offset,
-            self.dtype,
-            (width, rows, *(extent for extent, _ in outer)),
-            (row_stride, *(stride for _, stride in outer)),
-            (self.atom, box, 1, 1, 1),
-        )
-
 
 def _consumers(schedule: Schedule) -> int:
     """Threads of a block with queries: a warpgroup for each part of the keys of 64 of them."""
     return schedule["block_q"] // WARPGROUP_QUERIES * schedule["parts"] * 128
-
-
-def _box(block_k: int) -> int:
-    """Rows that a copy of keys or values brings: even parts of a tile, each a multiple of 8."""
-    return max(box for box in range(8, MOST_BOX_KEYS + 1, 8) if block_k % box == 0)
-
-
-def _check_tensor_map(label: str, operand: Heads) -> None:
-    """Refuse an operand, called `label`, of which no tensor map describes boxes.
-
-    Raises:
-        Illegal: naming its layout.
-    """
-    head, row, column = operand.layout.dims
-    check(
-        len(head) <= 3 and len(row) <= 1 and len(column) == 1,
-        f"operand {label} {operand.layout} has more dimensions than a tensor map",
-    )
-    once = all(stride != 0 for _, stride in (*head, *row))
-    check(once, f"operand {label} {operand.layout} is read again, which no tensor map describes")
-
-
-def _operand_text(label: str, operand: Heads) -> str:
-    """The struct through which the template copies boxes of `operand`."""
-    head = operand.layout.dims[0]
-    at = []
-    for position in range(3):  # of the head, in each of its dimensions, innermost first
-        one = [(extent, int(i == len(head) - 1 - position)) for i, (extent, _) in enumerate(head)]
-        at.append(index(Layout((tuple(one),)), ("head",)))
-    return f"""struct {label} {{  // {operand.layout}
-  const ptx::TensorMap& map;
-  __device__ __forceinline__ void prefetch() const {{ ptx::prefetch_tensormap(map); }}
-  __device__ __forceinline__ void copy(u32 to, int column, int row, int head, u32 barrier) const {{
-    ptx::cp_async_bulk_tensor(to, map, column, row, {", ".join(at)}, barrier);
-  }}
-}};
-"""

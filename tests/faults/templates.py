@@ -25,7 +25,14 @@ def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
     are pasted in for their includes."""
     source = program.source
     own = re.findall(r'#include "(.+)"', source)
-    for header in (*own, "pieces.cuh", "softmax.cuh", "epilogue.cuh", "stats.cuh"):
+    for header in (
+        *own,
+        "attention_tiles.cuh",
+        "pieces.cuh",
+        "softmax.cuh",
+        "epilogue.cuh",
+        "stats.cuh",
+    ):
         if old in source:
             break
         template = (DEVICE_HEADERS / header).read_text().replace("#pragma once\n", "")

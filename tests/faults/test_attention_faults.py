@@ -21,30 +21,32 @@ KINDS: dict[str, Schedule] = {
     "two parts": {"block_q": 16, "block_k": 64, "warps_k": 2, "stages": 1, "copy_warps": 4},
 }
 
+HAS_QUERIES = "thread_ < C::BLOCK_Q / 16 * C::WARPS_K * 32"
+"""Of a warp that does not copy alone, in `Tiles`."""
 FAULTS = {
     "a copy warp that skips the barrier": (
         "one part",
         "__syncthreads();  // this tile's keys are there",
-        "if (has_queries_) __syncthreads();  // this tile's keys are there",
+        f"if ({HAS_QUERIES}) __syncthreads();  // this tile's keys are there",
     ),
     "a copy warp that does not wait for its keys": (
         "one part",
         "ptx::cp_async_wait<2 * AHEAD - 1>();",
-        "if (has_queries_) ptx::cp_async_wait<2 * AHEAD - 1>();",
+        f"if ({HAS_QUERIES}) ptx::cp_async_wait<2 * AHEAD - 1>();",
     ),
     "a copy warp that does not wait for its values": (
         "two parts",
         "ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();",
-        "if (has_queries_) ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();",
+        f"if ({HAS_QUERIES}) ptx::cp_async_wait<C::STAGES == 1 ? 0 : 2 * AHEAD>();",
     ),
     "a copy warp that copies nothing": (
         "two parts",
         "if (tile < tiles_)\n      copy_rows",
-        "if (has_queries_ && tile < tiles_)\n      copy_rows",
+        f"if ({HAS_QUERIES} && tile < tiles_)\n      copy_rows",
     ),
     "a copy warp that copies over keys in use": (
         "two parts",
-        "if constexpr (C::STAGES == 1) {\n        __syncthreads();",
+        "if constexpr (C::STAGES == 1) {\n      __syncthreads();",
         "if constexpr (C::STAGES == 1) {",
     ),
     "a copy warp that stages results": (
@@ -100,7 +102,11 @@ def group() -> Group:
 
 def program(kind: str, old: str = "", new: str = "") -> KernelProgram:
     """The kernel with `old` replaced in its template."""
-    return planted(Attention(group(), TARGETS["sm_90a"]).emit(KINDS[kind]), old, new)
+    return planted(made(kind, group()), old, new)
+
+
+def made(kind: str, of: Group) -> KernelProgram:
+    return Attention(of, TARGETS["sm_90a"]).emit({**KINDS[kind], "tma": 0})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,6 +124,5 @@ def test_a_planted_fault_is_caught(fault: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_scale_that_turns_the_order_of_the_scores(kind: str, scale: float) -> None:
     turned = attention_groups.cross((2,), 20, 100, 24, scale=scale)
-    made = Attention(turned, TARGETS["sm_90a"]).emit(KINDS[kind])
-    assert verdicts(made, turned) == []
-    check_caught(planted(made, *SCALED_LATE), turned)
+    assert verdicts(made(kind, turned), turned) == []
+    check_caught(planted(made(kind, turned), *SCALED_LATE), turned)

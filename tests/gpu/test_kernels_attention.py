@@ -11,7 +11,7 @@ from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.ir.graph import Group
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
-from tests import attention_groups
+from tests import attention_groups, attention_tma
 from tests.groups import tf32
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
@@ -46,6 +46,33 @@ def test_attention_matches_fp64(kind: type[Sketch], case: str) -> None:
         first, again = (run_group(program, group, values) for _ in range(2))
         for name, tensor in first.items():
             assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
+
+
+def tma_sketch(group: Group) -> Sketch:
+    sketch = sketch_of(Attention, group)
+    if not sketch.target.has_wgmma:
+        pytest.skip(f"{sketch.target.arch} has no tensor maps")
+    return sketch
+
+
+@pytest.mark.parametrize("case", attention_tma.CASES)
+def test_operands_that_tma_brings(case: str) -> None:
+    make, schedule = attention_tma.CASES[case]
+    group = make()
+    values = inputs_of(group, seed=1, device="cuda")
+    program = tma_sketch(group).emit(schedule)
+    assert not wrong_outputs(program, group, values, run_group)
+    first, again = (run_group(program, group, values) for _ in range(2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
+
+
+@pytest.mark.parametrize("width", (16, 24, 64, 72))
+def test_tma_brings_nothing_of_another_head(width: int) -> None:
+    group, values = attention_tma.between_nan(width)
+    values = {name: each.cuda() for name, each in values.items()}
+    program = tma_sketch(group).emit(attention_tma.schedule(16, 32, 1, 1))
+    assert not wrong_outputs(program, group, values, run_group)
 
 
 @pytest.mark.parametrize("kind", KINDS)

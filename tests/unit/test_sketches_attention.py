@@ -48,6 +48,7 @@ def schedule(
         "warps_k": warps_k,
         "stages": stages,
         "copy_warps": copy_warps,
+        "tma": 0,
     }
 
 

@@ -17,7 +17,7 @@ from experiments import ablation, kernel_table, measure_pools
 from experiments.ablation import DRAFT, GREEDY, MEASURED, NONE, Tuning, differences, tuned_arms
 from experiments.partitions import unfused
 from experiments.publish import provenance
-from experiments.studies import attention_projection, live_search
+from experiments.studies import attention_copies, attention_projection, live_search
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import fuse_with
 from gtco.cost_model.knowledge import CHAIN, FINAL, Knowledge
@@ -224,6 +224,46 @@ def test_a_live_search_beside_its_replay(
     assert f"| {draw.name} | live |" in capsys.readouterr().out
     with pytest.raises(UsageError, match=r"not in the pool: nobody; .*: a-qkv"):
         run(monkeypatch, live_search, TINY, tmp_path, out, "a-qkv", "nobody")
+
+
+@pytest.mark.compiler
+def test_both_copies_of_attention_are_rehearsed_without_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "copies.json"
+    words = ["--quick", "--workloads", "swin_stage1"]
+    monkeypatch.setattr(sys, "argv", ["attention_copies", str(out), *words])
+    attention_copies.main()
+    result = json.loads(out.read_text())
+    (row,) = result["rows"]
+    assert result["device"] == "host" and "torch" in result["environment"]["packages"]
+    assert result["command"].startswith(
+        "python -m experiments.studies.attention_copies copies.json"
+    )
+    assert row["right"] == row["tried"] >= 4 and not row["errors"]
+    assert {each["copy"] for each in row["programs"]} == {"cp.async", "TMA", "attention_wgmma"}
+    assert all(each["run_us"] is None for each in row["programs"])
+    assert "swin_stage1" in capsys.readouterr().out
+
+
+def test_copies_of_attention_are_compared_at_one_tile() -> None:
+    def program(
+        copy: str, block_q: int, run_us: float | None, copy_warps: int = 0
+    ) -> dict[str, object]:
+        tma = int(copy == attention_copies.TMA)
+        knobs = {"block_q": block_q, "copy_warps": copy_warps, "tma": tma}
+        return {"copy": copy, "schedule": knobs, "run_us": run_us}
+
+    programs = [
+        program(attention_copies.CP_ASYNC, 16, 4.0),
+        program(attention_copies.CP_ASYNC, 16, 3.0, copy_warps=6),
+        program(attention_copies.TMA, 16, 2.0),
+        program(attention_copies.TMA, 32, 1.0),
+        program(attention_copies.CP_ASYNC, 32, None),
+        program(attention_copies.WGMMA, 32, 0.5),
+    ]
+    found = attention_copies.same_tile(programs)
+    assert found == [{"tile": {"block_q": 16}, "cp.async": 3.0, "TMA": 2.0}]
 
 
 def test_a_result_says_where_it_came_from_but_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
