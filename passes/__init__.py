@@ -16,6 +16,7 @@ from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions
+from gtco.passes.factors import join_factors
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
 from gtco.passes.layout import channels_last
@@ -55,6 +56,7 @@ PIPELINE: tuple[Pass, ...] = (
     push_slices,
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     split_group_norm,
+    join_factors,
     fold_constants,
 )
 

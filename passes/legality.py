@@ -5,7 +5,8 @@ walks one iteration shape, its frame, in which each member is a full value (one 
 or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
-                 stored result may end it. merge_stats of stats from outside are row values.
+                 stored result may end it. merge_stats of stats from outside are row values. The
+                 product that scales a linear's operand, channel by channel, may precede it.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
                  first two that read one image; then pointwise nodes of each result, and a concat of
@@ -36,6 +37,7 @@ from gtco.passes.dataflow import Flow, bits
 from gtco.passes.frames import Frame, is_anchor, is_reduction, iteration_shape, reduced
 from gtco.passes.operands import Operands
 from gtco.passes.projection import projected_heads
+from gtco.passes.scaled import Scale, scale_of
 from gtco.passes.squeeze import Gates
 from gtco.passes.stencils import Stencils
 
@@ -105,6 +107,7 @@ class Legality:
         self._lone: dict[str, str | None] = {}
         self._frames: dict[str, Frame] = {}
         self._projections: dict[str, Node | str] = {}
+        self._scales: dict[str, Scale | None] = {}
         self._gates = Gates(flow)
         self._stencils = Stencils(flow)
         self._operands = Operands(flow)
@@ -202,6 +205,21 @@ class Legality:
             self._projections[attention.name] = found
         return self._projections[attention.name]
 
+    def scale(self, linear: Node) -> Scale | None:
+        """What scales the operand of `linear`, if nobody else reads the product."""
+        if linear.name not in self._scales:
+            found = scale_of(self.flow.graph, linear)
+            if found is not None:
+                (value,) = found.product.values
+                if value in self.flow.returned or len(self.flow.readers[value]) > 1:
+                    found = None
+            self._scales[linear.name] = found
+        return self._scales[linear.name]
+
+    def _scales_for(self, node: Node, linear: Node) -> bool:
+        scale = self.scale(linear)
+        return scale is not None and scale.product is node
+
     def pair(self, first: Node, second: Node) -> str | None:
         """Why no group holds both nodes, or None if one may."""
         key = (first.name, second.name)
@@ -253,6 +271,8 @@ class Legality:
                 if isinstance(found, str):
                     return found
                 continue
+            if slot == 0 and self._scales_for(made_by, user):
+                continue
             if user.definition.family == "stencil":
                 return f"%{user.name} reads neighbours: %{read.value} must be stored first"
             if _attends(user) or (_contracts(user) and slot < 2):
@@ -295,6 +315,8 @@ class Legality:
             return self._kinds(projection, node)
         if is_anchor(anchor):
             if _attends(node) and self.projection(node) is anchor:
+                return None
+            if self._scales_for(node, anchor):
                 return None
             if (beside := self._stencils.beside(anchor, node)) is not None:
                 return None if beside is node else self._kinds(beside, node)
@@ -361,6 +383,12 @@ class Legality:
             if len(contractions) > 1:  # of a gate, without its mean
                 return f"%{contractions[0].name} and %{contractions[1].name} are two contractions"
             anchor = (contractions or anchors)[0]  # a projection, if any
+            scale = self.scale(anchor)
+            if scale is not None and scale.product in nodes:
+                for read in self.flow.reads[scale.product.name]:
+                    if self.flow.producer(read) in nodes:
+                        return f"%{read.value}, which %{scale.product.name} reads, must be stored"
+                nodes = [node for node in nodes if node is not scale.product]
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
         elif kind == "rowwise":

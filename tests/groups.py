@@ -71,6 +71,33 @@ def plain_linear(rows: int, k: int, columns: int, dtype: torch.dtype, *, batch: 
     return Group("plain_linear", b.build([b.add("linear", x, w, bias)]))
 
 
+def scaled_linear(
+    images: int,
+    pixels: int,
+    k: int,
+    columns: int,
+    dtype: torch.dtype,
+    *,
+    shared: bool = False,
+    stats: bool = False,
+    permuted: bool = False,
+) -> Group:
+    """linear(x * gate) + residual, as behind squeeze-and-excitation; the gate is `shared` by all
+    images, x lies channels first if it is `permuted`."""
+    b = GraphBuilder()
+    if permuted:
+        x = b.input("x", TensorSpec((images, k, pixels), dtype))
+        x = b.add("permute", x, dims=(0, 2, 1))
+    else:
+        x = b.input("x", TensorSpec((images, pixels, k), dtype))
+    gate = b.input("gate", TensorSpec((1 if shared else images, 1, k), dtype))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    bias = b.constant("bias", _weights(columns, dtype=dtype))
+    y = b.add("linear", b.add("mul", x, gate), w, bias)
+    y = b.add("add", y, b.input("residual", TensorSpec((images, pixels, columns), dtype)))
+    return Group("scaled_linear", b.build([y, b.add("row_stats", y)] if stats else [y]))
+
+
 def fp8_linear(
     rows: int, k: int, columns: int, dtype: torch.dtype, *, norm: bool = False, batch: int = 1
 ) -> Group:
@@ -217,6 +244,19 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "fp32_odd": lambda: plain_linear(19, 69, 91, F32),
     "fp32_patch": lambda: patch_embedding(56, 14, 128, F32),
     "fp32_bmm": lambda: batched_matmul(2, 17, 61, 72, F32, transposed=True),
+}
+
+
+SCALED_CASES: dict[str, Callable[[], Group]] = {
+    "scaled": lambda: scaled_linear(1, 49, 72, 40, F16),
+    "scaled_images": lambda: scaled_linear(5, 7, 96, 48, F16),
+    "scaled_pixel": lambda: scaled_linear(19, 1, 24, 33, F16),
+    "scaled_bf16": lambda: scaled_linear(3, 50, 136, 64, BF16, stats=True),
+    "scaled_shared": lambda: scaled_linear(3, 33, 40, 24, BF16, shared=True),
+    "scaled_odd": lambda: scaled_linear(2, 13, 37, 5, F16),
+    "scaled_fp32": lambda: scaled_linear(3, 11, 69, 24, F32),
+    "scaled_tf32": lambda: tf32(scaled_linear(2, 40, 64, 24, F32)),
+    "scaled_permuted": lambda: scaled_linear(2, 64, 48, 24, F16, permuted=True),
 }
 
 

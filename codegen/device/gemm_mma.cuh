@@ -64,12 +64,20 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
   }
 }
 
+// Leaves a fragment as it is.
+struct Unscaled {
+  __device__ __forceinline__ void operator()(u32 (&)[4]) const {}
+};
+
 // Fragments of 16 rows x 32 bytes of k, in the order (first row, chunk of k) of `at(j)`: mma's A
 // has (0, 0), (8, 0), (0, 1), (8, 1), and two of its B (0, 0), (0, 1), (8, 0), (8, 1). A matrix of
 // ldmatrix is 8 rows x 16 bytes; of 32-bit elements it turns none, so lanes read those one by one.
-template <class Mma, bool K_MAJOR, int ROWS, int BLOCK_K, bool IS_A, class Element>
+// `scaled` multiplies them.
+template <class Mma, bool K_MAJOR, int ROWS, int BLOCK_K, bool IS_A, class Element,
+          class Scaled = Unscaled>
 __device__ __forceinline__ void load_fragments(u32 (&parts)[Mma::PARTS][4], const Element* tile,
-                                               int row, int k, int lane) {
+                                               int row, int k, int lane,
+                                               const Scaled& scaled = {}) {
   u32(&r)[4] = parts[0];
   constexpr int E = 16 / sizeof(Element);
   const auto first_row = [](int j) { return (IS_A ? j & 1 : j >> 1) * 8; };
@@ -91,8 +99,26 @@ __device__ __forceinline__ void load_fragments(u32 (&parts)[Mma::PARTS][4], cons
       ptx::ldmatrix_x4_trans(r, address);
     }
   }
+  scaled(r);
   Mma::split(parts);
 }
+
+// A's fragment at `k`, whose rows have the factors of rows `of[0]` and, the lower eight, `of[1]` of
+// a tile (ROWS, BLOCK_K): times those.
+template <int ROWS, int BLOCK_K, class Element>
+__device__ __forceinline__ void scale_fragment(u32 (&r)[4], const Element* tile, const int (&of)[2],
+                                               int k, int lane) {
+  constexpr int E = 16 / sizeof(Element), REGISTER = 4 / sizeof(Element);
+#pragma unroll
+  for (int j = 0; j < 4; ++j) {
+    const int at = k + (j >> 1) * E + lane % 4 * REGISTER;
+    const Element* factors = tile + tile_offset<true, ROWS, BLOCK_K, E>(of[j & 1], at);
+    r[j] = ptx::multiply<Element>(r[j], *reinterpret_cast<const u32*>(factors));
+  }
+}
+
+// Of a GEMM whose A is multiplied as it is.
+struct NoScale {};
 
 // Whether the results of a batch, the groups of a convolution, lie side by side: its configuration
 // says GROUPED.
@@ -103,11 +129,15 @@ struct IsGrouped<C, decltype(static_cast<void>(C::GROUPED))> : Constant<bool, C:
 
 // Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES, and EXACT where
 // products of floats are as good as fp32's. M and N are those of one product of the batch.
-template <class C, class A, class B, class Functor>
-__device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& functor) {
+// With a Scale, an operand (GROUPS, K), GROUP_ROWS rows of A each are multiplied by one of its
+// rows, of which a tile meets SCALE_ROWS at most.
+template <class C, class A, class B, class Functor, class Scale = NoScale>
+__device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& functor,
+                                         const Scale& scale = {}) {
   using Element = typename C::Element;
   using Mma = gtco::Mma<Element, is_exact<C>>;
   static_assert(C::BLOCK_K % Mma::K == 0, "mma takes k in steps");
+  constexpr bool SCALES = !is_same<Scale, NoScale>;
   constexpr int THREADS = C::WARPS_M * C::WARPS_N * 32;
   constexpr int WARP_M = C::BLOCK_M / C::WARPS_M, WARP_N = C::BLOCK_N / C::WARPS_N;
   static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile is made of 16 x 16 pieces");
@@ -132,10 +162,16 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   const int first_row = IsGrouped<C>::value ? 0 : batch * C::M;
   const int first_column = IsGrouped<C>::value ? batch * C::N : 0;
 
+  Element* scale_ring = b_ring + C::STAGES * B_TILE;  // (STAGES, SCALE_ROWS, BLOCK_K)
   const auto copy_a = [&](int step) {
-    if (step < STEPS)
+    if (step < STEPS) {
       copy_tile<Element, C::BLOCK_M, C::BLOCK_K, C::K, THREADS>(
           a_ring + step % C::STAGES * A_TILE, a, batch, m0, step * C::BLOCK_K, C::M, thread);
+      if constexpr (SCALES)
+        copy_tile<Element, C::SCALE_ROWS, C::BLOCK_K, C::K, THREADS>(
+            scale_ring + step % C::STAGES * C::SCALE_ROWS * C::BLOCK_K, scale, 0,
+            m0 / C::GROUP_ROWS, step * C::BLOCK_K, C::GROUPS, thread);
+    }
   };
   const auto copy_b = [&](int step) {
     if (step < STEPS)
@@ -158,6 +194,14 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   fill_row_values<C::BLOCK_M, THREADS>(functor, row_values, thread, first_row + m0,
                                        first_row + C::M);
 
+  int factors[MI][2];  // which row of the tile of factors is that of the fragments' rows
+  if constexpr (SCALES) {
+#pragma unroll
+    for (int i = 0; i < 2 * MI; ++i) {
+      const int row = m0 + warp_m + i * 8 + lane / 4;
+      factors[i / 2][i % 2] = min_of(row / C::GROUP_ROWS - m0 / C::GROUP_ROWS, C::SCALE_ROWS - 1);
+    }
+  }
   float acc[MI][NI][Mma::PARTS][4] = {};
 #pragma unroll 1
   for (int step = 0; step < STEPS; ++step) {
@@ -175,8 +219,13 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
         u32 af[MI][Mma::PARTS][4], bf[NI / 2][Mma::PARTS][4];
 #pragma unroll
         for (int i = 0; i < MI; ++i)
-          load_fragments<Mma, A::K_MAJOR, C::BLOCK_M, C::BLOCK_K, true>(af[i], a_tile,
-                                                                        warp_m + i * 16, k, lane);
+          load_fragments<Mma, A::K_MAJOR, C::BLOCK_M, C::BLOCK_K, true>(
+              af[i], a_tile, warp_m + i * 16, k, lane, [&](u32(&r)[4]) {
+                if constexpr (SCALES)
+                  scale_fragment<C::SCALE_ROWS, C::BLOCK_K>(
+                      r, scale_ring + step % C::STAGES * C::SCALE_ROWS * C::BLOCK_K, factors[i], k,
+                      lane);
+              });
 #pragma unroll
         for (int j = 0; j < NI / 2; ++j)
           load_fragments<Mma, B::K_MAJOR, C::BLOCK_N, C::BLOCK_K, false>(bf[j], b_tile,

@@ -196,6 +196,27 @@ __device__ __forceinline__ u32 cvt_tf32(float x) {
   return r;
 }
 
+// 9.7.4.3 mul, 9.7.4.4 fma: a register of operands of mma.sync times another, each product rounded.
+template <class T>
+__device__ __forceinline__ u32 multiply(u32 a, u32 b) {
+  static_assert(sizeof(T) == 4, "one float");
+  return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
+}
+
+template <>
+__device__ __forceinline__ u32 multiply<half_t>(u32 a, u32 b) {
+  u32 r;
+  asm("mul.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
+  return r;
+}
+
+template <>
+__device__ __forceinline__ u32 multiply<bf16_t>(u32 a, u32 b) {
+  u32 r;  // mul.bf16x2 is of sm_90; a product and -0 are the product
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(0x80008000));
+  return r;
+}
+
 __device__ __forceinline__ void mma_m16n8k8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "

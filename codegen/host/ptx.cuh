@@ -87,6 +87,24 @@ __forceinline__ u32 cvt_tf32(float x) {
   return (bits & 0x7f800000) == 0x7f800000 ? bits : (bits + 0x1000) & 0xffffe000;
 }
 
+template <class T>
+__forceinline__ u32 multiply(u32 a, u32 b) {
+  if constexpr (sizeof(T) == 4) {
+    return __float_as_uint(__uint_as_float(a) * __uint_as_float(b));
+  } else {
+    const auto half = [&](int shift) {
+      const T x{static_cast<u16>(a >> shift)}, y{static_cast<u16>(b >> shift)};
+      const float product = cvt_f32(x) * cvt_f32(y);
+      if constexpr (is_same<T, half_t>) {
+        return u32(cvt_f16(product).bits) << shift;
+      } else {
+        return u32(cvt_bf16(product).bits) << shift;
+      }
+    };
+    return half(0) | half(16);
+  }
+}
+
 __forceinline__ void mma_m16n8k8(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   host::mma(d, a, b0, b1, host::Type::TF32);
 }

@@ -18,8 +18,9 @@ from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.sketches.windows import WindowOperand, of_whole_rows, windows_of
-from gtco.ir.graph import Group, Node
+from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.views import Axis, Layout, NotAView, resolve
+from gtco.passes.scaled import Scale, scale_of
 from gtco.target import Target
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -41,6 +42,26 @@ class GemmOperand:
 
 
 @dataclass(frozen=True)
+class ScaleOperand:
+    """What A is multiplied by ahead of the products.
+
+    Args:
+        product: the node.
+        operand: (1, groups, K): a row of factors for each group of rows of A.
+        rows: of a group.
+    """
+
+    product: Node
+    operand: GemmOperand
+    rows: int
+
+    def most(self, rows: int) -> int:
+        """Groups that a tile of so many rows meets at most."""
+        groups = self.operand.layout.shape[1]
+        return min(groups, (rows + self.rows - 2) // self.rows + 1)
+
+
+@dataclass(frozen=True)
 class GemmProblem:
     """A GEMM group, analysed.
 
@@ -49,6 +70,7 @@ class GemmProblem:
         batch, rows, columns, k: the sizes of one product and how many there are.
         dtype: of both operands.
         a, b: the operands; A may be windows of an image.
+        scale: what A is multiplied by, if by anything.
     """
 
     group: Group
@@ -60,6 +82,7 @@ class GemmProblem:
     dtype: torch.dtype
     a: GemmOperand | WindowOperand
     b: GemmOperand
+    scale: ScaleOperand | None = None
 
     def matmul_tflops(self, target: Target) -> float:
         """The dense rate of its products on `target`, TFLOP/s."""
@@ -104,7 +127,9 @@ class GemmProblem:
 
     def epilogue(self, region: Region) -> PointwiseEmitter:
         """The epilogue's emitter; the template hands in `acc`."""
-        return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
+        scales = None if self.scale is None else self.scale.product
+        nodes = [node for node in self.group.nodes if node is not scales]
+        return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, nodes)
 
     @cached_property
     def row_stats(self) -> int:
@@ -186,11 +211,16 @@ def check_products(
     check(exact or not is_exact(anchor, dtype), "this sketch multiplies fp32 as tf32 alone")
 
 
-def analyse(group: Group) -> GemmProblem:
+def analyse(group: Group, *, scales: bool = False) -> GemmProblem:
     """The GEMM in `group`.
 
+    Args:
+        group: the group.
+        scales: whether the kernel can multiply A by a factor of each channel.
+
     Raises:
-        Illegal: there is not exactly one, or an operand is not a strided view.
+        Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled
+            and cannot be.
     """
     anchors = [node for node in group.nodes if node.definition.family == "gemm"]
     check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")
@@ -199,10 +229,13 @@ def analyse(group: Group) -> GemmProblem:
     out = anchor.outputs[0].sizes
     if anchor.definition.convolves:
         return _analyse_conv(group, anchor)
+    found = scale_of(graph, anchor)
+    check(scales or found is None, "this sketch copies its operands unchanged: none is scaled")
     try:
-        a_base, a = resolve(graph, anchor.inputs[0])
+        scale = None if found is None else _scale_operand(graph, found)
+        a_base, a = resolve(graph, anchor.inputs[0] if found is None else found.value)
         b_base, b = resolve(graph, anchor.inputs[1])
-        for base in (a_base, b_base):
+        for base in (a_base, b_base, *(() if scale is None else (scale.operand.base,))):
             stored = base in graph.inputs or base in graph.constants
             check(stored, f"operand %{base} is made in the same kernel")
         k = a.shape[-1]
@@ -234,6 +267,15 @@ def analyse(group: Group) -> GemmProblem:
         dtypes.pop(),
         GemmOperand(a_base, a, a_base in graph.constants),
         GemmOperand(b_base, b, b_base in graph.constants),
+        scale,
+    )
+
+
+def _scale_operand(graph: Graph, scale: Scale) -> ScaleOperand:
+    base, layout = resolve(graph, scale.factor)
+    layout = layout.reshape((1, scale.groups, layout.shape[-1]))
+    return ScaleOperand(
+        scale.product, GemmOperand(base, layout, base in graph.constants), scale.rows
     )
 
 

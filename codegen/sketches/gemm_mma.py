@@ -34,7 +34,9 @@ class GemmMma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self.problem = analyse(group)
+        self.problem = analyse(group, scales=True)
+        if self.problem.scale is not None:
+            check(self.problem.scale.operand.k_major, "the factors of a row lie apart")
         check_products(self.problem.anchor, self.problem.dtype, target, exact=True)
         self.exact = is_exact(self.problem.anchor, self.problem.dtype)
         self.problem.epilogue(self.problem.region())
@@ -82,7 +84,9 @@ class GemmMma(Sketch):
         m, n, k = schedule["block_m"], schedule["block_n"], schedule["block_k"]
         warps, parts = schedule["warps_m"] * schedule["warps_n"], 1 + self.exact
         steps = -(-self.problem.k // k)
-        filled = steps * (m + n) * k * self.problem.dtype.itemsize
+        scale = self.problem.scale
+        rows = m + n + (0 if scale is None else scale.most(m))
+        filled = steps * rows * k * self.problem.dtype.itemsize
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
@@ -121,13 +125,23 @@ class GemmMma(Sketch):
             check(major or problem.dtype != FP8, "no instruction transposes tiles of fp8")
             parameter = region.parameter(operand.base, "in")
             texts.append(operand_text(label, operand, problem.dtype, parameter))
+        scaling, scale_rows, handed = "", 0, ""
+        if (scale := problem.scale) is not None:
+            scale_rows = scale.most(m)
+            parameter = region.parameter(scale.operand.base, "in")
+            texts.append(operand_text("Scale", scale.operand, problem.dtype, parameter))
+            scaling = (
+                f"  static constexpr int GROUPS = {scale.operand.layout.shape[1]}, "
+                f"GROUP_ROWS = {scale.rows}, SCALE_ROWS = {scale_rows};\n"
+            )
+            handed = f", Scale{{{parameter}}}"
         functor = emitter.functor("Epilogue", "acc")
         stage_ld = n + 8
-        ring = stages * (m + n) * k * problem.dtype.itemsize
+        ring = stages * (m + n + scale_rows) * k * problem.dtype.itemsize
         row_values_at = pad_to(max(ring, m * stage_ld * 4), 16)
         smem = row_values_at + m * 4 * len(emitter.row_fields)
         self.check_smem(smem)
-        names = ", ".join(region.parameters)
+        names, newline = ", ".join(region.parameters), "\n"
         source = f"""#include "gemm_mma.cuh"
 using namespace gtco;
 
@@ -137,15 +151,14 @@ struct Config {{
   static constexpr int BLOCK_M = {m}, BLOCK_N = {n}, BLOCK_K = {k};
   static constexpr int WARPS_M = {warps_m}, WARPS_N = {warps_n}, STAGES = {stages};
   static constexpr int STAGE_LD = {stage_ld}, ROW_VALUES_AT = {row_values_at};
-{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}}};
+{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}{scaling}}};
 
-{texts[0]}
-{texts[1]}
+{newline.join(texts)}
 {functor}
 extern "C" __global__ void __launch_bounds__({warps_m * warps_n * 32})
 ENTRY_POINT({region.declarations}) {{
   gemm_mma<Config>(A{{{region.parameter(problem.a.base, "in")}}},
-                   B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}});
+                   B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}}{handed});
 }}
 """
         return self.program(

@@ -196,6 +196,34 @@ def convnext() -> Model:
     return build(ConvNextForImageClassification(ConvNextConfig(num_labels=1000)), "logits")
 
 
+def convnextv2() -> Model:
+    """ConvNeXt V2-T: global response normalization in each block."""
+    from transformers import ConvNextV2Config, ConvNextV2ForImageClassification
+
+    return build(ConvNextV2ForImageClassification(ConvNextV2Config(num_labels=1000)), "logits")
+
+
+def efficientnet() -> Model:
+    """EfficientNet-B0: squeeze-and-excitation ahead of each projection."""
+    from transformers import EfficientNetConfig, EfficientNetForImageClassification
+
+    config = EfficientNetConfig(
+        image_size=224,
+        width_coefficient=1.0,
+        depth_coefficient=1.0,
+        hidden_dim=1280,
+        num_labels=1000,
+    )
+    return build(EfficientNetForImageClassification(config), "logits")
+
+
+def regnet() -> Model:
+    """RegNetY-4GF: convolutions in groups, and squeeze-and-excitation."""
+    from transformers import RegNetConfig, RegNetForImageClassification
+
+    return build(RegNetForImageClassification(RegNetConfig(num_labels=1000)), "logits")
+
+
 def segformer() -> Model:
     """SegFormer-B0 with its ADE20K head, 512 by 512."""
     from transformers import SegformerConfig, SegformerForSemanticSegmentation

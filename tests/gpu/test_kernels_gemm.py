@@ -17,6 +17,7 @@ pytestmark = pytest.mark.gpu
 
 CASES = {
     **groups.GEMM_CASES,
+    **groups.SCALED_CASES,
     **groups.CONV_CASES,
     **groups.GROUPED_CASES,
     "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),

@@ -26,6 +26,7 @@ CASES: dict[str, Callable[[], Group]] = {
     **tile_groups.ELEMENTWISE,
     **tile_groups.ROWWISE,
     **groups.GEMM_CASES,
+    **groups.SCALED_CASES,
     **{f"attention_{name}": make for name, make in attention_groups.CASES.items()},
     **{f"attention_{name}": make for name, make in attention_groups.NARROW_CASES.items()},
 }

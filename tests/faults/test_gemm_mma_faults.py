@@ -1,0 +1,35 @@
+"""Faults planted where `mma.sync` scales the operand of a GEMM; the twin without one passes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gtco.codegen.sketches.gemm_mma import GemmMma
+from gtco.target import TARGETS
+from tests import groups
+from tests.faults.templates import check_caught, planted, verdicts
+
+pytestmark = pytest.mark.compiler
+
+SCHEDULE = {"block_m": 32, "block_n": 32, "block_k": 32, "warps_m": 2, "warps_n": 1, "stages": 3}
+FAULTS = {
+    "factors of the first image alone": ("row / C::GROUP_ROWS - m0", "m0 / C::GROUP_ROWS - m0"),
+    "counted from the first tile on": ("- m0 / C::GROUP_ROWS, C::SCALE_ROWS", ", C::SCALE_ROWS"),
+    "of the upper eight rows": ("of[j & 1]", "of[0]"),
+    "of the lower half of k": ("k + (j >> 1) * E + lane % 4", "k + lane % 4"),
+    "of another stage": ("r, scale_ring + step % C::STAGES", "r, scale_ring + 0"),
+    "of the first step": ("m0 / C::GROUP_ROWS, step * C::BLOCK_K", "m0 / C::GROUP_ROWS, 0"),
+    "beyond the last image": ("C::GROUPS, thread", "C::GROUPS - 1, thread"),
+    "none": ("r[j] = ptx::multiply<Element>", "ptx::multiply<Element>"),
+}
+
+
+@pytest.mark.parametrize("fault", ["", *FAULTS])
+def test_faults(fault: str) -> None:
+    group = groups.scaled_linear(5, 9, 72, 24, torch.float16)
+    program = GemmMma(group, TARGETS["sm_80"]).emit(SCHEDULE)
+    if not fault:
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *FAULTS[fault]), group)
