@@ -19,6 +19,7 @@ from types import MappingProxyType
 
 from gtco.ir.graph import Graph, Group, Node, subgraph
 from gtco.ir.views import Layout, NotAView, apply_view, store_layout, through_views
+from gtco.passes.frames import has_windows
 
 
 @dataclass(frozen=True)
@@ -146,10 +147,7 @@ class Flow:
         """
         alike: dict[str, int] = {}
         images = [
-            self.reads[node.name][0].value
-            if node.definition.family == "stencil" and "stride" in node.attrs
-            else ""
-            for node in self.compute
+            self.reads[node.name][0].value if has_windows(node) else "" for node in self.compute
         ]
         for position, image in enumerate(images):
             alike[image] = alike.get(image, 0) | 1 << position

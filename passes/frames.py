@@ -21,6 +21,11 @@ def is_reduction(node: Node) -> bool:
     return node.pattern is Pattern.REDUCTION
 
 
+def has_windows(node: Node) -> bool:
+    """Whether `node` reduces windows of one size in each channel."""
+    return node.definition.family == "stencil" and "stride" in node.attrs
+
+
 @dataclass(frozen=True)
 class Frame:
     """What a kernel iterates over: `full` points, in rows that `row` has one element for."""

@@ -10,7 +10,7 @@ or a row value (one element per row):
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
                  first two that read one image; then pointwise nodes of each result, and a concat of
-                 it and of others.
+                 it and of others. row_stats of a stored result may end those of the first two.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
@@ -34,7 +34,14 @@ from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import Dim
 from gtco.passes.dataflow import Flow, bits
-from gtco.passes.frames import Frame, is_anchor, is_reduction, iteration_shape, reduced
+from gtco.passes.frames import (
+    Frame,
+    has_windows,
+    is_anchor,
+    is_reduction,
+    iteration_shape,
+    reduced,
+)
 from gtco.passes.operands import Operands
 from gtco.passes.projection import projected_heads
 from gtco.passes.scaled import Scale, scale_of
@@ -332,7 +339,7 @@ class Legality:
                 return f"the epilogue of {anchor.op} has no pairs of columns"
             if node.definition.of_pairs and self.frame(anchor).full[1] % 2:
                 return f"{node.op} takes pairs of columns, and {self.frame(anchor).full[1]} is odd"
-            if node.op == "row_stats" and not _contracts(anchor):
+            if node.op == "row_stats" and not (_contracts(anchor) or has_windows(anchor)):
                 return f"the epilogue of {anchor.op} has no row statistics"
             if node.op == "row_stats":
                 columns = self.frame(anchor).full[1]
@@ -341,7 +348,7 @@ class Legality:
                     return f"row_stats of {stats} does not run along the {columns} columns"
                 if columns % 2:
                     return f"row_stats takes pairs of columns, and {columns} is odd"
-                return None
+                return None if _contracts(anchor) else self._stencils.unpaired(anchor)
             return self._in_frame(anchor, node)
         if not is_reduction(anchor) or anchor.op == "merge_stats":
             return None

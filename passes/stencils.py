@@ -47,6 +47,17 @@ class Stencils:
         named = (self.flow.compute[position] for position in others)
         return next((other for other in named if other.name in behind), None)
 
+    def unpaired(self, anchor: Node) -> str | None:
+        """Why no thread has two neighbouring channels of `anchor`, or None if threads may."""
+        read = self.flow.reads[anchor.name][0]
+        try:
+            width = self.flow.layout(read).vector(2)
+        except NotAView as error:
+            return f"%{read.value}, the image of {anchor.op}, is no strided view: {error}"
+        if width < 2:
+            return f"row_stats takes pairs of columns, and those of %{read.value} lie apart"
+        return None
+
     def joined(
         self, concats: Sequence[Node], inside: set[str], full: tuple[int, ...]
     ) -> str | None:

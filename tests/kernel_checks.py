@@ -14,6 +14,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.cost_model.judge import Judge, random_values
 from gtco.ir.graph import Group
+from gtco.passes.dataflow import trace
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS, Target
 
@@ -61,3 +62,19 @@ def wrong_outputs(
     an output's size where so few elements are judged that eager's own is chance."""
     verdict = Judge(group, values, slack)(run(program, group, values))
     return [f"{verdict} with {dict(program.schedule)}"] if verdict else []
+
+
+def wrong_statistics(group: Group, outputs: Mapping[str, Tensor]) -> list[str]:
+    """Row statistics among `outputs` that are not those of the rounded values beside them.
+
+    The judge would allow them: those of unrounded values are nearer to fp64.
+    """
+    graph, wrong = group.graph, []
+    stored = {trace(graph, name).base: tensor for name, tensor in outputs.items()}
+    for node in graph.nodes:
+        if node.op == "row_stats" and (base := trace(graph, node.inputs[0]).base) in stored:
+            rows = stored[base].double().reshape(graph.specs[node.inputs[0]].sizes)
+            off = (outputs[node.values[0]] - node.definition.reference(rows)).abs()
+            if not (off <= 1e-5 * rows.abs().amax()).all():  # NaN is wrong too
+                wrong.append(f"%{node.name} is off by {float(off.max())}")
+    return wrong

@@ -25,8 +25,13 @@ def depthwise(
     after: tuple[int, int] | None = None,
     dilation: tuple[int, int] = (1, 1),
     row_values: bool = False,
+    stats: bool = False,
 ) -> Group:
-    """silu(depthwise_conv(x) + bias), scaled by a value of each pixel if `row_values`."""
+    """silu(depthwise_conv(x) + bias), scaled by a value of each pixel if `row_values`.
+
+    With `stats`, depthwise_conv(x) + bias + residual, as rows, and their row statistics. They have
+    a large mean: rounded to 16 bits, values have another spread.
+    """
     b = GraphBuilder()
     x = b.input("x", TensorSpec(image, dtype))
     generator = torch.Generator().manual_seed(1)
@@ -34,6 +39,11 @@ def depthwise(
     y = b.add("depthwise_conv", x, b.constant("w", w.to(dtype)), stride=stride, before=before,
               after=before if after is None else after, dilation=dilation)  # fmt: skip
     bias = torch.randn(image[3], generator=generator).to(dtype)
+    if stats:
+        y = b.add("add", y, b.constant("bias", bias + 300))
+        y = b.add("add", b.input("residual", b.specs[y]), y)
+        rows = b.add("reshape", y, shape=(b.specs[y].numel // image[3], image[3]))
+        return Group("depthwise", b.build([y, b.add("row_stats", rows)]))
     y = b.add("silu", b.add("add", y, b.constant("bias", bias)))
     if row_values:
         pixels = b.input("pixels", TensorSpec((*b.specs[y].sizes[:3], 1), dtype))
@@ -133,11 +143,13 @@ def projections(
     *,
     last: bool = False,
     permuted: bool = False,
+    stats: bool = False,
 ) -> Group:
     """Depthwise convolutions of the pixels of x [1, tokens + H W, C], each behind the first tokens.
 
     The tokens come after the pixels with `last`; with `permuted` the results are stored as their
-    reader, attention's heads of 8 channels, asks for them.
+    reader, attention's heads of 8 channels, asks for them; with `stats` each has row statistics of
+    its pixels.
     """
     b = GraphBuilder()
     height, width, c = image
@@ -158,6 +170,8 @@ def projections(
         y = b.add("add", y, b.constant(f"bias{number}", bias))
         rows = b.specs[y].numel // c
         y = b.add("reshape", y, shape=(1, rows, c))
+        if stats:
+            results.append(b.add("row_stats", y))
         if tokens:
             y = b.add("concat", *((y, first) if last else (first, y)), dim=1)
         if permuted:
@@ -202,6 +216,32 @@ RESIZES |= {
     "resize_beside_a_skip": lambda: skipped((1, 3, 4, 16), (24,)),
     "resize_between_skips": lambda: skipped((2, 3, 2, 7), (5, 3), BF16),
 }
+
+
+def pooled_statistics(image: tuple[int, int, int, int], dtype: torch.dtype) -> Group:
+    """The mean, its relu and the largest of x's windows, and row statistics of each."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(image, dtype))
+    given = {"kernel": (3, 3), "stride": (2, 2), "padding": (1, 1), "ceil_mode": False}
+    mean = b.add("avg_pool", x, count_padding=False, divisor=None, **given)
+    largest = b.add("max_pool", x, dilation=(1, 1), **given)
+    positive = b.add("relu", mean)
+    made = [mean, positive, largest]
+    return Group("pooled", b.build([*made, *(b.add("row_stats", y) for y in made)]))
+
+
+STATISTICS: dict[str, Callable[[], Group]] = {
+    "stats_96": lambda: depthwise((1, 5, 6, 96), (7, 7), before=(3, 3), stats=True),
+    "stats_40": lambda: depthwise((2, 5, 7, 40), (3, 3), BF16, stats=True),
+    "stats_24": lambda: depthwise((1, 9, 4, 24), (3, 3), F32, stride=(2, 1), stats=True),
+    "stats_130": lambda: depthwise((1, 4, 5, 130), (3, 3), stats=True),
+    "stats_128": lambda: depthwise((1, 3, 5, 128), (5, 5), F32, before=(2, 2), stats=True),
+    "stats_232": lambda: depthwise((3, 3, 3, 232), (3, 3), stats=True),
+    "stats_2": lambda: depthwise((1, 7, 5, 2), (3, 3), stats=True),
+    "stats_of_three": lambda: projections(0, (5, 4, 48), (1, 1, 1), BF16, stats=True),
+    "stats_of_a_pooling": lambda: pooled_statistics((2, 5, 6, 88), F16),
+}
+"""Row statistics of what is stored."""
 
 
 def sampled(

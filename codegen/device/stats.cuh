@@ -61,6 +61,27 @@ __device__ __forceinline__ RowMoments merge_row_stats(const float* stats, float 
   return {mean, rsqrtf(spread / COLUMNS + eps)};
 }
 
+// Stores the statistics of one row's chunk, of which a thread has `values` from column `col` on.
+// `sum` adds up what the lanes that have all of it give; the first of them stores.
+template <int COLUMNS, int V, class Sum>
+__device__ __forceinline__ void store_chunk(float* stats, int row, int col,
+                                            const Vec<float, V>& values, bool active, Sum sum) {
+  const int chunk = col / STATS_CHUNK;
+  const int count = min_of(STATS_CHUNK, COLUMNS - chunk * STATS_CHUNK);
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < V; ++i) total += active ? values[i] : 0.0f;
+  const float mean = sum(total) / count;
+  float m2 = 0.0f;
+#pragma unroll
+  for (int i = 0; i < V; ++i) m2 += active ? (values[i] - mean) * (values[i] - mean) : 0.0f;
+  m2 = sum(m2);
+  if (active && col % STATS_CHUNK == 0) {
+    constexpr int CHUNKS = ceil_div(COLUMNS, STATS_CHUNK);
+    gtco::store<2>(stats + (row * CHUNKS + chunk) * 2, Vec<float, 2>{{mean, m2}});
+  }
+}
+
 // Stores a functor's statistics where neighbouring lanes hold neighbouring vectors of a row, and a
 // chunk's first vector lies in a lane that is a multiple of 64 / V. Called by all 32 lanes; the
 // first of a chunk stores.
@@ -69,21 +90,48 @@ struct StatsOfLanes {
   __device__ __forceinline__ void store(float* stats, int row, int col, const Vec<float, V>& values,
                                         bool active) const {
     static_assert(V >= 2 && STATS_CHUNK % V == 0, "64 / V lanes of one warp hold a chunk");
-    constexpr int LANES = STATS_CHUNK / V;
-    const int chunk = col / STATS_CHUNK;
-    const int count = min_of(STATS_CHUNK, COLUMNS - chunk * STATS_CHUNK);
-    float sum = 0.0f;
+    const auto sum = [](float x) { return lanes_sum<STATS_CHUNK / V>(x); };
+    store_chunk<COLUMNS>(stats, row, col, values, active, sum);
+  }
+};
+
+// Which vector of which row thread `item` has where threads come in the order of chunks: first
+// those of the whole chunks of all rows, 64 / V each, then those of the narrower chunk in which
+// each row ends, as many as hold it, rounded up to a power of two. So the threads of a chunk are
+// neighbours in one warp, and few are idle: those have a row that is none of `rows`, and the last
+// vector's column.
+template <int COLUMNS, int V>
+struct ChunkPlace {
+  static constexpr int LANES = STATS_CHUNK / V, FIRST = COLUMNS / STATS_CHUNK * STATS_CHUNK;
+  static constexpr int WHOLE = FIRST / V;  // threads of a row's whole chunks
+  static constexpr int LAST = power_of_two((COLUMNS - FIRST) / V);  // of its narrower one
+  int row, col;
+
+  __device__ __forceinline__ ChunkPlace(int item, int rows) {
+    static_assert(V >= 2 && LANES <= 32 && COLUMNS % V == 0, "a chunk is vectors of one warp");
+    const int rest = item - rows * WHOLE;
+    row = rest < 0 ? item / max_of(1, WHOLE) : rest / max_of(1, LAST);
+    col = rest < 0 ? item % max_of(1, WHOLE) * V : FIRST + rest % max_of(1, LAST) * V;
+    if (col >= COLUMNS) row = rows, col = COLUMNS - V;
+  }
+};
+
+// The same where lanes hold vectors in the order of chunks.
+struct StatsOfChunks {
+  template <int COLUMNS, int V>
+  __device__ __forceinline__ void store(float* stats, int row, int col, const Vec<float, V>& values,
+                                        bool active) const {
+    using Place = ChunkPlace<COLUMNS, V>;
+    const int lanes = col < Place::FIRST ? Place::LANES : Place::LAST;
+    const auto sum = [&](float x) {
 #pragma unroll
-    for (int i = 0; i < V; ++i) sum += active ? values[i] : 0.0f;
-    const float mean = lanes_sum<LANES>(sum) / count;
-    float m2 = 0.0f;
-#pragma unroll
-    for (int i = 0; i < V; ++i) m2 += active ? (values[i] - mean) * (values[i] - mean) : 0.0f;
-    m2 = lanes_sum<LANES>(m2);
-    if (active && col % STATS_CHUNK == 0) {
-      constexpr int CHUNKS = ceil_div(COLUMNS, STATS_CHUNK);
-      gtco::store<2>(stats + (row * CHUNKS + chunk) * 2, Vec<float, 2>{{mean, m2}});
-    }
+      for (int offset = Place::LANES / 2; offset > 0; offset /= 2) {
+        const float other = __shfl_xor_sync(~0u, x, offset);  // all 32, whatever they have
+        x += offset < lanes ? other : 0.0f;
+      }
+      return x;
+    };
+    store_chunk<COLUMNS>(stats, row, col, values, active, sum);
   }
 };
 

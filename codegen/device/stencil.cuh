@@ -1,7 +1,8 @@
 // Windows of images whose channels do not mix: depthwise convolution, maximum, mean. A thread has V
 // channels of STRIP windows that are neighbours along the width; what several of them read is
 // loaded once. It waits for few loads: the weights are asked for ahead of the dependent-launch
-// wait, and as many rows of pixels at once as its registers hold.
+// wait, and as many rows of pixels at once as its registers hold. Neighbouring threads have
+// neighbouring vectors of a pixel; where the functor makes row statistics, as `ChunkPlace` says.
 //
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), STRIP, THREADS, and the window fields
 // of windows.cuh. Image has `at(image, y, x, channel)`. Tap says what a window is reduced to:
@@ -44,8 +45,12 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   constexpr bool AHEAD = Tap::CONSTANT && TAPS * static_cast<int>(sizeof(Weights)) <= 4 * REGISTERS;
 
   const int item = block * C::THREADS + threadIdx.x;
-  const int col = item % VECTORS * V, q0 = item / VECTORS % STRIPS * C::STRIP;
-  const int line = item / (VECTORS * STRIPS);  // of the result: P of each image
+  int col = item % VECTORS * V, strip = item / VECTORS;
+  if constexpr (Functor::ROW_STATS) {
+    const ChunkPlace<C::COLUMNS, V> place(item, C::IMAGES * C::P * STRIPS);
+    col = place.col, strip = place.row;
+  }
+  const int q0 = strip % STRIPS * C::STRIP, line = strip / STRIPS;  // P of each image
   const bool on = line < C::IMAGES * C::P;
   const int n = line / C::P, y0 = line % C::P * C::STRIDE_H - C::BEFORE_H;
   const int x0 = q0 * C::STRIDE_W - C::BEFORE_W;
@@ -104,7 +109,7 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
     const auto acc =
         map<V>([&](int i) { return tap.finish(sums[s][i], y0, x0 + s * C::STRIDE_W); });
     const auto inputs = functor.template inputs<V>(row, col, active);
-    functor.template operator()<V>(row, col, values, active, inputs, acc);
+    functor.template operator()<V>(row, col, values, active, inputs, acc, StatsOfChunks{});
   }
 }
 

@@ -66,4 +66,11 @@ __host__ __device__ constexpr int ceil_div(int a, int b) { return (a + b - 1) / 
 __host__ __device__ constexpr int min_of(int a, int b) { return a < b ? a : b; }
 __host__ __device__ constexpr int max_of(int a, int b) { return a > b ? a : b; }
 
+// The smallest that is no less than n; 0 for 0.
+__host__ __device__ constexpr int power_of_two(int n) {
+  int result = min_of(n, 1);
+  while (result < n) result *= 2;
+  return result;
+}
+
 }  // namespace gtco

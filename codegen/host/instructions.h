@@ -46,7 +46,7 @@ float e4m3(unsigned char bits);
 // `line` is where the kernel says it: the lanes of a warp meet at one barrier, not at two.
 void sync_threads(int line);
 void sync_warp();
-void shuffle_xor(const void* mine, void* theirs, int bytes, int offset);
+void shuffle_xor(const void* mine, void* theirs, int bytes, int offset, u32 mask);
 
 const void* assume_aligned(const void* p, int bytes);
 u32 shared_address(const void* p);
@@ -90,8 +90,8 @@ __forceinline__ void __syncthreads(int line = __builtin_LINE()) { host::sync_thr
 __forceinline__ void __syncwarp() { host::sync_warp(); }
 
 template <class T>
-__forceinline__ T __shfl_xor_sync(unsigned, T x, int offset) {
+__forceinline__ T __shfl_xor_sync(unsigned mask, T x, int offset) {
   T r;
-  host::shuffle_xor(&x, &r, sizeof x, offset);
+  host::shuffle_xor(&x, &r, sizeof x, offset, mask);
   return r;
 }

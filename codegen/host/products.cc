@@ -118,8 +118,9 @@ void multiply(const Product& product) {
 
 }  // namespace
 
-void shuffle_xor(const void* mine, void* theirs, int bytes, int offset) {
+void shuffle_xor(const void* mine, void* theirs, int bytes, int offset, u32 mask) {
   HERE;
+  if (mask != ~0u) fail("shfl.sync whose mask lacks lanes of the warp, which all take part");
   Shuffle operands{mine, theirs, bytes, offset};
   execute_together("shfl.sync", &operands, [](int first) {
     for (int lane = 0; lane < 32; ++lane) {

@@ -16,6 +16,7 @@ from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Window
+from gtco.ir.references import STATS_CHUNK
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.passes.dataflow import Flow, bits
 from gtco.target import Target
@@ -45,11 +46,26 @@ class Windowed:
     def columns(self) -> int:
         return self.image.layout.shape[3]
 
+    @property
+    def stats(self) -> bool:
+        """Whether it makes row statistics."""
+        return any(node.op == "row_stats" for node in self.nodes)
+
     def items(self, strip: int, vector: int) -> int:
         """Threads that have something to do."""
-        images = self.image.layout.shape[0]
-        lines = self.image.out[0] * images
-        return -(-self.image.out[1] // strip) * lines * self.columns // vector
+        return self._strips(strip) * self.columns // vector
+
+    def threads(self, strip: int, vector: int) -> int:
+        """These and, in the order of chunks (`ChunkPlace` of stats.cuh), some that are idle."""
+        if not self.stats:
+            return self.items(strip, vector)
+        chunks, rest = divmod(self.columns, STATS_CHUNK)
+        last = 1 << (rest // vector - 1).bit_length() if rest else 0
+        return self._strips(strip) * (chunks * STATS_CHUNK // vector + last)
+
+    def _strips(self, strip: int) -> int:
+        lines = self.image.out[0] * self.image.layout.shape[0]
+        return -(-self.image.out[1] // strip) * lines
 
     def values(self, strip: int, vector: int) -> int:
         """Sums and pixels that a thread holds."""
@@ -105,15 +121,16 @@ class Stencil(Sketch):
         return region, PointwiseEmitter(region, {windowed.anchor.values[0]: "acc"}, windowed.nodes)
 
     def knobs(self) -> tuple[Knob, ...]:
+        least = self._least_vector
         return (
             Knob("strip", (1, 2, 4, 7, 8)),
-            Knob("vector", tuple(size for size in (1, 2, 4, 8) if size <= self.vector)),
+            Knob("vector", tuple(size for size in (1, 2, 4, 8) if least <= size <= self.vector)),
             Knob("threads", (64, 128, 256)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
         """As much a thread as still leaves enough of them to hide what loads wait for."""
-        narrow = max(1, self.vector // 2)
+        narrow = max(self._least_vector, self.vector // 2)
         tiles = ((4, self.vector), (2, self.vector), (1, self.vector), (1, narrow))
         fitting = [tile for tile in tiles if self._values(*tile) <= MOST_VALUES]
         enough = THREADS * self.target.sm_count
@@ -122,6 +139,11 @@ class Stencil(Sketch):
         ]
         for strip, vector in dict.fromkeys((*filling, (1, narrow))):
             yield {"strip": strip, "vector": vector, "threads": 128}
+
+    @property
+    def _least_vector(self) -> int:
+        """A warp has 32 lanes for the 64 columns that row statistics are of."""
+        return 2 if any(each.stats for each in self.windowed) else 1
 
     def _values(self, strip: int, vector: int) -> int:
         return max(each.values(strip, vector) for each in self.windowed)
@@ -152,7 +174,7 @@ class Stencil(Sketch):
             operators = f"Image{suffix}{{{image}}}, Tap{suffix}{{{given}}}"
             call = f"stencil<Config{suffix}>({operators}, "
             call += f"Epilogue{suffix}{{{', '.join(parameters)}}}, {BLOCK});"
-            parts.append(Part(text, call, -(-each.items(strip, region.vector) // threads)))
+            parts.append(Part(text, call, -(-each.threads(strip, region.vector) // threads)))
         parts += copied
         declarations = declared(parameters)
         texts = "".join(part.text for part in parts)

@@ -379,6 +379,10 @@ PLANTED = {
         "y[thread] = __shfl", "if (thread % 32 < 16) y[thread] = __shfl",
         "waits for ever for shfl.sync",
     ),
+    "a shuffle whose mask lacks lanes": Planted(
+        WAIT + "  const float a = x[thread];\n  y[thread] = __shfl_xor_sync(~0u, a, 1);  // here\n",
+        "(~0u, a", "(0xffffu, a", "shfl.sync whose mask lacks lanes",
+    ),
     "two threads that store one output": Planted(
         WAIT + "  y[thread] = x[thread];  // here\n", "y[thread]", "y[thread % 63]",
         r"byte 0 of %y: no barrier orders it after the write by block \(0, 0, 0\), thread \d+",

@@ -19,7 +19,7 @@ from gtco.ir.spec import TensorSpec
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
 from tests import stencil_groups
-from tests.kernel_checks import inputs_of, sample, wrong_outputs
+from tests.kernel_checks import inputs_of, sample, wrong_outputs, wrong_statistics
 
 pytestmark = pytest.mark.gpu
 
@@ -27,13 +27,18 @@ pytestmark = pytest.mark.gpu
 CASES = [
     (kind, make)
     for kind, cases in (
-        (Stencil, stencil_groups.CASES),
+        (Stencil, stencil_groups.CASES | stencil_groups.STATISTICS),
         (Resize, stencil_groups.RESIZES),
         (GridSample, stencil_groups.SAMPLES),
     )
     for make in cases.values()
 ]
-NAMES = [*stencil_groups.CASES, *stencil_groups.RESIZES, *stencil_groups.SAMPLES]
+NAMES = [
+    *stencil_groups.CASES,
+    *stencil_groups.STATISTICS,
+    *stencil_groups.RESIZES,
+    *stencil_groups.SAMPLES,
+]
 
 
 @pytest.mark.parametrize(("kind", "make"), CASES, ids=NAMES)
@@ -44,6 +49,7 @@ def test_windows_match_fp64(kind: type[Sketch], make: Callable[[], Group]) -> No
     for program in sample(sketch, 5):
         assert not wrong_outputs(program, group, values, run_group)
         first, again = (run_group(program, group, values) for _ in range(2))
+        assert not wrong_statistics(group, first)
         for name, tensor in first.items():
             assert torch.equal(tensor.nan_to_num(), again[name].nan_to_num()), "bits differ"
 

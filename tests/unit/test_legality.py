@@ -82,6 +82,34 @@ def attention_projection(c: Case) -> list[str]:
     return [y, c.add("row_stats", y)]
 
 
+def depthwise(c: Case, image: str, stride: int = 1) -> str:
+    """depthwise_conv(image) + bias, of a 3x3 kernel."""
+    channels = c.b.specs[image].sizes[3]
+    w = c.b.constant(f"w{stride}", torch.zeros(3, 3, channels, dtype=F16))
+    border = {"before": (1, 1), "after": (1, 1), "dilation": (1, 1)}
+    y = c.add("depthwise_conv", image, w, stride=(stride, stride), **border)
+    return c.add("add", y, c.input(channels))
+
+
+def stencil_then_statistics(c: Case) -> list[str]:
+    y = depthwise(c, c.input(1, 5, 6, 96))
+    rows = c.add("reshape", y, shape=(30, 96))
+    residual = c.add("add", rows, c.input(30, 96))
+    return [residual, c.add("row_stats", rows), y, c.add("row_stats", residual)]
+
+
+def pooling_then_statistics(c: Case) -> list[str]:
+    given = {"kernel": (2, 2), "stride": (2, 2), "padding": (0, 0), "ceil_mode": False}
+    y = c.add("max_pool", c.input(2, 4, 6, 10), dilation=(1, 1), **given)
+    return [y, c.add("row_stats", y)]
+
+
+def two_stencils_with_statistics(c: Case) -> list[str]:
+    image = c.input(1, 5, 6, 8)
+    both = [depthwise(c, image), depthwise(c, image)]
+    return [*both, *(c.add("row_stats", y) for y in both)]
+
+
 def spelled_out_softmax(c: Case) -> list[str]:
     y = c.add("mul", c.x, other=0.5)
     e = c.add("exp", c.add("sub", y, c.add("amax", y, dims=(1,), keepdim=True)))
@@ -149,6 +177,9 @@ LEGAL = {
     statistics_of_groups: "rowwise",
     normalized_groups: "elementwise",
     softmax_over_rows: "rowwise",
+    stencil_then_statistics: "stencil",
+    pooling_then_statistics: "stencil",
+    two_stencils_with_statistics: "stencil",
 }
 
 
@@ -233,6 +264,58 @@ REFUSED: dict[str, tuple[Callable[[Case], list[str]], str]] = {
     "statistics of odd columns": (
         lambda c: [y := c.add("linear", c.x, c.input(7, 8)), c.add("row_stats", y)],
         "7 is odd",
+    ),
+    "statistics of a resize": (
+        lambda c: [
+            y := c.add(
+                "resize",
+                c.input(1, 4, 4, 8),
+                size=(8, 8),
+                mode="bilinear",
+                align_corners=False,
+                scales=(None, None),
+            ),
+            c.add("row_stats", y),
+        ],
+        "the epilogue of resize has no row statistics",
+    ),
+    "statistics of a stencil that nobody stores": (
+        lambda c: [c.add("row_stats", depthwise(c, c.input(1, 4, 4, 8)))],
+        "nobody stores %add",
+    ),
+    "statistics of more than the channels": (
+        lambda c: [
+            y := depthwise(c, c.input(1, 4, 4, 8)),
+            c.add("row_stats", c.add("reshape", y, shape=(8, 16))),
+        ],
+        "does not run along the 8 columns",
+    ),
+    "statistics of pixels in another order": (
+        lambda c: [
+            y := depthwise(c, c.input(1, 4, 4, 8)),
+            c.add("row_stats", c.add("permute", y, dims=(0, 2, 1, 3))),
+        ],
+        r"a permute \(%permute\) lies between",
+    ),
+    "statistics of odd channels": (
+        lambda c: [y := depthwise(c, c.input(1, 4, 4, 7)), c.add("row_stats", y)],
+        "7 is odd",
+    ),
+    "statistics of an image of planes": (
+        lambda c: [
+            y := depthwise(c, c.add("permute", c.input(1, 8, 4, 4), dims=(0, 2, 3, 1))),
+            c.add("row_stats", y),
+        ],
+        "those of %permute lie apart",
+    ),
+    "statistics of windows of several sizes": (
+        lambda c: [
+            y := depthwise(c, (image := c.input(1, 4, 4, 8))),
+            c.add("row_stats", y),
+            z := depthwise(c, image, 2),
+            c.add("row_stats", z),
+        ],
+        "does not run along|walks",
     ),
     "a stored row value": (
         lambda c: [c.add("mul", c.linear(), (rstd := c.merge(6)[1])), rstd],

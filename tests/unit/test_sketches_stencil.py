@@ -17,7 +17,13 @@ from gtco.passes.legality import explain
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import stencil_groups
-from tests.kernel_checks import compile_for_all, inputs_of, wrong_outputs
+from tests.kernel_checks import (
+    compile_for_all,
+    inputs_of,
+    sample,
+    wrong_outputs,
+    wrong_statistics,
+)
 from tests.pass_checks import Golden, captured, check, ops, random
 
 H100 = TARGETS["sm_90a"]
@@ -34,6 +40,18 @@ def test_right_on_the_host_build(case: str) -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize("case", stencil_groups.STATISTICS)
+def test_statistics_are_of_what_is_stored(case: str) -> None:
+    group = stencil_groups.STATISTICS[case]()
+    assert explain(group.graph, group.compute) is None
+    values = inputs_of(group, seed=1)
+    for program in sample(Stencil(group, H100), 5, seed=2):
+        outputs = run_on_host(program, group, values)
+        assert not wrong_outputs(program, group, values, lambda *_, outputs=outputs: outputs)
+        assert not wrong_statistics(group, outputs)
+
+
+@pytest.mark.compiler
 def test_nan_is_the_largest_and_stays() -> None:
     group = stencil_groups.CASES["max_3x3"]()
     values = inputs_of(group)
@@ -46,8 +64,9 @@ def test_nan_is_the_largest_and_stays() -> None:
 
 
 def test_kernels_compile_without_spills() -> None:
-    for case in ("depthwise_7x7", "max_3x3", "avg_ceil"):
-        group = stencil_groups.CASES[case]()
+    cases = stencil_groups.CASES | stencil_groups.STATISTICS
+    for case in ("depthwise_7x7", "max_3x3", "avg_ceil", "stats_96", "stats_24", "stats_232"):
+        group = cases[case]()
         assert not list(compile_for_all(lambda target, group=group: Stencil(group, target), 2))
 
 
@@ -86,6 +105,29 @@ def test_a_block_of_mobilenet_is_two_kernels() -> None:
     fused = gtco.fuse(graph)
     kinds = [derive(group, group.name.split("_")[0], H100).sketches for group in fused]
     assert [sketches[0].family for sketches in kinds] == ["stencil", "gemm"]
+
+
+class ConvNeXtBlock(nn.Module):
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(channels, channels, 7, padding=3, groups=channels)
+        self.norm = nn.LayerNorm(channels, eps=1e-6)
+        self.expand = nn.Linear(channels, 4 * channels)
+        self.reduce = nn.Linear(4 * channels, channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(self.conv(x.permute(0, 3, 1, 2)).permute(0, 2, 3, 1))
+        return x + self.reduce(F.gelu(self.expand(y)))
+
+
+@pytest.mark.compiler
+def test_a_block_of_convnext_is_three_kernels() -> None:
+    block, x = ConvNeXtBlock(48).eval(), torch.randn(2, 5, 6, 48)
+    groups = fused(block, tuple(x.shape))
+    assert groups[0] == ["depthwise_conv", "add", "row_stats"] and len(groups) == 3
+    block.float()
+    compiled = gtco.compile(block, (x,), target="host")
+    torch.testing.assert_close(compiled(x), block(x), rtol=1e-4, atol=1e-4)
 
 
 class Projections(nn.Module):
