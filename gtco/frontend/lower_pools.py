@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 
 from gtco.frontend.context import Context, Lowering, Value, pair, registrar
 from gtco.ir.ops import OPS
+from gtco.ir.references import adaptive_window
 
 aten = torch.ops.aten
 
@@ -22,45 +23,70 @@ POOLS: dict[OpOverload, Lowering] = {}
 _lowers = registrar(POOLS)
 
 
-@_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
-def _global_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
-    rank = ctx.rank(x)
-    if any(n != 1 for n in size):
-        return _even_pool(ctx, x, size)
-    return ctx.add("mean", x, dims=tuple(range(rank - len(size), rank)), keepdim=True)
-
-
 LARGEST_WINDOW = 64
-"""Pixels that a thread reads one by one; the mean of more is a reduction."""
+"""Pixels that a thread reads one by one; the mean of more is a reduction, or that of the means of
+rows."""
+WIDEST_WINDOW = 8
+"""Of these, neighbours along the width, which it has in registers all at once."""
+LONGEST_WINDOW = 128
+"""Likewise, where a window has one column."""
 
 
-def _even_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
-    """An adaptive pooling whose windows are of one size and leave none out."""
-    shape = ctx.shape(x)
-    lead, pixels = shape[: len(shape) - len(size)], shape[len(shape) - len(size) :]
-    if any(n % of or not of for n, of in zip(pixels, size, strict=True)):
-        return None
-    windows = [n // of for n, of in zip(pixels, size, strict=True)]
-    if len(size) == 2 and ctx.rank(x) == 4 and math.prod(windows) <= LARGEST_WINDOW:
-        return _avg_pool(ctx, x, windows)  # type: ignore[return-value]
-    pairs = [n for pair in zip(size, windows, strict=True) for n in pair]
-    dims = tuple(range(len(lead) + 1, len(lead) + 2 * len(size), 2))
-    return ctx.add("mean", ctx.reshape(x, (*lead, *pairs)), dims=dims, keepdim=False)
+@_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
+def _adaptive_avg_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
+    return _adaptive(ctx, "adaptive_avg_pool", "mean", x, size)
 
 
 @_lowers(aten.adaptive_max_pool2d.default)
 def _adaptive_max_pool(
     ctx: Context, x: Value, size: Sequence[int]
 ) -> tuple[Value | None, ...] | None:
-    """One whose windows are of one size, where nobody asks for their indices."""
-    pixels = ctx.shape(x)[-2:]
-    if ctx.used_outputs - {0} or any(n % of or not of for n, of in zip(pixels, size, strict=True)):
+    """One of whose indices nobody asks for; torch takes the one of rows apart into it."""
+    if ctx.used_outputs - {0}:
         return None
+    y = _adaptive(ctx, "adaptive_max_pool", "amax", x, size)
+    return None if y is None else (y, None)
+
+
+def _adaptive(ctx: Context, op: str, reduction: str, x: Value, size: Sequence[int]) -> Value | None:
+    """`size` windows along the last dimensions of x, which share its elements evenly."""
+    shape, rank = ctx.shape(x), ctx.rank(x) - len(size)
+    lead, pixels = shape[:rank], shape[rank:]
+    if not ctx.dtype(x).is_floating_point or not all(size) or not ctx.spec(x).numel:
+        return None
+    if all(n == 1 for n in size):
+        return ctx.add(reduction, x, dims=tuple(range(rank, ctx.rank(x))), keepdim=True)
+    if any(n % of for n, of in zip(pixels, size, strict=True)):
+        return _uneven_pool(ctx, op, x, size)
     windows = [n // of for n, of in zip(pixels, size, strict=True)]
-    if math.prod(windows) > LARGEST_WINDOW:
+    if len(size) == rank == 2 and math.prod(windows) <= LARGEST_WINDOW:
+        pool = _avg_pool if reduction == "mean" else _max_pool
+        return pool(ctx, x, windows)  # type: ignore[return-value]
+    pairs = [n for pair in zip(size, windows, strict=True) for n in pair]
+    dims = tuple(range(rank + 1, rank + 2 * len(size), 2))
+    return ctx.add(reduction, ctx.reshape(x, (*lead, *pairs)), dims=dims, keepdim=False)
+
+
+def _uneven_pool(ctx: Context, op: str, x: Value, size: Sequence[int]) -> Value | None:
+    """One whose windows are of several sizes. Where they are large, each row is pooled first, and
+    then the columns of the results."""
+    *lead, channels = ctx.shape(x)[: ctx.rank(x) - len(size)]
+    height, width, *_ = (*ctx.shape(x)[-len(size) :], 1)
+    out_height, out_width, *_ = (*size, 1)
+    images = math.prod(lead)
+    image = ctx.permute(ctx.reshape(x, (images, channels, height, width)), (0, 2, 3, 1))
+    high, wide = adaptive_window(height, out_height), adaptive_window(width, out_width)
+    if max(high, wide) > LONGEST_WINDOW:
         return None
-    y = _max_pool(ctx, x, windows)
-    return None if y is None else (y, None)  # type: ignore[return-value]
+    if wide > 1 and (wide > WIDEST_WINDOW or high * wide > LARGEST_WINDOW):
+        rows = ctx.reshape(image, (images * height, width, 1, channels))
+        rows = ctx.add(op, rows, out=(out_width, 1))
+        image = ctx.reshape(rows, (images, height, 1, out_width * channels))
+        y = ctx.add(op, image, out=(out_height, 1))
+    else:
+        y = ctx.add(op, image, out=(out_height, out_width))
+    y = ctx.reshape(y, (images, out_height, out_width, channels))
+    return ctx.reshape(ctx.permute(y, (0, 3, 1, 2)), (*lead, channels, *size))
 
 
 @_lowers(aten.max_pool2d.default)

@@ -249,6 +249,29 @@ def avg_pool(
     return y.permute(0, 2, 3, 1).contiguous()
 
 
+def adaptive_window(pixels: int, windows: int) -> int:
+    """Pixels of the largest of so many windows that share a row evenly.
+
+    Window i has those from `i * pixels / windows` to `(i + 1) * pixels / windows`, rounded outward.
+    """
+    return max(-(-(i + 1) * pixels // windows) - i * pixels // windows for i in range(windows))
+
+
+def adaptive_max_pool(x: Tensor, *, out: Sequence[int]) -> Tensor:
+    """The largest pixel of each of `out` windows that share x [N, H, W, C] evenly (see
+    `adaptive_window`), each channel by itself."""
+    high, wide = out
+    y = F.adaptive_max_pool2d(x.permute(0, 3, 1, 2), (high, wide))
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def adaptive_avg_pool(x: Tensor, *, out: Sequence[int]) -> Tensor:
+    """The mean pixel, likewise."""
+    high, wide = out
+    y = F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), (high, wide))
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
 _RESIZES: Mapping[str, Callable[..., Tensor]] = {
     "bilinear": torch.ops.aten.upsample_bilinear2d.default,
     "bicubic": torch.ops.aten.upsample_bicubic2d.default,

@@ -12,11 +12,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gtco
+from gtco.cost_model.knowledge import Knowledge
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
+from gtco.selection import select
+from gtco.target import CARDS, TARGETS
 from tests.pass_checks import captured, check, ops, random
 
+H100 = TARGETS["sm_90a"]
 Pool = Callable[[Tensor], Tensor]
 
 
@@ -113,3 +117,60 @@ def test_the_pipeline_keeps_what_clipped_windows_mean() -> None:
 
     graph, args = captured(pools, random(2, 5, 6, 9))
     check(lambda g, log: run_pipeline(g, log=log), graph, args)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_any_adaptive_pooling_is_what_torch_says(seed: int) -> None:
+    draw, pools, images = python_random.Random(seed), [], []
+    for number in range(60):
+        largest = draw.choice((9, 9, 70))
+        height, width = some_size(draw, largest)
+        size = some_size(draw, draw.choice((3, 12)))
+        kind = draw.choice(("avg", "max"))
+        shape = (*draw.choice(((3,), (1, 2), (2, 1))), height, width)
+        if draw.random() < 0.3:
+            shape, size = shape[:-1], size[:1]
+        pool = getattr(F, f"adaptive_{kind}_pool{len(size)}d")
+        pools.append((pool, size))
+        images.append(random(*shape, seed=number))
+
+    def all_of_them(m: nn.Module, *images: Tensor) -> tuple[Tensor, ...]:
+        return tuple(pool(x, size) for (pool, size), x in zip(pools, images, strict=True))
+
+    graph, args = captured(all_of_them, *images)
+    kinds = {"mean", "amax", "max_pool", "avg_pool", "adaptive_max_pool", "adaptive_avg_pool"}
+    assert set(ops(graph)) <= kinds
+    results = interpret(graph, args), interpret(run_pipeline(graph), args)
+    for (pool, size), x, *found in zip(pools, images, *results, strict=True):
+        for result in found:
+            torch.testing.assert_close(
+                result, pool(x, size), rtol=1e-12, atol=1e-12,
+                msg=lambda m, at=(pool.__name__, x.shape, size): f"{at}: {m}",
+            )  # fmt: skip
+
+
+class Pyramid(nn.Module):
+    """A convolution's image pooled to the sizes of a PSP head (Zhao et al., CVPR 2017)."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 16, 1).to(dtype)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.conv(x)
+        return tuple(F.adaptive_avg_pool2d(x, n) for n in (1, 2, 3, 6))
+
+
+@pytest.mark.parametrize("side", (60, 64, 7))
+def test_a_pyramid_has_kernels_alone(side: int) -> None:
+    torch.manual_seed(0)
+    args = (torch.randn(1, 4, side, side).half(),)
+    graph = run_pipeline(gtco.capture(Pyramid(torch.float16).eval(), args))
+    launches = select(gtco.fuse(graph, target=H100), H100, Knowledge(CARDS["sm_90a"].name))
+    assert all(launch.program for launch in launches), [launch.reason for launch in launches]
+    assert sum(launch.predicted_us for launch in launches) < 25
+
+
+def test_indices_of_an_adaptive_maximum_stay_atens() -> None:
+    graph = graph_of(lambda x: F.adaptive_max_pool2d(x, 3, True), random(1, 2, 7, 7))
+    assert ops(graph) == {"aten": 1}

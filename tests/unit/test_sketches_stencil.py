@@ -46,7 +46,7 @@ def test_nan_is_the_largest_and_stays() -> None:
 
 
 def test_kernels_compile_without_spills() -> None:
-    for case in ("depthwise_7x7", "max_3x3", "avg_ceil"):
+    for case in ("depthwise_7x7", "max_3x3", "avg_ceil", "adaptive_avg_column"):
         group = stencil_groups.CASES[case]()
         assert not list(compile_for_all(lambda target, group=group: Stencil(group, target), 2))
 
