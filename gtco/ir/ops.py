@@ -99,8 +99,9 @@ class Op:
         flops: floating-point operations, from input specs, output specs and attributes.
         is_view: the result aliases the input: no kernel is needed.
         family: of the kernels that are built around this op: "gemm" (products that sum over the
-            last dimension of both operands), "attention" or "stencil" (windows of an image, each
-            channel by itself). Empty for an op that joins the kernels of others.
+            last dimension of both operands), "attention", "stencil" (windows of an image, each
+            channel by itself) or "topk". Empty for an op that joins the kernels of others, or has
+            none.
         samples: it multiplies each pixel that it reads once, where another operand says.
         multiplies: on tensor cores; its attribute `products` names what fp32 operands are rounded
             to for that ("tf32"), and is None or missing where they stay as they are.
@@ -341,6 +342,8 @@ _ROWS: tuple[Op, ...] = (
     _anchor("grid_sample", references.grid_sample, _sample_flops, family="stencil", of_images=True,
             samples=True),
     _anchor("sample_sum", references.sample_sum, _sample_sum_flops, family="stencil", samples=True),
+    # Alone in their kernels, or ATen's.
+    Op("topk", Pattern.OPAQUE, references.topk, flops=_one_per_input, family="topk"),
     Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),

@@ -375,6 +375,16 @@ def normalize_groups(
     return (y if b is None else y + b).to(x.dtype)
 
 
+def topk(x: Tensor, *, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The `k` largest (or smallest) elements of each row in order, and where they are.
+
+    As `torch.topk` of the last dimension, which leaves open the order of equal elements: here the
+    one with the smaller index is first. NaN is the largest.
+    """
+    values, places = torch.sort(x, dim=-1, descending=largest, stable=True)
+    return values[..., :k].contiguous(), places[..., :k].contiguous()
+
+
 def gather(x: Tensor, index: Tensor, *, dim: int) -> Tensor:
     """`torch.gather`, with indices that count from the end where they are negative."""
     return torch.gather(x, dim, torch.where(index < 0, index + x.shape[dim], index).long())
