@@ -325,6 +325,11 @@ REDUCTIONS += [
     for call in (
         "{x}.flatten()[{x}.flatten().argsort(stable=True)]",
         "{x}.argmax({d}, keepdim=True) + {k}",
+        "{x}.topk(min(2, {x}.shape[{d}]), {d}, largest=False).values * {k}",
+        "{x}.topk({x}.shape[-1], sorted=False).values.sum(-1)",
+        "{x}.gather({d}, {x}.topk(1, {d}).indices)",
+        "{x}.sort({d}, descending=True).values",
+        "{x}.sort({d}, stable=True).values[..., :2] + {k}",
         "{x}.argmin(-1) * 2",
         "({x} * {k}).argmax({d})",
         "{x}.max({d})[1]",
