@@ -64,10 +64,10 @@ class TopK(Sketch):
         return (Knob("threads", (32, 64, 128, 256, 512, 1024)),)
 
     def defaults(self) -> Iterable[Schedule]:
-        """About 16 elements a thread: counts of few are soon added up, and those of many are what
-        a thread takes longest for."""
+        """About 16 elements a thread, since the counts of many threads take long to add up; and at
+        least one for each pair that the sort compares."""
         threads = 32
-        while threads < 1024 and threads * 16 < max(self.columns, 2 * self.k):
+        while threads < min(1024, max(self.columns // 16, self.listed // 2)):
             threads *= 2
         while threads <= 1024:
             yield {"threads": threads}
@@ -78,7 +78,7 @@ class TopK(Sketch):
         return self.listed * entry + 2 * threads // 32 * 16 * 4
 
     def block_work(self, program: KernelProgram) -> BlockWork:
-        """A level of the search for each digit, half as much for each pass of the sort."""
+        """A step for each digit, a quarter of one for each pass of the sort."""
         threads, each = program.block, -(-self.columns // program.block)
         levels = 0 if self.k == self.columns else 8 * self.key_bytes // DIGIT
         held = each * max(1, self.key_bytes // 4) <= HELD
