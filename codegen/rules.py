@@ -22,6 +22,7 @@ from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.sketches.topk import TopK
 from gtco.ir.graph import Group
 from gtco.target import Target
 
@@ -37,6 +38,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Stencil,
     Resize,
     GridSample,
+    TopK,
     Rowwise,
     Elementwise,
 )

@@ -9,8 +9,8 @@ bytes, epilogue (DESIGN section 8: about 1.9 us on an H100). Weights come from d
 activations were just written, so they come from L2. A contraction is priced at its best tile: its
 blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
 matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
-Attention with its projection and the gates of squeeze-and-excitation have no such tile: each is
-priced as the program that it would run.
+Attention with its projection, the gates of squeeze-and-excitation and topk have no such tile: each
+is priced as the program that it would run.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16,
 SPLITS = (1, 2, 4, 8)
 """Blocks that share the K loop of one tile."""
 
+PROGRAMMED = ("squeeze", "topk")
+"""Families whose blocks have no tile of a contraction."""
 WARPGROUP = 128
 """Threads that take a tile where consumers do so in turn."""
 
@@ -49,8 +51,11 @@ WARPGROUP = 128
 def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
     families = {node.definition.family for node in group.compute}
-    if {"attention", "gemm"} <= families or family(group) == "squeeze":
-        return _programmed_us(group, target)
+    kind = family(group)
+    if {"attention", "gemm"} <= families or kind in PROGRAMMED:
+        programmed_us = _programmed_us(group, target)
+        if programmed_us is not None:
+            return programmed_us
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
@@ -65,7 +70,7 @@ def roofline_us(group: Group, target: Target) -> float:
         else:
             arithmetic_us += fp32_instructions(graph, node) / (target.fp32_tflops * 1e6)
     fixed_us = target.constants.fixed_boundaries * target.boundary_us
-    if family(group) == "library":
+    if kind in ("library", *PROGRAMMED):
         fixed_us += target.boundary_us
     return fixed_us + max(*times, arithmetic_us)
 
@@ -122,13 +127,15 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
 
 
-def _programmed_us(group: Group, target: Target) -> float:
-    """The program of several contractions that runs by default; without any, ATen."""
+def _programmed_us(group: Group, target: Target) -> float | None:
+    """The program that runs by default; without any the nodes in ATen, or None of a lone one."""
     for sketch in derive(group, family(group), target).sketches:
         for schedule in sketch.defaults():
             with suppress(Illegal):
                 return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
     flow = Flow(group.graph)
+    if len(flow.compute) == 1:
+        return None
     return sum(
         roofline_us(make_group(flow, [node]), target) + target.boundary_us for node in flow.compute
     )

@@ -16,7 +16,8 @@ or a row value (one element per row):
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
                  them; or merge_stats and pointwise nodes of its row values.
     elementwise  pointwise nodes, concats and pads of one shape.
-    library      an OPAQUE node, alone.
+    topk         one topk, alone.
+    library      any other OPAQUE node, alone.
 
 Every refusal is a sentence. Rules about two members (`Legality.pair`) hold for every group that
 has both, so a search may drop all supersets of a refused pair; the others judge whole groups.
@@ -74,8 +75,9 @@ def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = 16) -> str 
 
 
 def _family(nodes: Sequence[Node]) -> str:
-    if any(node.pattern is Pattern.OPAQUE for node in nodes):
-        return "library"
+    alone = next((node for node in nodes if node.pattern is Pattern.OPAQUE), None)
+    if alone is not None:
+        return alone.definition.family or "library"
     if any(_attends(node) for node in nodes):
         return "attention"
     if any(_contracts(node) for node in nodes):
@@ -144,7 +146,8 @@ class Legality:
 
     def _judge_lone(self, node: Node) -> str | None:
         if node.pattern is Pattern.OPAQUE:
-            return f"{node.op} is a library call and stays alone"
+            kind = "is a library call and" if not is_anchor(node) else "has a kernel of its own and"
+            return f"{node.op} {kind} stays alone"
         inputs = node.inputs[:3] if _attends(node) else node.inputs  # a mask may be bool
         specs = [self.flow.graph.specs[name] for name in inputs]
         specs += node.outputs

@@ -5,7 +5,9 @@
     %z: f16[1,1,768] = slice(%y, dim=1, end=1)     %z: f16[1,1,768] = linear(%h, %w)
 
 A slice of an attention's rows is a slice of its queries. Only when every reader of the sliced
-value reads through the same slice.
+value reads through the same slice. Of what is in order, the first ones need no others:
+
+    %s.0, %s.1 = topk(%x, k=8400)   %y = slice(%s.0, end=300)    ->    %y, %i = topk(%x, k=300)
 """
 
 from __future__ import annotations
@@ -116,8 +118,36 @@ def _replace(edit: Editor, match: _Sliced) -> str:
     return result
 
 
+def _first_ones(edit: Editor, node: Node) -> tuple[Node, Node, list[Node]] | None:
+    """A slice of a topk, the topk, and all that read it: slices that take the same first ones."""
+    source, rank = edit.producer(node.inputs[0], "topk"), node.outputs[0].rank
+    if source is None or node.attrs["dim"] != rank - 1 or node.attrs["start"] > 0:
+        return None
+    readers = [user for value in source.values for user in edit.users(value)]
+    alike = all(user.op == "slice" and user.attrs == node.attrs for user in readers)
+    outside = any(edit.is_output(value) for value in source.values)
+    return (
+        (node, source, readers)
+        if alike and not outside and node.attrs.get("step", 1) == 1
+        else None
+    )
+
+
+def _fewer(edit: Editor, match: tuple[Node, Node, list[Node]]) -> str:
+    node, source, readers = match
+    edit.root(source)
+    count = node.outputs[0].sizes[-1]
+    found = edit.add_node("topk", source.inputs, {**source.attrs, "k": count})
+    values = dict(zip(source.values, found, strict=True))
+    for other in readers:
+        if other.name != node.name:
+            edit.replace(other.name, values[other.inputs[0]])
+    return values[node.inputs[0]]
+
+
 RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
+    Rule("slice(topk(x, k)) -> topk(x, fewer)", ("slice",), _first_ones, _fewer),
     Rule("slice(f(x)) -> f(slice(x))", ("slice",), _match, _replace, _check),
 )
 

@@ -162,6 +162,9 @@ def _rows() -> Iterator[tuple[str, Make]]:
                 yield f"running sums {dim}, {which} {n}", make
                 make = partial(tile_groups.argmax, *shape, dim=dim, dtype=dtype, ties=n == 5)
                 yield f"place of the largest {dim}, {which} {n}", make
+            for kept in dict.fromkeys((1, shape[-1])):
+                make = partial(tile_groups.topk, *shape, k=kept, dtype=dtype, largest=n != 3)
+                yield f"the first {kept}, {which} {n}", make
         yield f"merged statistics, {n}", partial(tile_groups.merge_stats, n, n)
         for which, image in {"pixels": (2, n, n, 12), "all": (n, n, n, n)}.items():
             count = 3 if which == "pixels" else n
@@ -224,6 +227,8 @@ def _stencils() -> Iterator[tuple[str, Make]]:
             yield f"depthwise, {which} {n}", make
             make = partial(stencil_groups.pool, "max_pool", image, (3, 3), (2, 2), (1, 1), dtype)
             yield f"largest of windows, {which} {n}", make
+            make = partial(stencil_groups.adaptive, "adaptive_avg_pool", image, (n, 3), dtype)
+            yield f"means that share an image, {which} {n}", make
             make = partial(stencil_groups.resize, image, (n, 2 * n), dtype=dtype)
             yield f"bilinear, {which} {n}", make
             make = partial(stencil_groups.resize, image, (4, n), "bicubic", F32, align=True)

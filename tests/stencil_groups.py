@@ -74,6 +74,25 @@ def pool(
     return Group(op, b.build([b.add(op, x, **(attrs | given))]))
 
 
+def adaptive(
+    op: str,
+    image: tuple[int, int, int, int],
+    out: tuple[int, int],
+    dtype: torch.dtype = F16,
+    *,
+    channels_first: bool = False,
+) -> Group:
+    """relu(pooling + skip), of windows that share the image evenly."""
+    b = GraphBuilder()
+    n, h, w, c = image
+    x = b.input("x", TensorSpec((n, c, h, w) if channels_first else image, dtype))
+    if channels_first:
+        x = b.add("permute", x, dims=(0, 2, 3, 1))
+    y = b.add(op, x, out=out)
+    skip = b.input("skip", TensorSpec(b.specs[y].sizes, dtype))
+    return Group(op, b.build([b.add("relu", b.add("add", y, skip))]))
+
+
 def resize(
     image: tuple[int, int, int, int],
     size: tuple[int, int],
@@ -130,6 +149,14 @@ CASES: dict[str, Callable[[], Group]] = {
     "avg_ceil": lambda: pool("avg_pool", (1, 6, 6, 8), (3, 3), (2, 2), (1, 1), F32, ceil_mode=True),
     "avg_ceil_of_the_image": lambda: pool(
         "avg_pool", (1, 6, 8, 8), (3, 3), (2, 3), (1, 1), ceil_mode=True, count_padding=False
+    ),
+    "adaptive_max": lambda: adaptive("adaptive_max_pool", (2, 7, 9, 24), (3, 4)),
+    "adaptive_max_wider": lambda: adaptive("adaptive_max_pool", (2, 2, 5, 3), (3, 7), BF16),
+    "adaptive_avg": lambda: adaptive("adaptive_avg_pool", (2, 7, 7, 16), (2, 3)),
+    "adaptive_avg_column": lambda: adaptive("adaptive_avg_pool", (3, 64, 1, 8), (3, 1), F32),
+    "adaptive_avg_wider": lambda: adaptive("adaptive_avg_pool", (1, 2, 3, 5), (5, 4), F32),
+    "adaptive_avg_channels_first": lambda: adaptive(
+        "adaptive_avg_pool", (2, 5, 4, 6), (3, 3), BF16, channels_first=True
     ),
     "avg_divisor": lambda: pool("avg_pool", (1, 6, 5, 3), (2, 2), (1, 1), divisor=7),
 }

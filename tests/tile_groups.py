@@ -391,6 +391,31 @@ def argmax(*shape: int, dim: int, dtype: torch.dtype = F16, ties: bool = False) 
     return _group(b, b.add("amax", x, dims=(dim,), keepdim=False), place)
 
 
+def topk(
+    *shape: int, k: int, dtype: torch.dtype = F16, largest: bool = True, dims: tuple[int, ...] = ()
+) -> Group:
+    """The first elements of rows in order and their places; of x permuted by `dims`."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    x = b.add("permute", x, dims=dims) if dims else x
+    return _group(b, *b.node("topk", [x], {"k": k, "largest": largest}))
+
+
+TOPK: dict[str, Callable[[], Group]] = {
+    "one_of_1000": lambda: topk(3, 1000, k=1),
+    "five_of_1000": lambda: topk(2, 1000, k=5, dtype=F32),
+    "of_one": lambda: topk(5, 1, k=1),
+    "of_seven": lambda: topk(4, 7, k=3, dtype=BF16, largest=False),
+    "half_of_an_odd_row": lambda: topk(3, 197, k=100, dtype=F32, largest=False),
+    "of_ties": lambda: topk(2, 3, 777, k=300, dtype=I32),
+    "smallest_of_ties": lambda: topk(2, 1300, k=65, dtype=torch.int64, largest=False),
+    "all_in_order": lambda: topk(2, 130, k=130),
+    "of_columns": lambda: topk(3, 50, 4, k=7, dtype=F32, dims=(2, 0, 1)),
+    "of_a_detector": lambda: topk(1, 8400, k=300, dtype=F32),
+    "read_again": lambda: topk(1, 26_000, k=100),
+}
+
+
 def cumsum(*shape: int, dim: int, dtype: torch.dtype = F16) -> Group:
     """Running sums, scaled by the last of each."""
     b = GraphBuilder()

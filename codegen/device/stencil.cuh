@@ -12,6 +12,9 @@
 //   weights<V>(kh, kw, channel)   as they lie in memory
 //   add(sum, pixel, weight)
 //   finish(sum, y, x)             of the window that begins at (y, x)
+// Where the strides are 0, the windows share the image evenly: window i of P has the rows from
+// i * HEIGHT / P to (i + 1) * HEIGHT / P, rounded outward; KERNEL is the largest, and finish gets
+// (i, j).
 #pragma once
 
 #include "epilogue.cuh"
@@ -36,6 +39,8 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   constexpr int VECTORS = ceil_div(C::COLUMNS, V), STRIPS = ceil_div(C::Q, C::STRIP);
   static_assert(C::COLUMNS % V == 0, "a vector does not cross a pixel's end");
   constexpr int SPAN = (C::STRIP - 1) * C::STRIDE_W + (C::KERNEL_W - 1) * C::DILATION_W + 1;
+  constexpr bool SHARED = C::STRIDE_H == 0;
+  static_assert(!SHARED || (C::STRIP == 1 && C::STRIDE_W == 0), "windows of several sizes");
   using Pixels = Packed<Element, V>;
   using Weights = decltype(tap.template weights<V>(0, 0, 0));
   constexpr int REGISTERS = 96;  // for each of the two
@@ -52,8 +57,11 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   }
   const int q0 = strip % STRIPS * C::STRIP, line = strip / STRIPS;  // P of each image
   const bool on = line < C::IMAGES * C::P;
-  const int n = line / C::P, y0 = line % C::P * C::STRIDE_H - C::BEFORE_H;
-  const int x0 = q0 * C::STRIDE_W - C::BEFORE_W;
+  const int n = line / C::P, p = line % C::P;
+  const int y0 = SHARED ? p * C::HEIGHT / C::P : p * C::STRIDE_H - C::BEFORE_H;
+  const int x0 = SHARED ? q0 * C::WIDTH / C::Q : q0 * C::STRIDE_W - C::BEFORE_W;
+  const int bottom = SHARED ? ceil_div((p + 1) * C::HEIGHT, C::P) : C::HEIGHT;
+  const int right = SHARED ? ceil_div((q0 + 1) * C::WIDTH, C::Q) : C::WIDTH;
 
   ptx::griddepcontrol_launch_dependents();
   Weights weights[AHEAD ? TAPS : 1];
@@ -68,11 +76,11 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   const Pixels outside = pack<Element>(map<V>([&](int) { return tap.outside(); }));
   const auto load_row = [&](int kh) {
     const int y = y0 + kh * C::DILATION_H;
-    const bool inside = on && y >= 0 && y < C::HEIGHT;
+    const bool inside = on && y >= 0 && y < bottom;
 #pragma unroll
     for (int i = 0; i < SPAN; ++i) {
       const int x = x0 + i;
-      const bool there = inside && x >= 0 && x < C::WIDTH;
+      const bool there = inside && x >= 0 && x < right;
       // Not behind a condition: loads in branches of their own wait for each other.
       const Pixels pixel = load_packed<V>(there ? image.at(n, y, x, col) : image.base);
       pixels[kh % ROWS][i] = there ? pixel : outside;
@@ -106,8 +114,10 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
     if constexpr (Functor::ROW_VALUES > 0) {
       if (active) values = functor.row_values(row, true);
     }
-    const auto acc =
-        map<V>([&](int i) { return tap.finish(sums[s][i], y0, x0 + s * C::STRIDE_W); });
+    const auto acc = map<V>([&](int i) {
+      return SHARED ? tap.finish(sums[s][i], p, q0)
+                    : tap.finish(sums[s][i], y0, x0 + s * C::STRIDE_W);
+    });
     const auto inputs = functor.template inputs<V>(row, col, active);
     functor.template operator()<V>(row, col, values, active, inputs, acc, StatsOfChunks{});
   }

@@ -67,6 +67,11 @@ class Windowed:
         lines = self.image.out[0] * self.image.layout.shape[0]
         return -(-self.image.out[1] // strip) * lines
 
+    @property
+    def shared(self) -> bool:
+        """Whether the windows share the image evenly, so that they are not of one size."""
+        return not any(self.image.stride)
+
     def values(self, strip: int, vector: int) -> int:
         """Sums and pixels that a thread holds."""
         span = (strip - 1) * self.image.stride[1] + self.image.kernel[1]
@@ -98,7 +103,8 @@ class Stencil(Sketch):
 
     def _windowed(self, flow: Flow, anchor: Node) -> Windowed:
         graph = self.group.graph
-        check("stride" in anchor.attrs, f"{anchor.op} has no windows of one size")
+        windows = "stride" in anchor.attrs or anchor.definition.window is not None
+        check(windows, f"{anchor.op} has no windows")
         try:
             image = windows_of(graph, anchor)
         except NotAView as error:
@@ -123,16 +129,23 @@ class Stencil(Sketch):
     def knobs(self) -> tuple[Knob, ...]:
         least = self._least_vector
         return (
-            Knob("strip", (1, 2, 4, 7, 8)),
+            Knob("strip", self._strips),
             Knob("vector", tuple(size for size in (1, 2, 4, 8) if least <= size <= self.vector)),
             Knob("threads", (64, 128, 256)),
         )
+
+    @property
+    def _strips(self) -> tuple[int, ...]:
+        """Neighbours along the width have pixels in common, at places that are known."""
+        return (1,) if any(each.shared for each in self.windowed) else (1, 2, 4, 7, 8)
 
     def defaults(self) -> Iterable[Schedule]:
         """As much a thread as still leaves enough of them to hide what loads wait for."""
         narrow = max(self._least_vector, self.vector // 2)
         tiles = ((4, self.vector), (2, self.vector), (1, self.vector), (1, narrow))
-        fitting = [tile for tile in tiles if self._values(*tile) <= MOST_VALUES]
+        fitting = [
+            tile for tile in tiles if tile[0] in self._strips and self._values(*tile) <= MOST_VALUES
+        ]
         enough = THREADS * self.target.sm_count
         filling = [
             tile for tile in fitting if sum(each.items(*tile) for each in self.windowed) >= enough
@@ -253,8 +266,13 @@ def _pooled(window: Window, count: str) -> str:
 def _count(node: Node, image: WindowOperand) -> str:
     """Declares `count`: the pixels of the image in a window, or with the zeros around it."""
     _, height, width, _ = image.layout.shape
-    top, left = node.attrs["padding"]
+    top, left = image.before
     kernel_h, kernel_w = image.kernel
+    if "out" in node.attrs:
+        high, wide = image.out
+        return f"""const int rows = ceil_div((y + 1) * {height}, {high}) - y * {height} / {high};
+    const int columns = ceil_div((x + 1) * {width}, {wide}) - x * {width} / {wide};
+    const int count = rows * columns;"""
     if node.attrs["divisor"] is not None:
         return f"const int count = {node.attrs['divisor']};"
     if node.attrs["count_padding"]:  # a window may run beyond the padding, which never counts

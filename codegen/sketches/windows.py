@@ -16,6 +16,7 @@ from gtco.codegen.emit import index
 from gtco.codegen.program import TensorMapArgument, WindowBox
 from gtco.codegen.sketch import check
 from gtco.ir.graph import Graph, Node
+from gtco.ir.references import adaptive_window
 from gtco.ir.views import Axis, Layout, resolve
 
 CORNERS = range(-128, 128)
@@ -35,7 +36,8 @@ class WindowOperand:
         constant: whether it is one.
         out: rows and columns of windows in one image.
         kernel, stride, before, dilation: along height and width; `before` are zeros ahead of the
-            first row and column.
+            first row and column. A stride of 0 stands for windows that share the image evenly, the
+            largest of which is `kernel`.
         groups: into which the channels are cut.
     """
 
@@ -172,6 +174,9 @@ def windows_of(graph: Graph, node: Node) -> WindowOperand:
     """
     base, layout = resolve(graph, node.inputs[0])
     attrs = node.attrs
+    if "out" in attrs:
+        high, wide = map(adaptive_window, layout.shape[1:3], attrs["out"])
+        attrs = {"kernel": (high, wide), "stride": (0, 0), "padding": (0, 0)}
     pooling = "kernel" in attrs  # else the weights are [..., KH, KW, C]
     kernel = attrs["kernel"] if pooling else graph.specs[node.inputs[1]].sizes[-3:-1]
     before = attrs["before"] if "before" in attrs else attrs["padding"]

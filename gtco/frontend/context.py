@@ -59,9 +59,14 @@ class Context:
         return self.spec(x).dtype
 
     def add(self, op: str, *inputs: Value | None, **attrs: Any) -> Value:
-        """Append a node; trailing inputs that are None are left out."""
+        """Append a node with one result; trailing inputs that are None are left out."""
+        (value,) = self.add_all(op, *inputs, **attrs)
+        return value
+
+    def add_all(self, op: str, *inputs: Value | None, **attrs: Any) -> tuple[Value, ...]:
+        """Append a node, likewise, and give all of its results."""
         names = [x.name for x in inputs if x is not None]
-        return Value(self.builder.add(op, *names, hint=None, source=self.source, **attrs))
+        return tuple(map(Value, self.builder.node(op, names, attrs, source=self.source)))
 
     def reshape(self, x: Value, shape: Iterable[int]) -> Value:
         new = resolve_shape(tuple(shape), math.prod(self.shape(x)))

@@ -72,6 +72,30 @@ def _scatter(ctx: Context, x: Value, dim: int, index: Value, value: float) -> Va
     return ctx.add("where", ctx.add("eq", index, places), number, x)
 
 
+@_lowers(aten.topk.default)
+def _topk(
+    ctx: Context, x: Value, k: int, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, ...] | None:
+    """In order, which unsorted ones may have too."""
+    if not ctx.rank(x) or not k or not ctx.spec(x).numel or ctx.dtype(x) == torch.bool:
+        return None
+    dims = range(ctx.rank(x))
+    order = [each for each in dims if each != dim % len(dims)] + [dim % len(dims)]
+    found = ctx.add_all("topk", ctx.permute(x, order), k=k, largest=largest)
+    return tuple(ctx.permute(each, [order.index(at) for at in dims]) for each in found)
+
+
+@_lowers(aten.sort.default, aten.sort.stable)
+def _sort(
+    ctx: Context, x: Value, dim: int = -1, descending: bool = False, *, stable: bool | None = None
+) -> tuple[Value, ...] | None:
+    """All elements of a row are its first ones; equal ones are in the order of their places."""
+    if not ctx.rank(x):
+        return None
+    size = ctx.shape(x)[dim % ctx.rank(x)]
+    return _topk(ctx, x, size, dim, descending)  # type: ignore[return-value]
+
+
 @_lowers(aten.index.Tensor)
 def _index(ctx: Context, x: Value, indices: Sequence[Value | None]) -> Value | None:
     """`x[:, i, j]` for tensors of integers that stand side by side: one index into both."""

@@ -22,12 +22,13 @@ from gtco.frontend.lower_images import IMAGES
 from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
 from gtco.frontend.lower_norms import NORMS
+from gtco.frontend.lower_pools import POOLS
 from gtco.frontend.lower_shapes import SHAPES
 
 aten = torch.ops.aten
 
 TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(
-    SHAPES | INDICES | MATH | NORMS | IMAGES | CONVOLUTIONS
+    SHAPES | INDICES | MATH | NORMS | POOLS | IMAGES | CONVOLUTIONS
 )
 """The one table: overload to lowering."""
 

@@ -77,7 +77,8 @@ class Window:
     Args:
         start: the CUDA expression of a window without pixels, and of a pixel outside the image.
         add: that of `sum`, so far, with `pixel`.
-        mean: the sum is divided by the number of pixels, as the attributes of avg_pool say.
+        mean: the sum is divided by the number of pixels, as the attributes of avg_pool say where
+            the windows are of one size.
     """
 
     start: str
@@ -98,8 +99,9 @@ class Op:
         flops: floating-point operations, from input specs, output specs and attributes.
         is_view: the result aliases the input: no kernel is needed.
         family: of the kernels that are built around this op: "gemm" (products that sum over the
-            last dimension of both operands), "attention" or "stencil" (windows of an image, each
-            channel by itself). Empty for an op that joins the kernels of others.
+            last dimension of both operands), "attention", "stencil" (windows of an image, each
+            channel by itself) or "topk". Empty for an op that joins the kernels of others, or has
+            none.
         samples: it multiplies each pixel that it reads once, where another operand says.
         multiplies: on tensor cores; its attribute `products` names what fp32 operands are rounded
             to for that ("tf32"), and is None or missing where they stay as they are.
@@ -185,7 +187,11 @@ def _conv_flops(
 def _window_flops(
     inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], attrs: Mapping[str, Any]
 ) -> int:
-    kernel = attrs["kernel"] if "kernel" in attrs else inputs[1].sizes[:2]
+    if "out" in attrs:
+        pixels = zip(inputs[0].sizes[1:3], attrs["out"], strict=True)
+        kernel = tuple(references.adaptive_window(*each) for each in pixels)
+    else:
+        kernel = attrs["kernel"] if "kernel" in attrs else inputs[1].sizes[:2]
     return 2 * outputs[0].numel * math.prod(kernel)
 
 
@@ -237,6 +243,9 @@ def _anchor(name: str, function: Callable[..., Tensor], flops: FlopCount, **trai
 
 
 _PRODUCTS: dict[str, Any] = {"multiplies": True, "ends_masks": True}
+_WINDOWS: dict[str, Any] = {"family": "stencil", "of_images": True}
+_LARGEST = Window("-math::infinity()", "math::max_nan(sum, pixel)")
+_MEAN = Window("0.0f", "sum + pixel", mean=True)
 
 _ROWS: tuple[Op, ...] = (
     _unary("neg", torch.neg, "-{0}"),
@@ -323,14 +332,18 @@ _ROWS: tuple[Op, ...] = (
     _anchor("grouped_conv", references.conv, _conv_flops, family="gemm", convolves=True,
             **_PRODUCTS),
     _anchor("depthwise_conv", references.depthwise_conv, _window_flops, family="stencil"),
-    _anchor("max_pool", references.max_pool, _window_flops, family="stencil", of_images=True,
-            window=Window("-math::infinity()", "math::max_nan(sum, pixel)")),
-    _anchor("avg_pool", references.avg_pool, _window_flops, family="stencil", of_images=True,
-            window=Window("0.0f", "sum + pixel", mean=True)),
+    _anchor("max_pool", references.max_pool, _window_flops, window=_LARGEST, **_WINDOWS),
+    _anchor("avg_pool", references.avg_pool, _window_flops, window=_MEAN, **_WINDOWS),
+    _anchor("adaptive_max_pool", references.adaptive_max_pool, _window_flops, window=_LARGEST,
+            **_WINDOWS),
+    _anchor("adaptive_avg_pool", references.adaptive_avg_pool, _window_flops, window=_MEAN,
+            **_WINDOWS),
     _anchor("resize", references.resize, _resize_flops, family="stencil", of_images=True),
     _anchor("grid_sample", references.grid_sample, _sample_flops, family="stencil", of_images=True,
             samples=True),
     _anchor("sample_sum", references.sample_sum, _sample_sum_flops, family="stencil", samples=True),
+    # Alone in their kernels, or ATen's.
+    Op("topk", Pattern.OPAQUE, references.topk, flops=_one_per_input, family="topk"),
     Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),

@@ -249,6 +249,29 @@ def avg_pool(
     return y.permute(0, 2, 3, 1).contiguous()
 
 
+def adaptive_window(pixels: int, windows: int) -> int:
+    """Pixels of the largest of so many windows that share a row evenly.
+
+    Window i has those from `i * pixels / windows` to `(i + 1) * pixels / windows`, rounded outward.
+    """
+    return max(-(-(i + 1) * pixels // windows) - i * pixels // windows for i in range(windows))
+
+
+def adaptive_max_pool(x: Tensor, *, out: Sequence[int]) -> Tensor:
+    """The largest pixel of each of `out` windows that share x [N, H, W, C] evenly (see
+    `adaptive_window`), each channel by itself."""
+    high, wide = out
+    y = F.adaptive_max_pool2d(x.permute(0, 3, 1, 2), (high, wide))
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
+def adaptive_avg_pool(x: Tensor, *, out: Sequence[int]) -> Tensor:
+    """The mean pixel, likewise."""
+    high, wide = out
+    y = F.adaptive_avg_pool2d(x.permute(0, 3, 1, 2), (high, wide))
+    return y.permute(0, 2, 3, 1).contiguous()
+
+
 _RESIZES: Mapping[str, Callable[..., Tensor]] = {
     "bilinear": torch.ops.aten.upsample_bilinear2d.default,
     "bicubic": torch.ops.aten.upsample_bicubic2d.default,
@@ -350,6 +373,16 @@ def normalize_groups(
     y = ((parts - mean.unsqueeze(-1)) * rstd.unsqueeze(-1)).reshape(x.shape)
     y = y if w is None else y * w
     return (y if b is None else y + b).to(x.dtype)
+
+
+def topk(x: Tensor, *, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """The `k` largest (or smallest) elements of each row in order, and where they are.
+
+    As `torch.topk` of the last dimension, which leaves open the order of equal elements: here the
+    one with the smaller index is first. NaN is the largest.
+    """
+    values, places = torch.sort(x, dim=-1, descending=largest, stable=True)
+    return values[..., :k].contiguous(), places[..., :k].contiguous()
 
 
 def gather(x: Tensor, index: Tensor, *, dim: int) -> Tensor:

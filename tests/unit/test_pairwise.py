@@ -31,6 +31,7 @@ from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.sketches.topk import TopK
 from gtco.ir.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
@@ -69,6 +70,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "resize": (Resize, next(iter(stencil_groups.RESIZES.values()))),
     "grid_sample": (GridSample, stencil_groups.SAMPLES["bilinear_heads"]),
     "sample_sum": (GridSample, stencil_groups.SAMPLES["sum_of_heads"]),
+    "topk": (TopK, tile_groups.TOPK["five_of_1000"]),
     "groups": (
         Elementwise,
         lambda: tile_groups.normalize_groups(5, 3, 7, 24, groups=3, chunks=7),

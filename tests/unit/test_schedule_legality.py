@@ -43,6 +43,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "stencil": stencil_groups.CASES["depthwise_3x3"],
     "resize": next(iter(stencil_groups.RESIZES.values())),
     "grid_sample": stencil_groups.SAMPLES["sum_of_heads"],
+    "topk": tile_groups.TOPK["of_a_detector"],
 }
 BY_NAME = {kind.name: kind for kind in SKETCHES}
 WRONG = (0, -1, -64, 3, 5, 2**31, 2**70, 1.0, 0.5, True, "2", None, (2,))
