@@ -171,3 +171,20 @@ BLOCKS = [
     "{p} = F.layer_norm({o}, {o}.shape[-1:]) @ {w:(N, N)}",
     "{o} = F.linear({x}.flatten(2).mT, {w:(N, X[1])}, {w:(N,)}).mT.unflatten(-1, {x}.shape[2:])",
 ]
+
+_SIZE = "{x}.pow(2).sum((1, 2), keepdim=True).sqrt()"
+_RESPONSE = f"({_SIZE} / ({_SIZE}.mean(-1, keepdim=True) + 1e-3))"
+SCALED = [
+    f"{{o}} = {_LINEAR.format(operand)}"
+    for operand in (
+        "{x} * {s}",
+        "{x} * {x}.mean(1, keepdim=True).sigmoid()",
+        "{w:X[-1:]} * {x} + {w:X[-1:]} + {x}",
+        "{x} - {x} * {x}.mean(-2, keepdim=True) - {w:X[-1:]}",
+        "({x} + {w:X[-1:]}) / (1 + {x}.mean(-2, keepdim=True).square()) + {x}",
+        "({x} * {x}.amax(-2, keepdim=True) + {x}.amax(-2, keepdim=True)) * {w:X[-1:]}",
+        "(({x} + {w:X[-1:]}) * {s} - {x}) * {w:X[-1:]}",
+        f"{{w:X[-1:]}} * ({{x}} * {_RESPONSE}) + {{w:X[-1:]}} + {{x}}",
+        f"{{x}} + torch.addcmul({{w:X[-1:]}}, {{w:X[-1:]}}, {{x}} * {_RESPONSE})",
+    )
+]

@@ -9,7 +9,7 @@ Where torch refuses what comes out, the line is dropped: templates need not be c
 
 from __future__ import annotations
 
-from tests.fuzz.blocks import ATTENTIONS, BLOCKS, ROTARY
+from tests.fuzz.blocks import ATTENTIONS, BLOCKS, ROTARY, SCALED
 from tests.fuzz.mixed import AUTOCAST, QUANTIZED, SUMS
 
 UNARY = [
@@ -432,6 +432,7 @@ FAMILIES: dict[str, tuple[list[str], float]] = {
     "image": (IMAGES, 3),
     "block": (BLOCKS, 2),
     "rotary": (ROTARY, 1),
+    "scaled": (SCALED, 1),
     "in place": (IN_PLACE, 1),
     "quantized": (QUANTIZED, 1),
     "autocast": (AUTOCAST, 1),
