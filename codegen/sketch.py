@@ -85,6 +85,7 @@ class BlockWork:
         peer_bytes: that it takes from other blocks of its cluster beside a split's partial sums.
         copies: of 16 bytes that each thread asks for itself; 0 where that is not counted.
         copy_threads: that only copy, and do none of the arithmetic.
+        scales: 1 if each step multiplies an operand by factors ahead of the products.
     """
 
     fill_bytes: int
@@ -102,6 +103,7 @@ class BlockWork:
     peer_bytes: int = 0
     copies: int = 0
     copy_threads: int = 0
+    scales: int = 0
 
 
 class Sketch(ABC):

@@ -15,6 +15,8 @@ from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.views import Axis, Layout, NotAView, resolve
 
 AT = "[&](int row, int col, bool active)"
+SECTOR = 32
+"""Bytes of memory that come together."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,8 @@ class TileLoads:
         widest: the widest vector that every access of neighbours allows.
         loads: how many tile values are loaded.
         neighbours: how many accesses have neighbouring columns next to each other in memory.
-        strided: whether the largest operand or result has neighbours along rows, not columns.
+        strided: whether an operand or result has neighbours along rows, not columns, as many as
+            come from memory together.
     """
 
     def __init__(self, group: Group, space: Space, vector: int, *, reduces: bool) -> None:
@@ -137,7 +140,8 @@ class TileLoads:
             self.neighbours += 1
             self.widest = min(self.widest, layout.vector(8), max(1, 16 // dtype.itemsize))
         elif rows and rows[-1][1] == 1 and not is_uniform(columns):
-            self.strided = True
+            run, _ = rows[-1]
+            self.strided = self.strided or run * dtype.itemsize >= SECTOR
 
     def _row_load(self, value: str, like: Sequence[int]) -> str:
         base, _, layout = self._external(value, like)

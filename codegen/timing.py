@@ -128,7 +128,7 @@ def chain_us(
     start_us = (c.start_boundaries + c.alone_boundaries * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes
     start_us += c.shared_us * shares
-    turns_us = waits * (turn_us + c.shared_turn_us * shares)
+    turns_us = waits * (turn_us + c.shared_turn_us * shares + c.scale_us * block.scales)
     tile_us = (loop_us + turns_us) / block.tiles
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us

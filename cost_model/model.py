@@ -35,6 +35,7 @@ from gtco.cost_model.work import (
 from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import family
+from gtco.passes.scaled import scale_of
 from gtco.target import Target
 
 TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16, 257, 8))
@@ -52,7 +53,8 @@ def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
     families = {node.definition.family for node in group.compute}
     kind = family(group)
-    if {"attention", "gemm"} <= families or kind in PROGRAMMED:
+    scaled = any(scale_of(group.graph, node) is not None for node in group.compute)
+    if {"attention", "gemm"} <= families or kind in PROGRAMMED or scaled:
         programmed_us = _programmed_us(group, target)
         if programmed_us is not None:
             return programmed_us

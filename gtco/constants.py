@@ -28,6 +28,7 @@ class Constants:
         turn_us: a consumer's turn from one stage of the ring to the next, waiting for the products.
         deep_turn_us: the same where the next stage's products are issued before the last one's are
             awaited.
+        scale_us: more of it where an operand is scaled ahead of the products.
         shared_turn_us: more of it where a cluster shares tiles: a slot waits for the slowest of
             its blocks.
         cluster_share: part of the multiprocessors that clusters of so many blocks can fill at a
@@ -69,6 +70,7 @@ class Constants:
     copy_us: float
     turn_us: float
     deep_turn_us: float
+    scale_us: float
     shared_turn_us: float
     cluster_share: Mapping[int, float]
     large_cluster_share: float
@@ -92,7 +94,7 @@ class Constants:
 
 
 H100 = Constants(
-    version=1,
+    version=2,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s
@@ -101,6 +103,7 @@ H100 = Constants(
     copy_us=0.03,  # of attention: 9 in 0.28 us
     turn_us=0.05,
     deep_turn_us=0.03,
+    scale_us=0.16,  # of gemm_mma: 0.15 to 0.18 in the GEMMs of ConvNeXt V2 and EfficientNet
     shared_turn_us=0.05,
     cluster_share={1: 1.0, 2: 1.0, 3: 0.88, 4: 0.91},
     large_cluster_share=0.81,  # of 6 and 8

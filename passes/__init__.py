@@ -20,6 +20,7 @@ from gtco.passes.factors import join_factors
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
 from gtco.passes.layout import channels_last
+from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
 from gtco.passes.rewrite import Log
@@ -56,6 +57,7 @@ PIPELINE: tuple[Pass, ...] = (
     push_slices,
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     split_group_norm,
+    split_long_reductions,
     join_factors,
     fold_constants,
 )

@@ -112,7 +112,8 @@ __device__ __forceinline__ void scale_fragment(u32 (&r)[4], const Element* tile,
 #pragma unroll
   for (int j = 0; j < 4; ++j) {
     const int at = k + (j >> 1) * E + lane % 4 * REGISTER;
-    const Element* factors = tile + tile_offset<true, ROWS, BLOCK_K, E>(of[j & 1], at);
+    const int row = ROWS > 1 ? of[j & 1] : 0;
+    const Element* factors = tile + tile_offset<true, ROWS, BLOCK_K, E>(row, at);
     r[j] = ptx::multiply<Element>(r[j], *reinterpret_cast<const u32*>(factors));
   }
 }

@@ -97,6 +97,7 @@ class GemmMma(Sketch):
             tile_q=n,
             split=1,
             registers=min(255, parts * (m * n // (warps * 32) + (m + n) * k // (warps * 64)) + 40),
+            scales=int(scale is not None),
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

@@ -12,6 +12,7 @@ from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import pad_to
+from gtco.codegen.tile_loads import SECTOR
 from gtco.ir.graph import Group, Node
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.passes.dataflow import Flow
@@ -22,8 +23,6 @@ AT_ONCE = 8
 """Vectors of pixels that a thread asks for at a time, as the template has it."""
 REGISTERS = 64
 """Of a thread, about."""
-SECTOR = 32
-"""Bytes of memory that come together: a block's slice of a pixel has as many."""
 
 
 class Squeeze(Sketch):

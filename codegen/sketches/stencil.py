@@ -24,8 +24,9 @@ from gtco.target import Target
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_VALUES = 160
 """Sums and pixels that a thread holds."""
-THREADS = 512
-"""Of a multiprocessor, that hide each other's loads."""
+THREADS = 256
+"""Of a multiprocessor, that hide each other's loads: with fewer, smaller strips and vectors were
+faster (experiments/notes/17-convolutions.md)."""
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ class Stencil(Sketch):
 
     def defaults(self) -> Iterable[Schedule]:
         """As much a thread as still leaves enough of them to hide what loads wait for."""
-        narrow = max(self._least_vector, self.vector // 2)
-        tiles = ((4, self.vector), (2, self.vector), (1, self.vector), (1, narrow))
+        vectors = [max(self._least_vector, self.vector // cut) for cut in (1, 2, 4)]
+        tiles = [(4, vectors[0]), *((strip, each) for each in vectors for strip in (2, 1))]
         fitting = [
             tile for tile in tiles if tile[0] in self._strips and self._values(*tile) <= MOST_VALUES
         ]
@@ -150,7 +151,7 @@ class Stencil(Sketch):
         filling = [
             tile for tile in fitting if sum(each.items(*tile) for each in self.windowed) >= enough
         ]
-        for strip, vector in dict.fromkeys((*filling, (1, narrow))):
+        for strip, vector in dict.fromkeys((*filling, (1, vectors[-1]))):
             yield {"strip": strip, "vector": vector, "threads": 128}
 
     @property

@@ -1,0 +1,84 @@
+"""A reduction of all pixels of few channels becomes two."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gtco
+from gtco.ir.graph import Graph
+from gtco.passes import long_reductions
+from gtco.passes.long_reductions import split_long_reductions
+from tests.faults.test_pass_faults import planted
+from tests.pass_checks import captured, check, random
+
+F16, F32 = torch.float16, torch.float32
+
+
+def reduced(op: str, *shape: int, keepdim: bool = True, dtype: torch.dtype = F32) -> Graph:
+    def run(c: nn.Module, x: Tensor) -> Tensor:
+        return getattr(x, op)((1, 2), keepdim=keepdim)  # type: ignore[no-any-return]
+
+    return captured(run, random(*shape, dtype=dtype))[0]
+
+
+@pytest.mark.parametrize("dtype", [F16, F32])
+@pytest.mark.parametrize("keepdim", [True, False])
+@pytest.mark.parametrize("op", ["mean", "sum", "amax"])
+def test_rows_of_pixels_come_first(op: str, keepdim: bool, dtype: torch.dtype) -> None:
+    graph = reduced(op, 2, 48, 56, 5, keepdim=keepdim, dtype=dtype)
+    result = check(split_long_reductions, graph, (random(2, 48, 56, 5, dtype=dtype, seed=3),))
+    steps = [node for node in result.nodes if node.op == op]
+    assert [node.outputs[0].sizes for node in steps] == [(2, 48, 1, 5), (2, 1, 1, 5)]
+    assert all(node.outputs[0].dtype == F32 for node in steps)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(2, 32, 56, 5), (64, 48, 56, 24), (2, 1, 4096, 5), (2, 4096, 1, 5)],
+    ids=["few pixels", "enough blocks", "one row", "one column"],
+)
+def test_others_stay(shape: tuple[int, ...]) -> None:
+    graph = reduced("mean", *shape)
+    assert str(check(split_long_reductions, graph, (random(*shape, dtype=F32),))) == str(graph)
+
+
+@pytest.mark.parametrize("dims", [(0, 1), (1, 3), (2, 3), (1,), (0, 1, 2)])
+def test_which_dimensions(dims: tuple[int, ...]) -> None:
+    x = random(48, 48, 48, 3, dtype=F32)
+    graph, args = captured(lambda c, x: x.sum(dims), x)
+    result = check(split_long_reductions, graph, args)
+    assert (str(result) == str(graph)) == (dims != (0, 1)), "the last one is kept"
+
+
+def test_the_mean_of_a_wide_gate_is_two_kernels() -> None:
+    class Gate(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(8, 16, 3, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.conv(x)
+            return x * x.mean((2, 3), keepdim=True).sigmoid()
+
+    fused = gtco.fuse(gtco.capture(Gate().half().eval(), (torch.zeros(1, 8, 64, 64).half(),)))
+    assert sum(any(node.op == "mean" for node in group.compute) for group in fused) == 2
+
+
+def test_planted_faults_are_caught() -> None:
+    for before, after in (
+        ("(second,), keepdim=True", "(first,), keepdim=True"),
+        ('value = edit.add("cast", value, dtype=kept)', "pass"),
+        ("dims[1] == rank - 1", "False"),
+    ):
+        module = planted(long_reductions, before, after)
+        with pytest.raises(Exception):  # noqa: B017
+            for shape, dims in (((2, 48, 56, 5), (1, 2)), ((2, 5, 48, 56), (2, 3))):
+                graph, args = captured(
+                    lambda c, x, dims=dims: x.mean(dims, keepdim=True), random(*shape, dtype=F16)
+                )
+                result = check(module.split_long_reductions, graph, args)
+                means = [node.outputs[0].sizes for node in result.nodes if node.op == "mean"]
+                assert dims != (1, 2) or means == [(2, 48, 1, 5), (2, 1, 1, 5)]
+                assert dims == (1, 2) or len(means) == 1
