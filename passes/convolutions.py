@@ -110,6 +110,9 @@ def _affine(edit: Editor, norm: _Affine) -> str:
 
 # -- convolutions that are matrix products -------------------------------------------------------
 
+WHOLE = 8
+"""Channels that are copied at once."""
+
 
 def _patches(edit: Editor, node: Node) -> Node | None:
     """A convolution whose windows do not overlap and that has no groups."""
@@ -125,6 +128,9 @@ def _patches_fit(edit: Editor, node: Node) -> str | None:
     kernel, image = edit.shape(node.inputs[1])[2:], edit.shape(node.inputs[0])[2:]
     if any(size % k for size, k in zip(image, kernel, strict=True)):
         return f"the image {image} is no multiple of the patch {kernel}"
+    channels = edit.shape(node.inputs[0])[1]
+    if kernel != (1, 1) and channels % WHOLE == 0 and edit.producer(node.inputs[0]) is not None:
+        return f"%{node.inputs[0]} is stored channels last, where a window's rows are contiguous"
     inner = edit.producer(node.inputs[0], "permute")
     if kernel == (1, 1) and (inner is None or inner.attrs["dims"] != (0, 3, 1, 2)):
         return "the input of this 1x1 convolution is not stored channels last"

@@ -290,6 +290,20 @@ def test_patches_refuse_an_odd_image_and_planar_1x1() -> None:
     assert "not stored channels last" in reasons(log)
 
 
+@pytest.mark.parametrize("channels", [3, 8])
+def test_patches_inside_a_network_stay_a_convolution(channels: int) -> None:
+    """Gathered element by element, the patches of 8 x 8 x 32 took 73 us of SegFormer on an H100."""
+
+    def run(c: nn.Module, x: Tensor) -> Tensor:
+        return F.conv2d(x.relu(), c.w, stride=4)
+
+    graph, args = captured(run, random(1, channels, 8, 12), w=random(16, channels, 4, 4))
+    log = Log()
+    result = check(fold_convolutions, graph, args, log)
+    assert ("linear" in ops(result)) == (channels == 3)
+    assert ("stored channels last, where" in reasons(log)) == (channels == 8)
+
+
 # -- siblings ------------------------------------------------------------------------------------
 
 
