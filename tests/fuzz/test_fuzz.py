@@ -249,6 +249,11 @@ def test_a_failure_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.usefixtures("sums_for_differences")
+def test_an_answer_that_hangs_on_rounding_excuses_no_more_than_rounding() -> None:
+    noise = program("v1 = x.exp() + 1e8", "v0 = (v1 - x.exp() - 1e8) * 1e8")
+    assert judge(case_of(noise)).kind == "wrong"
+
+
 def test_types_that_autocast_has_on_a_gpu_alone_are_no_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -258,8 +263,3 @@ def test_types_that_autocast_has_on_a_gpu_alone_are_no_fault(
     assert "torch.float32[2], not torch.bfloat16[2]" in judging._other_types(case, wide, narrow)
     assert judging._other_types(case, narrow, narrow) == ""
     assert judging._other_types(case, [torch.ones(2).half()], narrow) == "", "neither's"
-
-
-def test_an_answer_that_hangs_on_rounding_excuses_no_more_than_rounding() -> None:
-    noise = program("v1 = x.exp() + 1e8", "v0 = (v1 - x.exp() - 1e8) * 1e8")
-    assert judge(case_of(noise)).kind == "wrong"
