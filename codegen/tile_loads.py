@@ -78,8 +78,8 @@ class TileLoads:
         widest: the widest vector that every access of neighbours allows.
         loads: how many tile values are loaded.
         neighbours: how many accesses have neighbouring columns next to each other in memory.
-        strided: whether an operand or result has neighbours along rows, not columns, as many as
-            come from memory together.
+        strided: whether a load, or a store where no load is otherwise, has neighbours along rows,
+            not columns, as many as come from memory together.
     """
 
     def __init__(self, group: Group, space: Space, vector: int, *, reduces: bool) -> None:
@@ -133,15 +133,20 @@ class TileLoads:
         columns = self.space.columns
         return "active" if columns % self.vector == 0 else f"active && col + i < {columns}"
 
-    def _fit(self, layout: Layout, dtype: torch.dtype) -> None:
-        """Note that neighbours of `layout` are accessed: a vector is at most 16 bytes."""
+    def _fit(self, layout: Layout, dtype: torch.dtype, *, stored: bool = False) -> None:
+        """Note that neighbours of `layout` are accessed: a vector is at most 16 bytes.
+
+        What a kernel waits for are its loads: where one of them has its neighbours along columns,
+        no `stored` result decides that rows come first.
+        """
         rows, columns = layout.dims
         if columns and columns[-1][1] == 1:
             self.neighbours += 1
             self.widest = min(self.widest, layout.vector(8), max(1, 16 // dtype.itemsize))
         elif rows and rows[-1][1] == 1 and not is_uniform(columns):
             run, _ = rows[-1]
-            self.strided = self.strided or run * dtype.itemsize >= SECTOR
+            waits = not stored or not self.neighbours
+            self.strided = self.strided or (waits and run * dtype.itemsize >= SECTOR)
 
     def _row_load(self, value: str, like: Sequence[int]) -> str:
         base, _, layout = self._external(value, like)

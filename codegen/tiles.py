@@ -249,7 +249,7 @@ class TileEmitter(TileLoads):
             one = f"map<1>([&](int) {{ return {name}; }})"
             self.lines.append(f"store<1>({out} + {at}, {one}, tile.leads());")
             return
-        self._fit(layout, dtype)
+        self._fit(layout, dtype, stored=True)
         head = f"tile.store({name}, [&](int row, int col, bool active, const auto& x)"
         if self.space.columns % self.vector == 0 and layout.vector(self.vector) >= self.vector:
             at = index(layout, ("row", "col"))
