@@ -24,9 +24,11 @@ from gtco.target import Target
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_VALUES = 160
 """Sums and pixels that a thread holds."""
-THREADS = 256
-"""Of a multiprocessor, that hide each other's loads: with fewer, smaller strips and vectors were
-faster (experiments/notes/17-convolutions.md)."""
+THREADS = 512
+"""Of a multiprocessor, that hide each other's loads."""
+FEWEST_THREADS = THREADS // 2
+"""Of a multiprocessor: a stencil of fewer was faster in smaller strips and vectors
+(experiments/notes/17-convolutions.md)."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class Stencil(Sketch):
         fitting = [
             tile for tile in tiles if tile[0] in self._strips and self._values(*tile) <= MOST_VALUES
         ]
-        enough = THREADS * self.target.sm_count
+        enough = FEWEST_THREADS * self.target.sm_count
         filling = [
             tile for tile in fitting if sum(each.items(*tile) for each in self.windowed) >= enough
         ]

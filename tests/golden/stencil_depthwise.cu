@@ -41,7 +41,7 @@ struct Epilogue {
   half_t* __restrict__ out0;
   const half_t* in1;
   const half_t* __restrict__ in2;
-  static constexpr int VECTOR = 4;
+  static constexpr int VECTOR = 2;
   static constexpr int ROW_VALUES = 0;
   static constexpr bool ROW_STATS = false;
   struct Row {  };
@@ -68,7 +68,7 @@ struct Epilogue {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(128) gtco_stencil_8cd92a27849d(const half_t* __restrict__ in0, half_t* __restrict__ out0, const half_t* in1, const half_t* __restrict__ in2) {
+extern "C" __global__ void __launch_bounds__(128) gtco_stencil_4467ad8f0464(const half_t* __restrict__ in0, half_t* __restrict__ out0, const half_t* in1, const half_t* __restrict__ in2) {
   stencil<Config>(Image{in1}, Tap{in2}, Epilogue{in0, out0, in1, in2}, blockIdx.x);
 }
 
