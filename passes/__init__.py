@@ -24,6 +24,7 @@ from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
 from gtco.passes.rewrite import Log
+from gtco.passes.rolls import move_rolls
 from gtco.passes.rotary import fuse_rotary
 from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
@@ -56,6 +57,7 @@ PIPELINE: tuple[Pass, ...] = (
     compute_twins_once,
     push_slices,
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
+    move_rolls,  # behind split_norms, which leaves the norms ahead of rolls as they are
     split_group_norm,
     split_long_reductions,
     join_factors,

@@ -1,0 +1,135 @@
+"""Rolls of an image go into the kernels of the norm ahead of them and of the sum behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gtco.ir.graph import Graph, GraphBuilder
+from gtco.ir.spec import TensorSpec
+from gtco.passes import rolls
+from gtco.passes.legality import explain
+from gtco.passes.rewrite import Log
+from gtco.passes.rolls import move_rolls
+from tests.faults.test_pass_faults import planted
+from tests.pass_checks import captured, check, ops, random
+
+H, W, C = 6, 4, 8
+F32 = torch.float32
+WEIGHTS = {"g": random(C, dtype=F32, seed=1), "b": random(C, dtype=F32, seed=2)}
+X, Y = random(2, H * W, C, dtype=F32), random(2, H * W, C, dtype=F32, seed=3)
+Function = Callable[[nn.Module, Tensor, Tensor], Tensor]
+
+
+def image(x: Tensor) -> Tensor:
+    return x.reshape(2, H, W, C)
+
+
+def norm(c: nn.Module, x: Tensor) -> Tensor:
+    return F.layer_norm(x, (C,), c.g, c.b)
+
+
+def ahead(c: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return image(norm(c, x)).roll((-1, -2), (1, 2)).exp() + image(y)
+
+
+def behind(c: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return norm(c, x + image(y.exp()).roll((1, 2), (1, 2)).reshape(x.shape))
+
+
+def norm_behind(c: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return x + norm(c, image(y.exp()).roll((1, 2), (1, 2)).reshape(x.shape))
+
+
+def compute_order(graph: Graph) -> list[str]:
+    return [node.op for node in graph.nodes if not node.definition.is_view]
+
+
+def test_a_norm_follows_its_roll() -> None:
+    graph, args = captured(ahead, X, Y, **WEIGHTS)
+    result = check(move_rolls, graph, args)
+    assert compute_order(graph)[:2] == ["layer_norm", "roll"]
+    order = compute_order(result)
+    assert order.index("roll") + 1 == order.index("layer_norm")
+    pair = [node for node in result.nodes if node.op in ("roll", "layer_norm")]
+    assert explain(result, pair) is None
+
+
+@pytest.mark.parametrize("function", [behind, norm_behind])
+def test_a_sum_takes_the_shape_of_the_roll(function: Function) -> None:
+    graph, args = captured(function, X, Y, **WEIGHTS)
+    result = check(move_rolls, graph, args)
+    (total,) = (node for node in result.nodes if node.op == "add")
+    assert total.outputs[0].sizes == (2, H, W, C)
+    names = ("roll", "add") if function is behind else ("roll", "layer_norm", "add")
+    assert explain(result, [node for node in result.nodes if node.op in names]) is None
+
+
+def test_statistics_of_the_sum_take_it_too() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((2, H * W, C), torch.float32))
+    y = b.input("y", TensorSpec((2, H, W, C), torch.float32))
+    rolled = b.add("reshape", b.add("roll", y, shifts=(0, 1, 2, 0)), shape=(2, H * W, C))
+    total = b.add("add", x, rolled)
+    graph = b.build([total, b.add("row_stats", total)])
+    result = check(move_rolls, graph, (X, image(Y)))
+    computed = [node for node in result.nodes if not node.definition.is_view]
+    assert explain(graph, [node for node in graph.nodes if not node.definition.is_view])
+    assert explain(result, computed) is None and len(computed) == 3
+
+
+LEFT: dict[str, Function] = {
+    "channels roll": lambda c, x, y: image(norm(c, x)).roll((1, 1), (1, 3)) + image(y),
+    "the norm is read elsewhere": lambda c, x, y: image(n := norm(c, x)).roll(1, 1) * image(n),
+    "the roll is read elsewhere": lambda c, x, y: (
+        (r := image(y.exp()).roll(1, 1)).reshape(x.shape) + x
+    ).reshape(r.shape) * r,
+    "a norm of other rows": lambda c, x, y: F.layer_norm(
+        image(y.exp()).roll(1, 1).reshape(2, -1, C // 2), (C // 2,)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_others_stay(name: str) -> None:
+    graph, args = captured(LEFT[name], X, Y, **WEIGHTS)
+    assert str(check(move_rolls, graph, args)) == str(graph)
+    assert ops(graph)["roll"] == 1
+
+
+def test_it_ends() -> None:
+    log = Log()
+    graph, args = captured(
+        lambda c, x, y: behind(c, ahead(c, x, y).reshape(x.shape), norm_behind(c, x, y)),
+        X, Y, **WEIGHTS,
+    )  # fmt: skip
+    result = check(move_rolls, graph, args, log)
+    assert str(check(move_rolls, result, args)) == str(result)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ('node.attrs["shifts"][-1] != 0', "False"),
+        ("or not edit.read_once(value) or", "or"),
+        ("alone = edit.read_once(value) and edit.read_once(reshape.inputs[0])", "alone = True"),
+        ("edit.shape(reshape.inputs[0])[-1] != edit.shape(node.inputs[0])[-1]", "False"),
+    ],
+)
+def test_planted_faults_are_caught(
+    before: str, after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = planted(rolls, before, after)
+    caught = 0
+    for function in (ahead, behind, norm_behind, *LEFT.values()):
+        graph, args = captured(function, X, Y, **WEIGHTS)
+        try:
+            result = check(module.move_rolls, graph, args)
+            caught += function in LEFT.values() and str(result) != str(graph)
+        except Exception:
+            caught += 1
+    assert caught
