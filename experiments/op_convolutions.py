@@ -12,28 +12,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from experiments import e2e
 from experiments.op_rivals import Maker, References, Tensors, peers, random_halves
 from experiments.op_shapes import Operator, Sizes
 from gtco.compiler import capture_for, fuse_known, rewritten
 from gtco.cost_model.knowledge import Knowledge
 from gtco.ir.graph import Graph, Node
-from gtco.locate import locate
 from gtco.options import Options
 from gtco.passes.tasks import tasks
 from gtco.target import Target
 
-CONVOLUTIONAL = {
-    "resnet50": "convolutional",
-    "resnet50_batch32": "convolutional",
-    "se_resnet9": "convolutional",
-    "convnext_t": "convolutional",
-    "cvt_13": "convolutional",
-    "mobilenet_v2": "convolutional",
-    "unet": "convolutional",
-    "detr_e6": "autogtco",
-    "setr_pup": "autogtco",
-}
-"""The module of `experiments.models` that has each model."""
+CONVOLUTIONAL = (
+    "resnet50",
+    "resnet50_batch32",
+    "se_resnet9",
+    "convnext_t",
+    "cvt_13",
+    "mobilenet_v2",
+    "unet",
+    "detr_e6",
+    "setr_pup",
+)
+"""Rows of `experiments.e2e`."""
 WITHOUT_LINEARS = ("resnet50", "resnet50_batch32", "mobilenet_v2")
 """Models whose only linear is the head, of a row an image: the others are 1x1 convolutions."""
 
@@ -71,7 +71,8 @@ def _asked(node: Node, graph: Graph) -> Convolution:
 
 def operators(name: str, target: Target, known: Knowledge) -> tuple[Operator, ...]:
     """The convolutions of the model called `name`, each once, in the order in which they run."""
-    model = locate(f"experiments.models.{CONVOLUTIONAL[name]}:{name}")
+    (make,) = e2e.SUITE.row(name).cases(quick=False).values()
+    model = make()
     options = Options.of(target=target.arch)
     captured = capture_for(model.module, model.args, model.kwargs, options)
     fused = fuse_known(known, rewritten(captured, options, target), target)

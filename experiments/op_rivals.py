@@ -6,7 +6,8 @@ Each is a chain of twelve launches in a CUDA graph, and its answer is judged bef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +21,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from experiments.op_shapes import Sizes
 from gtco.check import judge
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.sampler import Candidate
 from gtco.cost_model.judge import random_values
+from gtco.cost_model.record import TuningRecord
 from gtco.ir.graph import Group
 from gtco.ir.interpreter import interpret
 from gtco.runtime.driver import BoundLaunch
@@ -133,6 +136,19 @@ def said(error: Exception) -> str:
     """An error in one line."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def outcomes(
+    asked: Iterable[tuple[Candidate, Future[TuningRecord]]],
+) -> Iterator[tuple[Candidate, float | None, str]]:
+    """Each program with its time while searching, or else with what is wrong; waits for them."""
+    for candidate, future in asked:
+        try:
+            record = future.result()
+        except Exception as error:  # nothing of the operator can be measured
+            yield candidate, None, said(error)
+        else:
+            yield candidate, record.run_us, record.error
 
 
 def alternated(clocks: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:

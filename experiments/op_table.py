@@ -34,7 +34,7 @@ import torch
 from experiments import op_convolutions, op_rivals
 from experiments.op_convolutions import CONVOLUTIONAL
 from experiments.op_convolutions import operators as convolutions
-from experiments.op_rivals import Maker, Rival, alternated, fastest, said
+from experiments.op_rivals import Maker, Rival, alternated, fastest, outcomes, said
 from experiments.op_shapes import CONVOLUTION, MODELS, PEAK_TFLOPS, Operator, Sizes, operators
 from experiments.publish import markdown, provenance, publish, save_bars
 from gtco import codegen
@@ -150,16 +150,11 @@ class Search:
 def _best(asked: Sequence[tuple[Candidate, Future[TuningRecord]]]) -> Found:
     ran: list[tuple[float, Candidate]] = []
     errors: set[str] = set()
-    for candidate, future in asked:
-        try:
-            record = future.result()
-        except Exception as error:  # nothing of the operator can be measured
-            errors.add(said(error))
-            continue
-        if record.run_us is None:
-            errors.add(record.error)
+    for candidate, time_us, error in outcomes(asked):
+        if time_us is None:
+            errors.add(error)
         else:
-            ran.append((record.run_us, candidate))
+            ran.append((time_us, candidate))
     run_us, best = min(ran, key=lambda pair: pair[0], default=(None, None))
     return Found(best, run_us, len(asked), len(ran), tuple(sorted(errors)))
 

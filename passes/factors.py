@@ -18,8 +18,9 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import FLOATS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
-from gtco.passes.scaled import DTYPES, groups_of
+from gtco.passes.scaled import groups_of
 
 Term = str | tuple[str, "Term | None", "Term | None"]
 """A value with one row for each image, or (op, a, b) of such; None is 1 in a factor."""
@@ -56,7 +57,7 @@ class _Match:
 
 def _match(edit: Editor, node: Node) -> _Match | None:
     operand = node.inputs[0]
-    if edit.dtype(operand) not in DTYPES or not edit.read_once(operand):
+    if edit.dtype(operand) not in FLOATS or not edit.read_once(operand):
         return None
     found = _affine(edit, operand, edit.shape(operand))
     if found.factor is None or (found.shift is None and found.steps == 1):

@@ -33,7 +33,7 @@ import torch
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
-from gtco.ir.spec import Dim
+from gtco.ir.spec import FLOATS, Dim
 from gtco.passes.dataflow import Flow, bits
 from gtco.passes.frames import (
     Frame,
@@ -53,8 +53,7 @@ MAX_REDUCTIONS = 4
 MAX_COLUMNS = 16384
 """Most elements of one row that a block keeps in registers and shared memory."""
 
-_TENSOR_DTYPES = frozenset((torch.float16, torch.bfloat16, torch.float32))
-_ELEMENT_DTYPES = _TENSOR_DTYPES | {
+_ELEMENT_DTYPES = FLOATS | {
     torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool,
     torch.float8_e4m3fn,
 }  # fmt: skip
@@ -158,7 +157,7 @@ class Legality:
         if (row := node.definition.row) is not None and row.counts:  # its result is no float
             specs = specs[:1]
         floats_only = is_anchor(node) or is_reduction(node) or node.op == "normalize_groups"
-        allowed = _TENSOR_DTYPES if floats_only else _ELEMENT_DTYPES
+        allowed = FLOATS if floats_only else _ELEMENT_DTYPES
         if _contracts(node):
             allowed |= {torch.float8_e4m3fn}
         if node.op == "cast" and node.outputs[0].dtype == torch.float8_e4m3fn:

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import FLOATS
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
 LEAST_PIXELS = 2048
 """A block reads fewer in about the time that a second kernel takes."""
 MOST_RESULTS = 1024
 """More make enough blocks."""
-FLOATS = (torch.float16, torch.bfloat16, torch.float32)
 
 
 def _match(edit: Editor, node: Node) -> Node | None:

@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import FLOATS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 from gtco.passes.views import without_repeats
 from gtco.passes.weighted_sums import (
@@ -41,7 +42,6 @@ from gtco.passes.weighted_sums import (
 MAX_ELEMENTS = 1 << 23
 """Elements of the largest operand that is looked at: its elements are named one by one."""
 
-_FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 # -- rotations ------------------------------------------------------------------------------------
 
@@ -81,7 +81,7 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
         views.append(node)
         result = node.inputs[0]
     views.reverse()
-    if not is_computed(edit, result) or spec.dtype not in _FLOATS:
+    if not is_computed(edit, result) or spec.dtype not in FLOATS:
         return None
     if not 0 < spec.numel <= MAX_ELEMENTS or spec.rank < 2 or spec.sizes[-1] % 2:
         return None

@@ -12,12 +12,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from gtco.ir.graph import Graph, Node
-from gtco.ir.views import Layout, NotAView, apply_view, through_views
-
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
+from gtco.ir.spec import FLOATS
+from gtco.ir.views import in_order, through_views
 
 
 @dataclass(frozen=True)
@@ -52,11 +49,11 @@ def scale_of(graph: Graph, linear: Node) -> Scale | None:
         return None
     spec = product.outputs[0]
     depth = graph.specs[linear.inputs[0]].sizes[-1:]
-    if spec.dtype not in DTYPES or spec.rank < 2 or not spec.numel or spec.sizes[-1:] != depth:
+    if spec.dtype not in FLOATS or spec.rank < 2 or not spec.numel or spec.sizes[-1:] != depth:
         return None
     if any(graph.specs[name].dtype != spec.dtype for name in product.inputs):
         return None
-    if not _in_order(views, spec.sizes):
+    if not in_order(views, spec.sizes):
         return None
     for value, factor in (product.inputs, product.inputs[::-1]):
         if graph.specs[value].sizes != spec.sizes:
@@ -66,16 +63,6 @@ def scale_of(graph: Graph, linear: Node) -> Scale | None:
             rows = spec.numel // (spec.sizes[-1] * groups)
             return Scale(product, value, factor, groups, rows)
     return None
-
-
-def _in_order(views: tuple[Node, ...], sizes: tuple[int, ...]) -> bool:
-    layout = Layout.contiguous(sizes)
-    try:
-        for view in views:
-            layout = apply_view(layout, view)
-    except NotAView:
-        return False
-    return layout.is_contiguous
 
 
 def groups_of(factor: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:

@@ -11,15 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
-
 from gtco.ir.graph import Graph, Node
-from gtco.ir.views import Layout, NotAView, apply_view
-from gtco.passes.dataflow import Flow, Read, bits
+from gtco.ir.spec import FLOATS
+from gtco.ir.views import in_order
+from gtco.passes.dataflow import Flow, bits
 
 MAX_WEIGHTS = 1 << 20
 """Most elements of one of the two weights."""
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
 @dataclass(frozen=True)
@@ -109,7 +107,7 @@ def _gate(flow: Flow, excite: Node) -> Gate | None:
     gate = Gate(mean, before, squeeze, between, excite)
     images = gate.images
     rows = all(node.outputs[0].numel == images * node.outputs[0].sizes[-1] for node in gate.nodes)
-    known = all(spec.dtype in DTYPES for node in gate.nodes for spec in node.outputs)
+    known = all(spec.dtype in FLOATS for node in gate.nodes for spec in node.outputs)
     return gate if rows and known else None
 
 
@@ -132,7 +130,7 @@ def _behind(flow: Flow, linear: Node) -> tuple[Node, tuple[Node, ...]] | None:
         if made_by is None or made_by.name in between:
             continue
         if any(view.op != "reshape" for view in read.views) and (
-            between or not _in_order(read, flow.graph)
+            between or not in_order(read.views, flow.graph.specs[read.base].sizes)
         ):
             return None
         if made_by.definition.is_pointwise and not made_by.definition.of_pairs:
@@ -153,14 +151,3 @@ def _behind(flow: Flow, linear: Node) -> tuple[Node, tuple[Node, ...]] | None:
             return None
     ordered = sorted(between.values(), key=lambda node: flow.index[node.name])
     return start, tuple(ordered)
-
-
-def _in_order(read: Read, graph: Graph) -> bool:
-    """Whether the views of `read` leave the elements in their order, as permuted ones do."""
-    layout = Layout.contiguous(graph.specs[read.base].sizes)
-    try:
-        for view in read.views:
-            layout = apply_view(layout, view)
-    except NotAView:
-        return False
-    return layout.is_contiguous

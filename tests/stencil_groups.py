@@ -51,6 +51,15 @@ def depthwise(
     return Group("depthwise", b.build([y]))
 
 
+def _image(
+    b: GraphBuilder, size: tuple[int, int, int, int], dtype: torch.dtype, *, channels_first: bool
+) -> str:
+    """An input [N, H, W, C]; with `channels_first` one that is stored as [N, C, H, W]."""
+    n, h, w, c = size
+    x = b.input("x", TensorSpec((n, c, h, w) if channels_first else size, dtype))
+    return b.add("permute", x, dims=(0, 2, 3, 1)) if channels_first else x
+
+
 def pool(
     op: str,
     image: tuple[int, int, int, int],
@@ -64,10 +73,7 @@ def pool(
 ) -> Group:
     """A pooling; with `channels_first` of an image that is stored as [N, C, H, W]."""
     b = GraphBuilder()
-    n, h, w, c = image
-    x = b.input("x", TensorSpec((n, c, h, w) if channels_first else image, dtype))
-    if channels_first:
-        x = b.add("permute", x, dims=(0, 2, 3, 1))
+    x = _image(b, image, dtype, channels_first=channels_first)
     attrs: dict[str, Any] = {"kernel": kernel, "stride": stride, "padding": padding}
     attrs |= {"ceil_mode": False}
     attrs |= {"dilation": (1, 1)} if op == "max_pool" else {"count_padding": True, "divisor": None}
@@ -84,10 +90,7 @@ def adaptive(
 ) -> Group:
     """relu(pooling + skip), of windows that share the image evenly."""
     b = GraphBuilder()
-    n, h, w, c = image
-    x = b.input("x", TensorSpec((n, c, h, w) if channels_first else image, dtype))
-    if channels_first:
-        x = b.add("permute", x, dims=(0, 2, 3, 1))
+    x = _image(b, image, dtype, channels_first=channels_first)
     y = b.add(op, x, out=out)
     skip = b.input("skip", TensorSpec(b.specs[y].sizes, dtype))
     return Group(op, b.build([b.add("relu", b.add("add", y, skip))]))

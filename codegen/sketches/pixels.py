@@ -10,8 +10,9 @@ from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.pieces import Part, copies, dispatch
-from gtco.codegen.sketches.stencil import DTYPES, THREADS
+from gtco.codegen.sketches.stencil import THREADS
 from gtco.ir.graph import Group, Node
+from gtco.ir.spec import FLOATS
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.target import Target
 
@@ -40,7 +41,7 @@ class Pixels(Sketch):
         check(self.takes(self.anchor), f"{self.anchor.op} is no {self.name}")
         self.images = [self.stored(value) for value in self._images()]
         self.dtype = group.graph.specs[self.images[0][0]].dtype
-        check(self.dtype in DTYPES, f"this sketch sums no {self.dtype}")
+        check(self.dtype in FLOATS, f"this sketch sums no {self.dtype}")
         self.vector = self._write(16 // self.dtype.itemsize)[0].vector
 
     @staticmethod

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from gtco.codegen.emit import PointwiseEmitter, Region, declared, index
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
@@ -17,11 +15,11 @@ from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Window
 from gtco.ir.references import STATS_CHUNK
+from gtco.ir.spec import FLOATS
 from gtco.ir.views import Layout, NotAView, resolve
 from gtco.passes.dataflow import Flow, bits
 from gtco.target import Target
 
-DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 MOST_VALUES = 160
 """Sums and pixels that a thread holds."""
 THREADS = 512
@@ -98,7 +96,7 @@ class Stencil(Sketch):
         anchors = [node for node in group.compute if node.definition.family == self.family]
         self.windowed = tuple(self._windowed(flow, anchor) for anchor in anchors)
         dtype = group.graph.specs[anchors[0].inputs[0]].dtype
-        check(dtype in DTYPES, f"this sketch sums no {dtype}")
+        check(dtype in FLOATS, f"this sketch sums no {dtype}")
         self.dtype = dtype
         self.vector = min(
             self._write(each, 16 // dtype.itemsize, {})[0].vector for each in self.windowed

@@ -13,17 +13,12 @@ from gtco.codegen.scalars import c_type
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tiles import MAX_ELEMENTS
 from gtco.ir.graph import Group
-from gtco.ir.views import NotAView, resolve, store_layout
+from gtco.ir.spec import FLOATS
+from gtco.ir.views import NotAView, resolve, store_layout, through_views
 from gtco.target import Target
 
-KEY_BYTES = {
-    torch.float16: 2,
-    torch.bfloat16: 2,
-    torch.float32: 4,
-    torch.int32: 4,
-    torch.int64: 8,
-}
-"""Of the number that an element is compared by."""
+ORDERED = FLOATS | {torch.int32, torch.int64}
+"""Types whose elements are compared by a number of as many bits."""
 MOST_KEPT = 4096
 """A row of which more are asked for is sorted, which the library does by radix."""
 EACH = 255
@@ -48,14 +43,13 @@ class TopK(Sketch):
         (self.node,) = group.compute
         spec = group.graph.specs[self.node.inputs[0]]
         self.k, self.dtype = self.node.attrs["k"], spec.dtype
-        check(self.dtype in KEY_BYTES, f"this sketch orders no {self.dtype}")
+        check(self.dtype in ORDERED, f"this sketch orders no {self.dtype}")
         check(spec.numel <= MAX_ELEMENTS, f"%{self.node.inputs[0]} is too large")
         self.columns = spec.sizes[-1] if spec.rank else 1
         self.rows = spec.numel // self.columns
         check(self.k <= MOST_KEPT, f"{self.k} elements of a row, at most {MOST_KEPT} are sorted")
         most = EACH * 1024
         check(self.columns <= most, f"a row of {self.columns} elements, a block has {most}")
-        self.key_bytes = KEY_BYTES[self.dtype]
         self.listed = 32
         while self.listed < self.k:
             self.listed *= 2
@@ -74,14 +68,14 @@ class TopK(Sketch):
             threads *= 2
 
     def _smem(self, threads: int) -> int:
-        entry = 16 if self.key_bytes == 8 else 8
+        entry = 16 if self.dtype.itemsize == 8 else 8
         return self.listed * entry + 2 * threads // 32 * 16 * 4
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         """A step for each digit, a quarter of one for each pass of the sort."""
         threads, each = program.block, -(-self.columns // program.block)
-        levels = 0 if self.k == self.columns else 8 * self.key_bytes // DIGIT
-        held = each * max(1, self.key_bytes // 4) <= HELD
+        levels = 0 if self.k == self.columns else 8 * self.dtype.itemsize // DIGIT
+        held = each * max(1, self.dtype.itemsize // 4) <= HELD
         row_bytes = self.columns * self.dtype.itemsize
         filled = row_bytes * (1 if held else levels + 2)
         size = self.listed.bit_length() - 1
@@ -152,9 +146,7 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
         lines: list[list[str]] = [[], []]
         fields = []
         for output in graph.outputs:
-            value = output
-            while (made_by := graph.producers[value]) is not self.node:
-                value = made_by.inputs[0]
+            value, _ = through_views(graph.producers.get, output)
             try:
                 layout = store_layout(graph, value, output).reshape((self.rows, self.k))
             except NotAView as error:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from experiments.op_rivals import SEED, alternated, generated, said
+from experiments.op_rivals import SEED, alternated, generated, outcomes, said
 from experiments.publish import markdown, microseconds, provenance, publish
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.codegen.sketch import Illegal
@@ -104,10 +104,12 @@ def copy_of(candidate: Candidate) -> str:
     return TMA if candidate.program.schedule["tma"] else CP_ASYNC
 
 
-def tile_of(candidate: Candidate) -> tuple[tuple[str, int], ...]:
+Tile = tuple[tuple[str, int], ...]
+
+
+def tile_of(schedule: Mapping[str, int]) -> Tile:
     """The knobs that both copies have."""
-    ways = ("copy_warps", "tma")
-    return tuple(each for each in candidate.program.schedule.items() if each[0] not in ways)
+    return tuple(knob for knob in schedule.items() if knob[0] not in ("copy_warps", "tma"))
 
 
 def name_of(candidate: Candidate) -> str:
@@ -120,10 +122,11 @@ def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
     """`programs` tiles, each with both copies where both are legal."""
     sampler = Sampler((Attention(group, target),), seed=0)
     (sketch,) = sampler.sketches
-    chosen = {tile_of(each): each for each in reversed(sampler.defaults(programs // 2))}
+    first = reversed(sampler.defaults(programs // 2))
+    chosen = {tile_of(each.program.schedule): each for each in first}
     for each in sampler.random(4 * programs):
         if len(chosen) < programs:
-            chosen.setdefault(tile_of(each), each)
+            chosen.setdefault(tile_of(each.program.schedule), each)
     found: dict[object, Candidate] = {}
     for each in chosen.values():
         twin = sampler.make(sketch, {**each.program.schedule, "copy_warps": 0, "tma": 1})
@@ -144,8 +147,9 @@ def finalists(ran: Iterable[tuple[float, Candidate]]) -> list[Candidate]:
         for way in (CP_ASYNC, TMA)
         for candidate in [each for each in ranked if copy_of(each) == way][:FINALISTS]
     ]
-    tiles = {tile_of(each) for each in best}
-    twins = [each for each in ranked if copy_of(each) != WGMMA and tile_of(each) in tiles]
+    tiles = {tile_of(each.program.schedule) for each in best}
+    both = [each for each in ranked if copy_of(each) != WGMMA]
+    twins = [each for each in both if tile_of(each.program.schedule) in tiles]
     other = [each for each in ranked if copy_of(each) == WGMMA][:1]
     return list({each.key: each for each in (*best, *twins, *other)}.values())
 
@@ -180,16 +184,11 @@ def row(
     ran: list[tuple[float, Candidate]] = []
     errors: dict[str, str] = {}
     asked = list(asked)
-    for candidate, future in asked:
-        try:
-            record = future.result()
-        except Exception as error:  # nothing of the workload can be measured
-            errors[name_of(candidate)] = said(error)
-            continue
-        if record.run_us is None:
-            errors[name_of(candidate)] = record.error
+    for candidate, time_us, wrong in outcomes(asked):
+        if time_us is None:
+            errors[name_of(candidate)] = wrong
         else:
-            ran.append((record.run_us, candidate))
+            ran.append((time_us, candidate))
     last = {name_of(each): each for each in finalists(ran)}
     timed: dict[str, Clock] = {}
     for label, candidate in last.items():
@@ -230,13 +229,11 @@ def row(
 
 def same_tile(programs: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Times of both copies, for each tile that has both; of `cp.async` with the best copy warps."""
-    times: dict[tuple[tuple[str, int], ...], dict[str, float]] = {}
+    times: dict[Tile, dict[str, float]] = {}
     for each in programs:
         if each["run_us"] is None or each["copy"] == WGMMA:
             continue
-        knobs = each["schedule"].items()
-        tile = tuple(knob for knob in knobs if knob[0] not in ("copy_warps", "tma"))
-        found = times.setdefault(tile, {})
+        found = times.setdefault(tile_of(each["schedule"]), {})
         found[each["copy"]] = min(each["run_us"], found.get(each["copy"], each["run_us"]))
     return [{"tile": dict(tile), **us} for tile, us in times.items() if len(us) == 2]
 

@@ -24,6 +24,9 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
     }
 )
 
+FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
+"""Types that generated kernels reduce and multiply; fp8 is multiplied alone."""
+
 
 class GraphError(ValueError):
     """A graph that breaks one of the rules `Graph.verify` checks."""

@@ -11,7 +11,7 @@ an image, the heads of an attention output) is a layout too and costs no copy:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from gtco.ir.graph import Graph, Node
@@ -222,6 +222,17 @@ def through_views(
         chain.append(node)
         value = node.inputs[0]
     return value, tuple(reversed(chain))
+
+
+def in_order(views: Iterable[Node], sizes: tuple[int, ...]) -> bool:
+    """Whether `views` of a contiguous value of these sizes leave its elements in their order."""
+    layout = Layout.contiguous(sizes)
+    try:
+        for view in views:
+            layout = apply_view(layout, view)
+    except NotAView:
+        return False
+    return layout.is_contiguous
 
 
 def resolve(graph: Graph, value: str) -> tuple[str, Layout]:
