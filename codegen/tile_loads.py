@@ -76,7 +76,7 @@ class TileLoads:
 
     Attributes:
         widest: the widest vector that every access of neighbours allows.
-        loads: how many tile values are loaded.
+        loads: how many tile values are loaded; the pieces of a concat are one.
         neighbours: how many accesses have neighbouring columns next to each other in memory.
         strided: whether a load, or a store where no load is otherwise, has neighbours along rows,
             not columns, as many as come from memory together.
@@ -225,6 +225,7 @@ class TileLoads:
         shape = node.outputs[0].sizes
         dim = node.attrs["dim"] % len(shape)
         check(math.prod(shape) == math.prod(self.space.full), f"%{node.name} is no tile value")
+        others = self.loads
         try:
             where = self.space.lay(coordinate(shape, dim))
             texts: list[str] = []
@@ -239,6 +240,7 @@ class TileLoads:
                 ends.append(start)
         except NotAView as error:
             raise Illegal(f"%{node.name} cannot be read in the tile's order: {error}") from None
+        self.loads = others + 1  # of each point one piece
         self._keep_pieces_whole(where, ends)
         choice = texts[-1]
         for text, end in zip(reversed(texts[:-1]), reversed(ends[:-1]), strict=True):

@@ -141,6 +141,27 @@ def _one_slice(edit: Editor, match: tuple[Node, Node]) -> str:
     )
 
 
+def _permuted_slice(edit: Editor, node: Node) -> tuple[Node, Node, Node] | None:
+    """The permute of a slice of a permute that nobody needs by itself."""
+    part = edit.producer(node.inputs[0], "slice")
+    whole = edit.producer(part.inputs[0], "permute") if part is not None else None
+    if part is None or whole is None or edit.is_output(whole.name):
+        return None
+    for each in edit.users(whole.name):
+        readers = edit.users(each.name) if each.op == "slice" else [each]
+        if edit.is_output(each.name) or any(reader.op != "permute" for reader in readers):
+            return None
+    return node, part, whole
+
+
+def _slice_ahead_of_permute(edit: Editor, match: tuple[Node, Node, Node]) -> str:
+    node, part, whole = match
+    moved = whole.attrs["dims"]
+    attrs = {**part.attrs, "dim": moved[part.attrs["dim"]]}
+    sliced = edit.add("slice", whole.inputs[0], **attrs)
+    return edit.add("permute", sliced, dims=tuple(moved[dim] for dim in node.attrs["dims"]))
+
+
 def _there_and_back(edit: Editor, node: Node) -> str | None:
     """x of `cast(cast(x, wider), dtype of x)`: widening loses nothing."""
     inner = edit.producer(node.inputs[0], "cast")
@@ -309,6 +330,8 @@ RULES: tuple[Rule[Any], ...] = (
     Rule("reshape(reshape(x)) -> reshape(x)", ("reshape",), _two, _one_reshape),
     Rule("permute(permute(x)) -> permute(x)", ("permute",), _two, _one_permute),
     Rule("slice(slice(x)) -> slice(x)", ("slice",), _two_slices, _one_slice),
+    Rule("permute(slice(permute(x))) -> permute(slice(x))", ("permute",),
+         _permuted_slice, _slice_ahead_of_permute),
     Rule("slice(concat(a, b)) -> slice(a)", ("slice",), _slice_of_concat, _slice_of_operand),
     Rule("reshape(permute(x)) -> permute(reshape(x))", ("reshape",),
          _reshape_first, _reshape_then_permute),

@@ -249,6 +249,7 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "class_token_197": lambda: class_token(197, 768),
     "concat_columns": lambda: concat_columns(9, 5, 8, 3),
     "concat_even": lambda: concat_columns(9, 8, 24, 16, dtype=F16),
+    "concat_many": lambda: concat_columns(9, *(8,) * 30, dtype=F16),
     "concat_views": concat_views,
     "concat_nested_rows": lambda: concat_nested(False),
     "concat_nested_rows_odd": lambda: concat_nested(False, 7),

@@ -4,17 +4,46 @@
 // other, and each computes a slice of the result. All sums are in a fixed order.
 //
 // Config: PIXELS, CHANNELS, HIDDEN (columns of the first linear), COLUMNS (of the second), V
-// (channels of one load), THREADS, SPLIT, SLICE (channels of a block), RESULTS (its columns of the
-// second linear), LANES (threads that share a pixel), FIRST_LANES and SECOND_LANES (a row of the
-// weights), PARTS (sums of a channel, one after another), HIDDEN_LD (HIDDEN, even), SUMS_AT,
-// HIDDEN_AT, PARTS_AT and BARRIER_AT (bytes). Image has `at(image, pixel, channel)`; First and
-// Second, the weights, have VECTOR (neighbours along K of one load) and `at(column, k)`. OfMean,
-// OfHidden and OfResult compute: the first two return a value, the last one stores.
+// (channels of one load), THREADS, SPLIT, STAGED, SLICE (channels of a block), RESULTS (its columns
+// of the second linear), LANES (threads that share a pixel), FIRST_LANES and SECOND_LANES (a row of
+// the weights), PARTS (sums of a channel, one after another), HIDDEN_LD (HIDDEN, even), SUMS_AT,
+// HIDDEN_AT, PARTS_AT, FIRST_AT and SECOND_AT (of staged weights) and BARRIER_AT (bytes). Image has
+// `at(image, pixel, channel)`; First and Second, the weights, have Element, VECTOR (neighbours
+// along K of one load) and `at(column, k)`. OfMean, OfHidden and OfResult compute: the first two
+// return a value, the last one stores.
 #pragma once
 
 #include "epilogue.cuh"
 
 namespace gtco {
+
+// Weights in shared memory, in rows of K.
+template <class Weights, int K>
+struct StagedWeights {
+  using Element = typename Weights::Element;
+  static constexpr int VECTOR = Weights::VECTOR;
+  Element* base;
+
+  __device__ __forceinline__ Element* at(int row, int k) const { return base + row * K + k; }
+};
+
+// Asks for rows row0 and on of `weights`, from column k0 on: `count` of the ROWS and `valid` of the
+// K columns are there, the others are zeros.
+template <int ROWS, int K, int THREADS, class Weights>
+__device__ __forceinline__ void stage_weights(const Weights& weights,
+                                              const StagedWeights<Weights, K>& to, int row0,
+                                              int count, int k0, int valid) {
+  constexpr int V = Weights::VECTOR, VECTORS = K / V;
+  static_assert(K % V == 0, "a copy does not cross a row's end");
+#pragma unroll 4
+  for (int i = threadIdx.x; i < ROWS * VECTORS; i += THREADS) {
+    const int row = i / VECTORS, k = i % VECTORS * V;
+    const bool there = row < count && k < valid;
+    ptx::cp_async<V * sizeof(typename Weights::Element)>(
+        ptx::shared_address(to.at(row, k)), there ? weights.at(row0 + row, k0 + k) : weights.base,
+        there);
+  }
+}
 
 // to[i] = the product of `from` and row row0 + i of the weights from column k0 on, for `count` rows
 // of at most ROWS; `valid` of the K columns are there. LANES threads share a row. Called by all.
@@ -82,6 +111,18 @@ __device__ __forceinline__ void squeeze(const Image& image, const First& first_w
     ptx::barrier_cluster_arrive_relaxed();
   }
 #endif
+  const int col0 = rank * C::RESULTS, columns = min_of(C::RESULTS, C::COLUMNS - col0);
+  using FirstStaged = StagedWeights<First, SLICE>;
+  using SecondStaged = StagedWeights<Second, C::HIDDEN>;
+  const FirstStaged first{reinterpret_cast<typename First::Element*>(smem + C::FIRST_AT)};
+  const SecondStaged second{reinterpret_cast<typename Second::Element*>(smem + C::SECOND_AT)};
+  if constexpr (C::STAGED) {
+    stage_weights<C::HIDDEN, SLICE, C::THREADS>(first_weights, first, 0, C::HIDDEN, channel0,
+                                                channels);
+    stage_weights<C::RESULTS, C::HIDDEN, C::THREADS>(second_weights, second, col0, columns, 0,
+                                                     C::HIDDEN);
+    ptx::cp_async_commit();
+  }
   ptx::griddepcontrol_wait();
 
   const int lane = thread % LANES, group = thread / LANES;
@@ -126,11 +167,16 @@ __device__ __forceinline__ void squeeze(const Image& image, const First& first_w
     if (i < channels) value = squeeze_value(of_mean, n, channel0 + i, sum / C::PIXELS)[0];
     means[i] = value;
   }
+  if constexpr (C::STAGED) ptx::cp_async_wait<0>();
   __syncthreads();
 
   float* mine = sums + rank * C::HIDDEN_LD;
-  squeeze_products<C::HIDDEN, SLICE, C::THREADS, C::FIRST_LANES>(first_weights, means, mine, 0,
-                                                                 C::HIDDEN, channel0, channels);
+  if constexpr (C::STAGED)
+    squeeze_products<C::HIDDEN, SLICE, C::THREADS, C::FIRST_LANES>(first, means, mine, 0, C::HIDDEN,
+                                                                   0, channels);
+  else
+    squeeze_products<C::HIDDEN, SLICE, C::THREADS, C::FIRST_LANES>(first_weights, means, mine, 0,
+                                                                   C::HIDDEN, channel0, channels);
   if (C::HIDDEN % 2 != 0 && thread == 0) mine[C::HIDDEN] = 0.0f;
   __syncthreads();
 #if __CUDA_ARCH__ >= 900
@@ -155,9 +201,12 @@ __device__ __forceinline__ void squeeze(const Image& image, const First& first_w
   }
   __syncthreads();
 
-  const int col0 = rank * C::RESULTS, columns = min_of(C::RESULTS, C::COLUMNS - col0);
-  squeeze_products<C::RESULTS, C::HIDDEN, C::THREADS, C::SECOND_LANES>(
-      second_weights, hidden, results, col0, columns, 0, C::HIDDEN);
+  if constexpr (C::STAGED)
+    squeeze_products<C::RESULTS, C::HIDDEN, C::THREADS, C::SECOND_LANES>(second, hidden, results, 0,
+                                                                         columns, 0, C::HIDDEN);
+  else
+    squeeze_products<C::RESULTS, C::HIDDEN, C::THREADS, C::SECOND_LANES>(
+        second_weights, hidden, results, col0, columns, 0, C::HIDDEN);
   __syncthreads();
   for (int i = thread; i < columns; i += C::THREADS)
     squeeze_value(of_result, n, col0 + i, results[i]);

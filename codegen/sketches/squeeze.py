@@ -21,8 +21,13 @@ from gtco.target import Target
 
 AT_ONCE = 8
 """Vectors of pixels that a thread asks for at a time, as the template has it."""
+ROWS_AT_ONCE = 4
+"""Rows of weights that a thread multiplies at a time, likewise."""
 REGISTERS = 64
 """Of a thread, about."""
+COPIED = 4
+"""Fewest bytes that `cp.async` copies."""
+BARRIER_BYTES = 8
 
 
 class Squeeze(Sketch):
@@ -30,7 +35,7 @@ class Squeeze(Sketch):
 
     name: ClassVar[str] = "squeeze"
     family: ClassVar[str] = "squeeze"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -56,6 +61,11 @@ class Squeeze(Sketch):
         check(self.image in (*graph.inputs, *graph.constants), f"%{self.image} is made here")
         self.itemsize = graph.specs[self.image].dtype.itemsize
         self.vector = self.layout.vector(16 // self.itemsize)
+        self.weight_bytes = [graph.specs[base].dtype.itemsize for base, _ in self.weights]
+        self.weight_vectors = [
+            layout.vector(16 // itemsize)
+            for itemsize, (_, layout) in zip(self.weight_bytes, self.weights, strict=True)
+        ]
         self._stages()
 
     def _stages(self) -> tuple[dict[str, tuple[str, Pointer]], list[str]]:
@@ -116,7 +126,7 @@ class Squeeze(Sketch):
             and (split - 1) * self._results(schedule) < self.columns,
             f"one of {split} blocks has none of {self.channels} channels or {self.columns} columns",
         )
-        self.check_smem(self._places(schedule)["BARRIER_AT"] + 8)
+        self.check_smem(self._places(schedule)["BARRIER_AT"] + BARRIER_BYTES)
 
     def _slice(self, schedule: Schedule) -> int:
         """Channels of a block."""
@@ -131,6 +141,30 @@ class Squeeze(Sketch):
         vectors = self._slice(schedule) // self.vector
         return _lanes(vectors) if vectors <= 32 else min(schedule["threads"], pad_to(vectors, 32))
 
+    def _vectors(self, schedule: Schedule) -> tuple[int, int]:
+        """Neighbours along K of one load of each of the weights."""
+        first, second = self.weight_vectors
+        while self._slice(schedule) % first:
+            first //= 2
+        return first, second
+
+    def _staged_bytes(self, schedule: Schedule, room: int) -> tuple[int, int]:
+        """Of both weights in `room` bytes of shared memory; zeros where they stay where they are.
+
+        They are staged where nothing in the launch chain writes them, where `cp.async` can copy
+        them, and where no other block of the grid waits for the room that they take.
+        """
+        constants, vectors = self.group.graph.constants, self._vectors(schedule)
+        first = self.hidden * self._slice(schedule) * self.weight_bytes[0]
+        second = self._results(schedule) * self.hidden * self.weight_bytes[1]
+        staged = (
+            all(base in constants for base, _ in self.weights)
+            and all(v * size >= COPIED for v, size in zip(vectors, self.weight_bytes, strict=True))
+            and self.images * schedule["split"] <= self.target.sm_count
+            and pad_to(first, 16) + pad_to(second, 16) <= room
+        )
+        return (pad_to(first, 16), pad_to(second, 16)) if staged else (0, 0)
+
     def _places(self, schedule: Schedule) -> Mapping[str, int]:
         """What the template calls sizes of shared memory, and where in it things are."""
         threads, lanes, slice_ = schedule["threads"], self._lanes(schedule), self._slice(schedule)
@@ -139,29 +173,46 @@ class Squeeze(Sketch):
         sums_at = pad_to(slice_ * 4, 16)
         hidden_at = sums_at + pad_to(schedule["split"] * hidden_ld * 4, 16)
         parts_at = hidden_at + pad_to(hidden_ld * 4, 16)
+        first_at = parts_at + pad_to(max(parts * slice_, self._results(schedule)) * 4, 16)
+        room = self.target.smem_per_block - first_at - BARRIER_BYTES
+        first, second = self._staged_bytes(schedule, room)
         return {
             "PARTS": parts,
             "HIDDEN_LD": hidden_ld,
             "SUMS_AT": sums_at,
             "HIDDEN_AT": hidden_at,
             "PARTS_AT": parts_at,
-            "BARRIER_AT": parts_at + pad_to(max(parts * slice_, self._results(schedule)) * 4, 16),
+            "FIRST_AT": first_at,
+            "SECOND_AT": first_at + first,
+            "BARRIER_AT": first_at + first + second,
         }
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         return self._block_work(program.schedule)
 
     def _block_work(self, schedule: Schedule) -> BlockWork:
-        """Loads of pixels wait for each other by turns, and the two weights for what is ahead."""
+        """Loads of pixels wait for each other by turns, and so do those of weights that are not
+        staged; staged ones come while the launch ahead still runs."""
         slice_, results, threads = (
             self._slice(schedule),
             self._results(schedule),
             schedule["threads"],
         )
-        first, second = (self.group.graph.specs[base].dtype.itemsize for base, _ in self.weights)
+        places = self._places(schedule)
         filled = self.pixels * slice_ * self.itemsize
-        filled += self.hidden * (slice_ * first + results * second)
         turns = -(-self.pixels // (threads // self._lanes(schedule) * AT_ONCE))
+        if places["BARRIER_AT"] == places["FIRST_AT"]:
+            first, second = self.weight_bytes
+            filled += self.hidden * (slice_ * first + results * second)
+            for rows, k, vector in zip(
+                (self.hidden, results),
+                (slice_, self.hidden),
+                self._vectors(schedule),
+                strict=True,
+            ):
+                loads = -(-k // vector)
+                lanes = _lanes(loads)
+                turns += -(-rows // (threads // lanes * ROWS_AT_ONCE)) * -(-loads // lanes)
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
@@ -180,16 +231,14 @@ class Squeeze(Sketch):
         threads, split, slice_ = schedule["threads"], schedule["split"], self._slice(schedule)
         parameters, functors = self._stages()
         names = {argument.value: name for name, (_, argument) in parameters.items()}
-        vectors = [
-            layout.vector(16 // self.group.graph.specs[base].dtype.itemsize)
-            for base, layout in self.weights
-        ]
-        while slice_ % vectors[0]:
-            vectors[0] //= 2
         operands = [self._struct("Image", self.image, self.layout, ("image", "pixel", "channel"))]
         lanes = []
         for name, (base, layout), vector, k in zip(
-            ("First", "Second"), self.weights, vectors, (slice_, self.hidden), strict=True
+            ("First", "Second"),
+            self.weights,
+            self._vectors(schedule),
+            (slice_, self.hidden),
+            strict=True,
         ):
             operands.append(self._struct(name, base, layout, ("column", "k"), vector))
             lanes.append(_lanes(-(-k // vector)))
@@ -213,6 +262,7 @@ struct Config {{
   static constexpr int THREADS = {threads}, SPLIT = {split};
   static constexpr int SLICE = {slice_}, RESULTS = {self._results(schedule)};
   static constexpr int LANES = {self._lanes(schedule)};
+  static constexpr bool STAGED = {str(places["BARRIER_AT"] > places["FIRST_AT"]).lower()};
   static constexpr int FIRST_LANES = {lanes[0]}, SECOND_LANES = {lanes[1]};
   static constexpr int {sizes};
 }};
@@ -228,7 +278,7 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
             source,
             (self.images * split, 1, 1),
             threads,
-            places["BARRIER_AT"] + 8,
+            places["BARRIER_AT"] + BARRIER_BYTES,
             (argument for _, argument in parameters.values()),
             (split, 1, 1),
         )
@@ -238,7 +288,9 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
     ) -> str:
         element = C_TYPES[self.group.graph.specs[base].dtype]
         given = ", ".join(f"int {variable}" for variable in variables)
-        width = f"\n  static constexpr int VECTOR = {vector};" if vector else ""
+        width = ""
+        if vector:
+            width = f"\n  using Element = {element};\n  static constexpr int VECTOR = {vector};"
         return f"""struct {name} {{  // {layout}{width}
   const {element}* base;
   __device__ __forceinline__ const {element}* at({given}) const {{

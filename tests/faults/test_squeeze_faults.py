@@ -15,8 +15,8 @@ FAULTS = {
     "pixels beyond the image": ("there[u] = on && pixel < C::PIXELS;", "there[u] = on;"),
     "lanes of a pixel not joined": ("offset = LANES; offset", "offset = 2 * LANES; offset"),
     "the last part left out": ("part < C::PARTS; ++part", "part < C::PARTS - 1; ++part"),
-    "means read too early": ("= value;\n  }\n  __syncthreads();", "= value; }"),
-    "channels of another block": ("k0 + k)", "k)"),
+    "means read too early": ("wait<0>();\n  __syncthreads();", "wait<0>();"),
+    "channels of another block": ("row, k0 + k) :", "row, k) :"),
     "hidden values read before they are there": ("[0];\n  }\n  __syncthreads();", "[0]; }"),
     "sums of the others taken before they came": ("ptx::mbarrier_wait(sums_full, 0);", ""),
     "sums sent before the others are ready": ("ptx::barrier_cluster_wait();", ""),
@@ -24,13 +24,24 @@ FAULTS = {
     "weights beyond the last": ("there = row < count &&", "there ="),
     "results of the block ahead": ("col0 + i, results", "i, results"),
 }  # fmt: skip
+OF_STAGED_WEIGHTS = {
+    "columns of another block": ("(second_weights, second, col0,", "(second_weights, second, 0,"),
+    "weights not waited for": ("ptx::cp_async_wait<0>();", ""),
+}
 
 
-@pytest.mark.parametrize("fault", ["none", *FAULTS])
-def test_faults(fault: str) -> None:
-    group = squeeze_groups.gate((2, 3, 9, 72), 5, 41)
+@pytest.mark.parametrize(
+    ("hidden", "fault"),
+    [
+        *((5, fault) for fault in ("none", *FAULTS)),  # a row of 10 bytes is not staged
+        *((6, fault) for fault in ("none", *FAULTS, *OF_STAGED_WEIGHTS)),
+    ],
+)
+def test_faults(hidden: int, fault: str) -> None:
+    group = squeeze_groups.gate((2, 3, 9, 72), hidden, 41)
     program = Squeeze(group, TARGETS["sm_90a"]).emit({"split": 2, "threads": 128})
+    assert ("STAGED = true" in program.source) == (hidden == 6)
     if fault == "none":
         assert not verdicts(program, group)
     else:
-        check_caught(planted(program, *FAULTS[fault]), group)
+        check_caught(planted(program, *(FAULTS | OF_STAGED_WEIGHTS)[fault]), group)

@@ -7,8 +7,9 @@ struct Config {
   static constexpr int THREADS = 256, SPLIT = 4;
   static constexpr int SLICE = 128, RESULTS = 128;
   static constexpr int LANES = 16;
+  static constexpr bool STAGED = true;
   static constexpr int FIRST_LANES = 16, SECOND_LANES = 4;
-  static constexpr int PARTS = 8, HIDDEN_LD = 32, SUMS_AT = 512, HIDDEN_AT = 1024, PARTS_AT = 1152, BARRIER_AT = 5248;
+  static constexpr int PARTS = 8, HIDDEN_LD = 32, SUMS_AT = 512, HIDDEN_AT = 1024, PARTS_AT = 1152, FIRST_AT = 5248, SECOND_AT = 13440, BARRIER_AT = 21632;
 };
 
 struct Image {  // (2:2048, 4:512, 512:1)
@@ -19,6 +20,7 @@ struct Image {  // (2:2048, 4:512, 512:1)
 };
 
 struct First {  // (32:512, 512:1)
+  using Element = half_t;
   static constexpr int VECTOR = 8;
   const half_t* base;
   __device__ __forceinline__ const half_t* at(int column, int k) const {
@@ -27,6 +29,7 @@ struct First {  // (32:512, 512:1)
 };
 
 struct Second {  // (512:32, 32:1)
+  using Element = half_t;
   static constexpr int VECTOR = 8;
   const half_t* base;
   __device__ __forceinline__ const half_t* at(int column, int k) const {
@@ -134,7 +137,7 @@ struct OfResult {
   }
 };
 
-extern "C" __global__ void __launch_bounds__(256) gtco_squeeze_9c1cb2ca20fa(const half_t* in0, const half_t* __restrict__ in1, const half_t* __restrict__ in2, const half_t* __restrict__ in3, const half_t* __restrict__ in4, half_t* __restrict__ out0) {
+extern "C" __global__ void __launch_bounds__(256) gtco_squeeze_34aefb9b8a11(const half_t* in0, const half_t* __restrict__ in1, const half_t* __restrict__ in2, const half_t* __restrict__ in3, const half_t* __restrict__ in4, half_t* __restrict__ out0) {
   squeeze<Config>(Image{in0}, First{in1}, Second{in2}, OfMean{in0, in1, in2, in3, in4, out0}, OfHidden{in0, in1, in2, in3, in4, out0}, OfResult{in0, in1, in2, in3, in4, out0});
 }
 

@@ -54,6 +54,30 @@ def test_a_slice_below_a_sector_is_refused() -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("images", "split", "staged"), [(132, 1, True), (133, 1, False), (16, 8, True), (17, 8, False)]
+)
+def test_weights_are_staged_where_no_block_waits_for_their_room(
+    images: int, split: int, staged: bool
+) -> None:
+    group = squeeze_groups.gate((images, 2, 2, 128), 32)
+    program = Squeeze(group, H100).emit({"split": split, "threads": 128})
+    assert ("STAGED = true" in program.source) == staged
+    assert (program.smem_bytes >= 2 * 32 * 128 // split * 2) == staged
+
+
+def test_what_does_not_fit_is_not_staged() -> None:
+    group = squeeze_groups.gate((1, 2, 2, 1024), 512)  # 1 MB each
+    fit = {
+        program.schedule["split"]: "STAGED = true" in program.source
+        for _, program in Squeeze(group, H100).legal()
+    }
+    assert fit == {1: False, 2: False, 4: False, 8: False}
+    group = squeeze_groups.gate((1, 2, 2, 1024), 256)
+    program = Squeeze(group, H100).emit({"split": 8, "threads": 256})
+    assert "STAGED = true" in program.source
+
+
 class Excited(nn.Module):
     """A convolution times its gate; `shown` is returned as well."""
 
