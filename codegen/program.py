@@ -21,7 +21,8 @@ class Pointer:
 
 @dataclass(frozen=True)
 class WindowBox:
-    """Where the windows begin whose first tap a tensor map of an image walks over, width first.
+    """Where the windows begin whose first tap a tensor map of an image walks over, width first,
+    then height and, of volumes, frames.
 
     Args:
         lower: of the first window, in pixels of the image; negative where zeros lie around it.
@@ -29,9 +30,9 @@ class WindowBox:
         stride: pixels from one window to the next.
     """
 
-    lower: tuple[int, int]
-    upper: tuple[int, int]
-    stride: tuple[int, int]
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    stride: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,8 @@ class TensorMapArgument:
     """A kernel argument: a tensor map over a stored value, of tiles or of windows of images.
 
     Tiled maps have three or five dimensions. A map of windows has four, channel, column, row and
-    image, and its box is so many channels of so many windows, one after another.
+    image, or five with frames ahead of the image, and its box is so many channels of so many
+    windows, one after another.
 
     Args:
         value: the stored value.

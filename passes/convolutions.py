@@ -49,10 +49,10 @@ def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
     """(x, the affine map) of `x * c` or `x + c` with a constant c[1, channels, 1, 1]."""
     for x, c in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
         constant, spec = edit.constant(node.inputs[c]), node.outputs[0]
-        if constant is None or spec != edit.specs[node.inputs[x]] or spec.rank != 4:
+        if constant is None or spec != edit.specs[node.inputs[x]] or spec.rank not in (4, 5):
             continue
-        channels = spec.sizes[1]
-        if tuple(constant.shape) not in ((1, channels, 1, 1), (channels, 1, 1)):
+        channels = (spec.sizes[1], *(1,) * (spec.rank - 2))
+        if tuple(constant.shape) not in ((1, *channels), channels):
             continue
         flat = constant.double().flatten()
         if node.op == "mul" and not flat.isfinite().all():
@@ -70,7 +70,7 @@ def _affine_of_conv(edit: Editor, node: Node) -> tuple[Node, _Affine] | None:
         found = norm and (node.inputs[0], norm)
     else:
         found = _per_channel(edit, node)
-    conv = found and edit.producer(found[0], "conv2d")
+    conv = found and edit.producer(found[0], "conv2d", "conv3d")
     if not found or not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
         return None
     return conv, found[1]
@@ -86,10 +86,10 @@ def _conv_is_shared(edit: Editor, match: tuple[Node, _Affine]) -> str | None:
 def _folded_conv(edit: Editor, match: tuple[Node, _Affine]) -> str:
     conv, norm = match
     w, *bias = (edit.constants[name] for name in conv.inputs[1:])
-    folded = (w.double() * norm.scale.reshape(-1, 1, 1, 1)).to(w.dtype)
+    folded = (w.double() * norm.scale.reshape(-1, *(1,) * (w.dim() - 1))).to(w.dtype)
     shift = norm.shift + (bias[0].double() * norm.scale if bias else 0)
     return edit.add(
-        "conv2d",
+        conv.op,
         conv.inputs[0],
         edit.add_constant(f"{conv.inputs[1]}_folded", folded),
         edit.add_constant(f"{conv.inputs[1]}_bias", shift.to(w.dtype)),

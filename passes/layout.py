@@ -10,6 +10,12 @@ convolution of its blocks, which are as large as its stride:
 %y: f16[1,112,112,64] = conv(%x, %w: f16[64,7,7,3], stride=[2, 2], before=[3, 3])
 %s: f16[1,115,115,16] = space_to_depth(%x)     %y = conv(%s, %w': f16[64,4,4,16])
 
+Of volumes, a convolution whose kernel has one frame is one of images, and one whose kernel has one
+pixel a frame is one of images whose rows are the frames:
+
+%y: f16[1,64,8,56,56] = conv3d(%x, %w: f16[64,64,1,3,3])    %y = conv(reshape(%x): f16[8,56,56,64])
+%y: f16[1,64,8,56,56] = conv3d(%x, %w: f16[64,64,3,1,1])    %y = conv(reshape(%x): f16[1,8,3136,64])
+
 Then each permute from channels last to
 channels first moves behind what reads it, until it meets the permute of another convolution, or
 the end of the graph. Graphs without convolutions stay as they are.
@@ -28,9 +34,10 @@ from gtco.ir.ops import OPS
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
-FIRST = (0, 3, 1, 2)
-"""The permute from [N, H, W, C] to [N, C, H, W]: dimension i of its result is FIRST[i] of x."""
-LAST = (0, 2, 3, 1)
+FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
+"""The permute from channels last to [N, C, H, W], or [N, C, T, H, W], by rank: dimension i of its
+result is FIRST[rank][i] of x."""
+LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 """The permute back."""
 
 # -- convolutions ---------------------------------------------------------------------------------
@@ -50,28 +57,81 @@ def _is_plain(edit: Editor, node: Node) -> bool:
 
 def _channels_last(edit: Editor, node: Node) -> str:
     x, w, *bias = node.inputs
-    image = edit.add("permute", x, dims=LAST)
+    image = edit.add("permute", x, dims=LAST[4])
     if _is_plain(edit, node):
-        out, channels = edit.shape(w)[:2]
-        matrix = edit.add("reshape", w, shape=(out, channels))
-        if (weight := edit.constant(w)) is not None:
-            matrix = edit.add_constant(f"{w}_matrix", weight.reshape(out, channels))
-        y = edit.add("linear", image, matrix, *bias)
+        y = _linear(edit, image, w, *bias)
     else:
         attrs = dict(node.attrs)
         padding = attrs.pop("padding")
-        op, kernel = _kernel(edit, node)
+        op, kernel = _kernel(edit, w, attrs["groups"], edit.shape(x)[1])
         if op != "grouped_conv":
             del attrs["groups"]
         inner, before, after = _bordered(edit, node)
         if inner != x:
-            image = edit.add("permute", inner, dims=LAST)
+            image = edit.add("permute", inner, dims=LAST[4])
         before = tuple(n + more for n, more in zip(padding, before, strict=True))
         after = tuple(n + more for n, more in zip(padding, after, strict=True))
         y = edit.add(op, image, kernel, before=before, after=after, **attrs)
         if bias:
             y = edit.add("add", y, *bias)
-    return edit.add("permute", y, dims=FIRST)
+    return edit.add("permute", y, dims=FIRST[4])
+
+
+def _linear(edit: Editor, image: str, w: str, *bias: str) -> str:
+    """A convolution of one pixel as a linear; `w` is [out, channels, 1, ...]."""
+    out, channels = edit.shape(w)[:2]
+    matrix = edit.add("reshape", w, shape=(out, channels))
+    if (weight := edit.constant(w)) is not None:
+        matrix = edit.add_constant(f"{w}_matrix", weight.reshape(out, channels))
+    return edit.add("linear", image, matrix, *bias)
+
+
+def _volume_last(edit: Editor, node: Node) -> str:
+    x, w, *bias = node.inputs
+    image = edit.add("permute", x, dims=LAST[5])
+    if _is_plain(edit, node):
+        return edit.add("permute", _linear(edit, image, w, *bias), dims=FIRST[5])
+    attrs = dict(node.attrs)
+    groups, padding = attrs.pop("groups"), attrs["padding"]
+    kernel = edit.shape(w)[2:]
+    if kernel[0] == 1 and padding[0] == 0:
+        kept: tuple[int, ...] = (1, 2)
+    elif kernel[1:] == (1, 1) and not any(padding[1:]):
+        kept = (0,)
+    else:
+        kept = (0, 1, 2)
+    for axis in {0, 1, 2} - set(kept):  # along which a pixel is made of one pixel
+        if (step := attrs["stride"][axis]) > 1:
+            end = edit.shape(image)[axis + 1]
+            image = edit.add("slice", image, dim=axis + 1, start=0, end=end, step=step)
+    n, frames, height, width, channels = edit.shape(image)
+    sizes = {name: tuple(attrs[name][axis] for axis in kept) for name in ("stride", "dilation")}
+    border = tuple(padding[axis] for axis in kept)
+    taps = tuple(kernel[axis] for axis in kept)
+    if kept == (0,):  # frames are the rows of an image of as many columns as a frame has pixels
+        sizes = {name: (*size, 1) for name, size in sizes.items()}
+        border, taps = (*border, 0), (*taps, 1)
+    shapes = {1: (n, frames, height * width), 2: (n * frames, height, width)}
+    if len(kept) < 3:
+        image = edit.add("reshape", image, shape=(*shapes[len(kept)], channels))
+    out, depth = edit.shape(w)[:2]
+    op, weights = _kernel(edit, _in_shape(edit, w, (out, depth, *taps)), groups, channels)
+    more = {"groups": groups} if op == "grouped_conv" else {}
+    y = edit.add(op, image, weights, before=border, after=border, **sizes, **more)
+    if bias:
+        y = edit.add("add", y, *bias)
+    whole = (*(node.outputs[0].sizes[i] for i in (0, 2, 3, 4)), out)
+    return edit.add("permute", edit.add("reshape", y, shape=whole), dims=FIRST[5])
+
+
+def _in_shape(edit: Editor, value: str, shape: tuple[int, ...]) -> str:
+    """`value` in another shape; a constant stays one."""
+    if edit.shape(value) == shape:
+        return value
+    tensor = edit.constant(value)
+    if tensor is None:
+        return edit.add("reshape", value, shape=shape)
+    return edit.add_constant(f"{value}_matrix", tensor.reshape(shape))
 
 
 def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -103,20 +163,20 @@ def _is_zero(edit: Editor, value: str) -> bool:
     return constant is not None and not constant.any()
 
 
-def _kernel(edit: Editor, node: Node) -> tuple[str, str]:
-    """The operator that convolves channels last, and its weights."""
-    x, w = node.inputs[:2]
+def _kernel(edit: Editor, w: str, groups: int, channels: int) -> tuple[str, str]:
+    """The operator that convolves `channels` last in `groups`, and its weights."""
     out, depth, *taps = edit.shape(w)
-    if node.attrs["groups"] == 1:
-        return "conv", _turned(edit, w, LAST)
-    if depth == 1 and out == edit.shape(x)[1]:
+    last = LAST[len(taps) + 2]
+    if groups == 1:
+        return "conv", _turned(edit, w, last)
+    if depth == 1 and out == channels:
         weight = edit.constant(w)
         if weight is not None:
             flat = weight.flatten(0, 1).permute(1, 2, 0).contiguous()
             return "depthwise_conv", edit.add_constant(f"{w}_nhwc", flat)
         turned = edit.add("reshape", w, shape=(out, *taps))
         return "depthwise_conv", edit.add("permute", turned, dims=(1, 2, 0))
-    return "grouped_conv", _turned(edit, w, LAST)
+    return "grouped_conv", _turned(edit, w, last)
 
 
 def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
@@ -133,7 +193,9 @@ def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
 def _image(edit: Editor, value: str) -> str | None:
     """The image with its channels last that `value` is a permute of."""
     node = edit.producer(value, "permute")
-    return node.inputs[0] if node is not None and node.attrs["dims"] == FIRST else None
+    if node is None or node.attrs["dims"] != FIRST.get(node.outputs[0].rank):
+        return None
+    return node.inputs[0]
 
 
 def _reads_image(edit: Editor, node: Node) -> Node | None:
@@ -141,41 +203,45 @@ def _reads_image(edit: Editor, node: Node) -> Node | None:
 
 
 def _pointwise(edit: Editor, node: Node) -> Node | None:
-    if not node.definition.is_pointwise or node.outputs[0].rank != 4:
+    rank = node.outputs[0].rank
+    if not node.definition.is_pointwise or rank not in FIRST:
         return None
-    return node if any(_image(edit, value) is not None for value in node.inputs) else None
+    images = (image for value in node.inputs if (image := _image(edit, value)) is not None)
+    return node if any(edit.specs[image].rank == rank for image in images) else None
 
 
-def _as_last(edit: Editor, value: str) -> str:
-    """An operand of up to four dimensions as one of an image with its channels last."""
+def _as_last(edit: Editor, value: str, rank: int) -> str:
+    """An operand of up to `rank` dimensions as one of an image with its channels last."""
     image = _image(edit, value)
-    if image is not None:
+    if image is not None and edit.specs[image].rank == rank:
         return image
     sizes = edit.shape(value)
     if all(size == 1 for size in sizes):
         return value
-    whole = (1,) * (4 - len(sizes)) + sizes
-    tensor = edit.constant(value)
+    whole = (1,) * (rank - len(sizes)) + sizes
+    tensor, last = edit.constant(value), LAST[rank]
     if tensor is not None:
-        return edit.add_constant(f"{value}_nhwc", tensor.reshape(whole).permute(*LAST).contiguous())
+        return edit.add_constant(f"{value}_nhwc", tensor.reshape(whole).permute(*last).contiguous())
     if whole != sizes:
         value = edit.add("reshape", value, shape=whole)
-    return edit.add("permute", value, dims=LAST)
+    return edit.add("permute", value, dims=last)
 
 
 def _pointwise_last(edit: Editor, node: Node) -> str:
-    inputs = [_as_last(edit, value) for value in node.inputs]
-    return edit.add("permute", edit.add(node.op, *inputs, **node.attrs), dims=FIRST)
+    rank = node.outputs[0].rank
+    inputs = [_as_last(edit, value, rank) for value in node.inputs]
+    return edit.add("permute", edit.add(node.op, *inputs, **node.attrs), dims=FIRST[rank])
 
 
 def _reduced_last(edit: Editor, node: Node) -> str:
     image = _image(edit, node.inputs[0])
     assert image is not None
-    dims = tuple(FIRST[dim] for dim in node.attrs["dims"])
+    first = FIRST[edit.specs[image].rank]
+    dims = tuple(first[dim] for dim in node.attrs["dims"])
     y = edit.add(node.op, image, dims=dims, keepdim=node.attrs["keepdim"])
     if node.attrs["keepdim"]:
-        return edit.add("permute", y, dims=FIRST)
-    kept = [FIRST[dim] for dim in range(4) if FIRST[dim] not in dims]
+        return edit.add("permute", y, dims=first)
+    kept = [dim for dim in first if dim not in dims]
     order = tuple(sorted(kept).index(dim) for dim in kept)
     return edit.add("permute", y, dims=order) if order != tuple(range(len(kept))) else y
 
@@ -183,7 +249,8 @@ def _reduced_last(edit: Editor, node: Node) -> str:
 def _rows_last(edit: Editor, node: Node) -> str:
     image = _image(edit, node.inputs[0])
     assert image is not None
-    return edit.add("permute", edit.add(node.op, image, dim=FIRST[node.attrs["dim"]]), dims=FIRST)
+    first = FIRST[edit.specs[image].rank]
+    return edit.add("permute", edit.add(node.op, image, dim=first[node.attrs["dim"]]), dims=first)
 
 
 def _joined(edit: Editor, node: Node) -> Node | None:
@@ -191,23 +258,28 @@ def _joined(edit: Editor, node: Node) -> Node | None:
 
 
 def _joined_last(edit: Editor, node: Node) -> str:
-    pieces = [_as_last(edit, value) for value in node.inputs]
-    y = edit.add("concat", *pieces, dim=FIRST[node.attrs["dim"]])
-    return edit.add("permute", y, dims=FIRST)
+    rank = node.outputs[0].rank
+    pieces = [_as_last(edit, value, rank) for value in node.inputs]
+    y = edit.add("concat", *pieces, dim=FIRST[rank][node.attrs["dim"]])
+    return edit.add("permute", y, dims=FIRST[rank])
 
 
 def _padded_last(edit: Editor, node: Node) -> str:
     image = _image(edit, node.inputs[0])
     assert image is not None
-    amounts = {name: tuple(node.attrs[name][dim] for dim in LAST) for name in ("before", "after")}
-    return edit.add("permute", edit.add("pad", image, **amounts), dims=FIRST)
+    rank = node.outputs[0].rank
+    amounts = {
+        name: tuple(node.attrs[name][dim] for dim in LAST[rank]) for name in ("before", "after")
+    }
+    return edit.add("permute", edit.add("pad", image, **amounts), dims=FIRST[rank])
 
 
 def _sliced_last(edit: Editor, node: Node) -> str:
     image = _image(edit, node.inputs[0])
     assert image is not None
-    y = edit.add("slice", image, **{**node.attrs, "dim": FIRST[node.attrs["dim"]]})
-    return edit.add("permute", y, dims=FIRST)
+    first = FIRST[node.outputs[0].rank]
+    y = edit.add("slice", image, **{**node.attrs, "dim": first[node.attrs["dim"]]})
+    return edit.add("permute", y, dims=first)
 
 
 def _levels(edit: Editor, node: Node) -> tuple[Node, Node] | None:
@@ -243,7 +315,7 @@ FEW = 16
 
 def _few_channels(edit: Editor, node: Node) -> Node | None:
     x, w = node.inputs
-    channels, size = edit.shape(x)[3], edit.dtype(x).itemsize
+    channels, size = edit.shape(x)[-1], edit.dtype(x).itemsize
     packs = channels <= FEW and channels * size % PIXEL_BYTES and size == 2
     plain = all(n == 1 for n in node.attrs["dilation"])
     return node if packs and plain and edit.constant(w) is not None else None
@@ -252,27 +324,41 @@ def _few_channels(edit: Editor, node: Node) -> Node | None:
 def _of_blocks(edit: Editor, node: Node) -> str:
     x, w = node.inputs
     weight = edit.constants[w]
-    out, *kernel, depth = weight.shape
-    block = tuple(node.attrs["stride"])
-    taps = [-(-k // of) for k, of in zip(kernel, block, strict=True)]
-    pixels = node.outputs[0].sizes[1:3]
+    out, *frames, high, wide, depth = weight.shape
+    attrs = {name: tuple(node.attrs[name]) for name in ("stride", "before", "after", "dilation")}
+    block = attrs["stride"][-2:]
+    taps = [-(-k // of) for k, of in zip((high, wide), block, strict=True)]
+    pixels = node.outputs[0].sizes[-3:-1]
     size = tuple(n + k - 1 for n, k in zip(pixels, taps, strict=True))
     unit = PIXEL_BYTES // weight.dtype.itemsize
     channels = -(-depth * math.prod(block) // unit) * unit
+    lead = edit.shape(x)[:-3]
+    images = edit.add("reshape", x, shape=(math.prod(lead), *edit.shape(x)[-3:])) if frames else x
     image = edit.add(
-        "space_to_depth", x, block=block, before=node.attrs["before"], size=size, channels=channels
+        "space_to_depth",
+        images,
+        block=block,
+        before=attrs["before"][-2:],
+        size=size,
+        channels=channels,
     )
-    (high, wide), (rows, columns) = taps, block
-    whole = F.pad(weight, (0, 0, 0, wide * columns - kernel[1], 0, high * rows - kernel[0]))
-    turned = whole.reshape(out, high, rows, wide, columns, depth).permute(0, 1, 3, 2, 4, 5)
-    flat = F.pad(turned.flatten(3), (0, channels - depth * math.prod(block)))
+    if frames:
+        image = edit.add("reshape", image, shape=(*lead, *size, channels))
+    (down, right), (rows, columns) = taps, block
+    whole = F.pad(weight, (0, 0, 0, right * columns - wide, 0, down * rows - high))
+    cut = whole.reshape(out, *frames, down, rows, right, columns, depth)
+    flat = cut.transpose(-4, -3).flatten(-3)  # a tap's rows, columns and channels are its channels
+    flat = F.pad(flat, (0, channels - depth * math.prod(block)))
     none = {"stride": (1, 1), "before": (0, 0), "after": (0, 0), "dilation": (1, 1)}
-    return edit.add("conv", image, edit.add_constant(f"{w}_blocks", flat), **none)
+    given = {name: (*attrs[name][:-2], *pair) for name, pair in none.items()}
+    return edit.add("conv", image, edit.add_constant(f"{w}_blocks", flat), **given)
 
 
 _CONVOLUTIONS: tuple[Rule[Any], ...] = (
     Rule("conv2d(x, w, b) -> permute(conv(permute(x), permute(w)) + b)", ("conv2d",),
          _convolved, _channels_last),
+    Rule("conv3d(x, w, b) -> permute(conv(permute(x), permute(w)) + b)", ("conv3d",),
+         _convolved, _volume_last),
 )  # fmt: skip
 
 _ALONG = {name: op.row for name, op in OPS.items() if op.row and op.axes == "dims"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -261,15 +262,15 @@ SCALED_CASES: dict[str, Callable[[], Group]] = {
 
 
 def convolution(
-    image: tuple[int, int, int, int],
+    image: tuple[int, ...],
     columns: int,
-    kernel: tuple[int, int],
+    kernel: tuple[int, ...],
     dtype: torch.dtype,
     *,
-    stride: tuple[int, int] = (1, 1),
-    before: tuple[int, int] = (1, 1),
-    after: tuple[int, int] | None = None,
-    dilation: tuple[int, int] = (1, 1),
+    stride: tuple[int, ...] = (),
+    before: tuple[int, ...] = (),
+    after: tuple[int, ...] = (),
+    dilation: tuple[int, ...] = (),
     residual: bool = True,
     channels: tuple[int, int] | None = None,
     groups: int = 1,
@@ -278,12 +279,13 @@ def convolution(
     b = GraphBuilder()
     x = b.input("x", TensorSpec(image, dtype))
     if channels is not None:
-        x = b.add("slice", x, dim=3, start=channels[0], end=channels[1])
-    depth = b.specs[x].sizes[3] // groups
-    w = b.constant("w", _weights(columns, *kernel, depth, dtype=dtype) / (kernel[0] * kernel[1]))
+        x = b.add("slice", x, dim=len(image) - 1, start=channels[0], end=channels[1])
+    depth, ones = b.specs[x].sizes[-1] // groups, (1,) * len(kernel)
+    w = b.constant("w", _weights(columns, *kernel, depth, dtype=dtype) / math.prod(kernel))
     op, cut = ("conv", {}) if groups == 1 else ("grouped_conv", {"groups": groups})
-    y = b.add(op, x, w, stride=stride, before=before, after=before if after is None else after,
-              dilation=dilation, **cut)  # fmt: skip
+    before = before or ones
+    y = b.add(op, x, w, stride=stride or ones, before=before, after=after or before,
+              dilation=dilation or ones, **cut)  # fmt: skip
     y = b.add("add", y, b.constant("bias", _weights(columns, dtype=dtype)))
     if residual:
         y = b.add("add", y, b.input("residual", b.specs[y]))
@@ -318,6 +320,26 @@ CONV_CASES: dict[str, Callable[[], Group]] = {
     "conv_tf32": lambda: tf32(convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2))),
     "conv_fp32": lambda: convolution((2, 9, 8, 48), 64, (3, 3), F32, stride=(2, 2)),
     "conv_one_pixel": lambda: convolution((1, 1, 1, 64), 64, (3, 3), F16),
+    "conv_3x3x3": lambda: convolution((2, 4, 7, 5, 64), 72, (3, 3, 3), F16),
+    "conv_3d_stride": lambda: convolution(
+        (2, 7, 6, 9, 72), 64, (3, 3, 3), BF16, stride=(2, 2, 1), residual=False
+    ),
+    "conv_3d_uneven": lambda: convolution(
+        (2, 5, 4, 6, 40),
+        40,
+        (2, 3, 2),
+        F16,
+        stride=(1, 2, 3),
+        before=(1, 2, 0),
+        after=(0, 1, 2),
+        dilation=(3, 1, 2),
+    ),
+    "conv_3d_rows_of_16": lambda: convolution(
+        (1, 5, 7, 9, 16), 64, (3, 4, 4), F16, stride=(2, 1, 1), before=(1, 0, 0)
+    ),
+    "conv_3d_odd": lambda: convolution((2, 3, 5, 4, 5), 7, (3, 3, 3), F16, stride=(1, 2, 1)),
+    "conv_3d_tf32": lambda: tf32(convolution((1, 3, 5, 6, 36), 24, (3, 3, 3), F32)),
+    "conv_3d_one_pixel": lambda: convolution((1, 1, 1, 1, 64), 64, (3, 3, 3), F16),
 }
 
 GROUPED_CASES: dict[str, Callable[[], Group]] = {

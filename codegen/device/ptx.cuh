@@ -338,6 +338,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor_im2col(u32 to_shared, const
       : "memory");
 }
 
+// The same of volumes.
+__device__ __forceinline__ void cp_async_bulk_tensor_im2col(u32 to_shared, const TensorMap& map,
+                                                            int c, int w, int h, int t, int n,
+                                                            int tap_w, int tap_h, int tap_t,
+                                                            u32 barrier) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes "
+      "[%0], [%1, {%2, %3, %4, %5, %6}], [%7], {%8, %9, %10};" ::"r"(to_shared),
+      "l"(&map), "r"(c), "r"(w), "r"(h), "r"(t), "r"(n), "r"(barrier), "h"(static_cast<u16>(tap_w)),
+      "h"(static_cast<u16>(tap_h)), "h"(static_cast<u16>(tap_t))
+      : "memory");
+}
+
 // 9.7.9.25.5.2 cp.async.bulk.prefetch: brings `bytes` (a multiple of 16) from device memory to L2.
 __device__ __forceinline__ void cp_async_bulk_prefetch(const void* from, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
@@ -366,6 +379,19 @@ __device__ __forceinline__ void cp_async_bulk_tensor_im2col_multicast(u32 to_sha
       ".multicast::cluster [%0], [%1, {%2, %3, %4, %5}], [%6], {%7, %8}, %9;" ::"r"(to_shared),
       "l"(&map), "r"(c), "r"(w), "r"(h), "r"(n), "r"(barrier), "h"(static_cast<u16>(tap_w)),
       "h"(static_cast<u16>(tap_h)), "h"(blocks)
+      : "memory");
+}
+
+// The same of volumes.
+__device__ __forceinline__ void cp_async_bulk_tensor_im2col_multicast(
+    u32 to_shared, const TensorMap& map, int c, int w, int h, int t, int n, int tap_w, int tap_h,
+    int tap_t, u32 barrier, u16 blocks) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.im2col.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%2, %3, %4, %5, %6}], [%7], {%8, %9, %10}, %11;" ::"r"(
+          to_shared),
+      "l"(&map), "r"(c), "r"(w), "r"(h), "r"(t), "r"(n), "r"(barrier), "h"(static_cast<u16>(tap_w)),
+      "h"(static_cast<u16>(tap_h)), "h"(static_cast<u16>(tap_t)), "h"(blocks)
       : "memory");
 }
 

@@ -3,7 +3,8 @@
 //
 // A window struct has the constants P, Q (windows of an image, along height and width), KERNEL_H,
 // KERNEL_W, STRIDE_H, STRIDE_W, BEFORE_H, BEFORE_W (zeros around the image), DILATION_H, DILATION_W
-// and CHANNELS.
+// and CHANNELS. That of volumes has O, KERNEL_T, STRIDE_T, BEFORE_T and DILATION_T too, along the
+// frames, which come ahead of height and width everywhere.
 #pragma once
 
 #include "ptx.cuh"
@@ -19,12 +20,25 @@ struct IsWindows<T, decltype(static_cast<void>(T::KERNEL_H))> : Constant<bool, t
 template <class T>
 inline constexpr bool is_windows = IsWindows<T>::value;
 
+template <class T, class = void>
+struct IsVolume : Constant<bool, false> {};
+template <class T>
+struct IsVolume<T, decltype(static_cast<void>(T::KERNEL_T))> : Constant<bool, true> {};
+
+// Whether its windows have frames.
+template <class T>
+inline constexpr bool is_volume = IsVolume<T>::value;
+
 struct Pixel {
   int image, y, x, channel;  // y and x may lie outside the image
+  int z = 0;                 // of a volume, the frame, likewise
 
   __device__ __forceinline__ bool inside(int height, int width) const {
     return static_cast<u32>(y) < static_cast<u32>(height) &&
            static_cast<u32>(x) < static_cast<u32>(width);
+  }
+  __device__ __forceinline__ bool inside(int frames, int height, int width) const {
+    return static_cast<u32>(z) < static_cast<u32>(frames) && inside(height, width);
   }
 };
 
@@ -32,19 +46,37 @@ struct Pixel {
 template <class W>
 __device__ __forceinline__ Pixel first_pixel(int row) {
   const int image = row / (W::P * W::Q), rest = row % (W::P * W::Q);
-  return {image, rest / W::Q * W::STRIDE_H - W::BEFORE_H, rest % W::Q * W::STRIDE_W - W::BEFORE_W,
-          0};
+  Pixel first{image, rest / W::Q * W::STRIDE_H - W::BEFORE_H,
+              rest % W::Q * W::STRIDE_W - W::BEFORE_W, 0};
+  if constexpr (is_volume<W>) {
+    first.z = image % W::O * W::STRIDE_T - W::BEFORE_T;
+    first.image = image / W::O;
+  }
+  return first;
 }
 
 // Element k of the window at `row`.
 template <class W>
 __device__ __forceinline__ Pixel pixel_of(int row, int k) {
   Pixel at = first_pixel<W>(row);
-  const int tap = k / W::CHANNELS;
+  int tap = k / W::CHANNELS;
+  if constexpr (is_volume<W>) {
+    at.z += tap / (W::KERNEL_H * W::KERNEL_W) * W::DILATION_T;
+    tap %= W::KERNEL_H * W::KERNEL_W;
+  }
   at.y += tap / W::KERNEL_W * W::DILATION_H;
   at.x += tap % W::KERNEL_W * W::DILATION_W;
   at.channel = k % W::CHANNELS;
   return at;
+}
+
+// Taps of a window.
+template <class W>
+__device__ constexpr int taps_of() {
+  if constexpr (is_volume<W>)
+    return W::KERNEL_T * W::KERNEL_H * W::KERNEL_W;
+  else
+    return W::KERNEL_H * W::KERNEL_W;
 }
 
 // In place of a window struct: rows as they lie in memory.
@@ -55,7 +87,7 @@ struct PlainRows {};
 template <class W, int ATOM_K, int ATOMS>
 __device__ constexpr int steps_of_k(int k) {
   if constexpr (is_windows<W>) {
-    constexpr int ALL = W::KERNEL_H * W::KERNEL_W * ceil_div(W::CHANNELS, ATOM_K);
+    constexpr int ALL = taps_of<W>() * ceil_div(W::CHANNELS, ATOM_K);
     static_assert(ALL % ATOMS == 0, "the last step would run into a tap that is not there");
     return ALL / ATOMS;
   } else {
@@ -79,9 +111,21 @@ class CopyOfWindows {
   template <int BLOCKS = 1>
   __device__ __forceinline__ void copy(u32 to, const ptx::TensorMap& map, int i,
                                        u32 barrier) const {
-    const int tap = i / CHUNKS, channel = i % CHUNKS * ATOM_K;
+    int tap = i / CHUNKS, tap_t = 0;
+    const int channel = i % CHUNKS * ATOM_K;
+    if constexpr (is_volume<W>) {
+      tap_t = tap / (W::KERNEL_H * W::KERNEL_W) * W::DILATION_T;
+      tap %= W::KERNEL_H * W::KERNEL_W;
+    }
     const int tap_w = tap % W::KERNEL_W * W::DILATION_W, tap_h = tap / W::KERNEL_W * W::DILATION_H;
-    if constexpr (BLOCKS > 1) {
+    if constexpr (is_volume<W> && BLOCKS > 1) {
+      ptx::cp_async_bulk_tensor_im2col_multicast(to, map, channel, first_.x, first_.y, first_.z,
+                                                 first_.image, tap_w, tap_h, tap_t, barrier,
+                                                 (1 << BLOCKS) - 1);
+    } else if constexpr (is_volume<W>) {
+      ptx::cp_async_bulk_tensor_im2col(to, map, channel, first_.x, first_.y, first_.z, first_.image,
+                                       tap_w, tap_h, tap_t, barrier);
+    } else if constexpr (BLOCKS > 1) {
       ptx::cp_async_bulk_tensor_im2col_multicast(to, map, channel, first_.x, first_.y, first_.image,
                                                  tap_w, tap_h, barrier, (1 << BLOCKS) - 1);
     } else {

@@ -188,26 +188,28 @@ struct RowOfBox {
 };
 
 RowOfBox row_of_window(const TensorMap& map, const Place& place, int row) {
-  gtco::i64 window[2], count[2];  // of the first: which it is along width and height
-  for (int i = 0; i < 2; ++i) {
+  const int axes = map.dimensions - 2;
+  gtco::i64 all = place.at[1 + axes];  // windows ahead of the first one
+  gtco::i64 count[3];                  // of an image, along its width, height and frames
+  for (int i = axes - 1; i >= 0; --i) {
     const int from = place.at[1 + i] - map.lower[i];
     count[i] = (map.sizes[1 + i] + map.upper[i] - map.lower[i] - 1) / map.stride[i] + 1;
     if (from % map.stride[i] != 0 || from < 0 || from / map.stride[i] >= count[i])
       fail("a copy of windows begins between them, or outside");
-    window[i] = from / map.stride[i];
+    all = all * count[i] + from / map.stride[i];
   }
-  const gtco::i64 all = window[0] + count[0] * (window[1] + count[1] * place.at[3]) + row;
-  const gtco::i64 at[3] = {
-      map.lower[0] + all % count[0] * map.stride[0] + place.tap[0],
-      map.lower[1] + all / count[0] % count[1] * map.stride[1] + place.tap[1],
-      all / (count[0] * count[1]),
-  };
+  all += row;
   const gtco::i64 left = map.sizes[0] - place.at[0];
   bool inside = left > 0;
   u64 from = map.base + place.at[0] * gtco::i64(map.element_bytes);
-  for (int i = 0; i < 3; ++i) {
-    inside = inside && at[i] >= 0 && at[i] < map.sizes[1 + i];
-    from += at[i] * map.strides[i];
+  for (int i = 0; i <= axes; ++i) {
+    gtco::i64 at = all;
+    if (i < axes) {
+      at = map.lower[i] + all % count[i] * map.stride[i] + place.tap[i];
+      all /= count[i];
+    }
+    inside = inside && at >= 0 && at < map.sizes[1 + i];
+    from += at * map.strides[i];
   }
   return {inside ? (left < map.box[0] ? left : map.box[0]) : 0, from};
 }

@@ -18,15 +18,15 @@ struct alignas(64) TensorMap {
   i32 box[5], element_bytes, swizzle_bytes, dimensions;
   // Where windows begin, width first: of the first one, of the last one beyond the image's end, and
   // from one to the next (5.5.4 of the PTX manual, im2col mode).
-  signed char windows, lower[2], upper[2], stride[2];
+  signed char windows, lower[3], upper[3], stride[3];
   bool rounds;  // f32 to tf32
-  u8 rest[8];
+  u8 rest[5];
 };
 
 // Where a box begins: an element of each dimension; of windows, which of their pixels it takes.
 struct Place {
   i32 at[5];
-  i32 tap[2] = {0, 0};
+  i32 tap[3] = {0, 0, 0};
 };
 static_assert(sizeof(TensorMap) == 128, "as large as the GPU's");
 }  // namespace ptx

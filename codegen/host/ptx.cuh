@@ -156,6 +156,18 @@ __forceinline__ void cp_async_bulk_tensor_im2col_multicast(u32 to, const TensorM
                                                            int tap_h, u32 barrier, u16 blocks) {
   host::bulk_copy(to, map, 4, {{c, w, h, n}, {tap_w, tap_h}}, barrier, blocks);
 }
+__forceinline__ void cp_async_bulk_tensor_im2col(u32 to, const TensorMap& map, int c, int w, int h,
+                                                 int t, int n, int tap_w, int tap_h, int tap_t,
+                                                 u32 barrier) {
+  host::bulk_copy(to, map, 5, {{c, w, h, t, n}, {tap_w, tap_h, tap_t}}, barrier,
+                  1u << host::block_rank());
+}
+__forceinline__ void cp_async_bulk_tensor_im2col_multicast(u32 to, const TensorMap& map, int c,
+                                                           int w, int h, int t, int n, int tap_w,
+                                                           int tap_h, int tap_t, u32 barrier,
+                                                           u16 blocks) {
+  host::bulk_copy(to, map, 5, {{c, w, h, t, n}, {tap_w, tap_h, tap_t}}, barrier, blocks);
+}
 
 __forceinline__ void barrier_cluster_arrive() { host::cluster_arrive(true); }
 __forceinline__ void barrier_cluster_arrive_relaxed() { host::cluster_arrive(false); }

@@ -2,12 +2,14 @@
 
 x[N, H, W, C] -> rows[N P Q, KH KW C]: a row for each pixel of the result, in their order; along it
 the kernel's taps one after another, and the channels of each. Elements beyond the image are zeros.
-Of a convolution in groups, each group has such rows of its own channels.
+Of a convolution in groups, each group has such rows of its own channels. Of a volume
+x[N, T, H, W, C], windows have frames as well: rows[N O P Q, KT KH KW C].
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,9 +21,14 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.references import adaptive_window
 from gtco.ir.views import Axis, Layout, resolve
 
-CORNERS = range(-128, 128)
-"""What a tensor map takes as the corners of the first tap's pixels (CUDA driver API,
-cuTensorMapEncodeIm2col)."""
+CORNERS = {2: range(-128, 128), 3: range(-16, 16)}
+"""What a tensor map takes as the corners of the first tap's pixels, by the dimensions of an image
+(CUDA driver API, cuTensorMapEncodeIm2col)."""
+FARTHEST_TAP = {2: 255, 3: 31}
+"""Likewise, pixels from a window's first tap to another (PTX manual, im2colOffsets)."""
+AXES = {2: ("H", "W"), 3: ("T", "H", "W")}
+WINDOWS = {2: ("P", "Q"), 3: ("O", "P", "Q")}
+"""What the device library calls the dimensions of an image, and how many windows lie along them."""
 MOST_STRIDE = 8
 """Likewise, of a step between two windows."""
 
@@ -32,23 +39,23 @@ class WindowOperand:
 
     Args:
         base: the stored value.
-        layout: of the image [N, H, W, C] in it.
+        layout: of the image [N, H, W, C] or the volume [N, T, H, W, C] in it.
         constant: whether it is one.
-        out: rows and columns of windows in one image.
-        kernel, stride, before, dilation: along height and width; `before` are zeros ahead of the
-            first row and column. A stride of 0 stands for windows that share the image evenly, the
-            largest of which is `kernel`.
+        out: rows and columns of windows in one image; of a volume, frames ahead of them.
+        kernel, stride, before, dilation: along height and width, likewise; `before` are zeros ahead
+            of the first row and column. A stride of 0 stands for windows that share the image
+            evenly, the largest of which is `kernel`.
         groups: into which the channels are cut.
     """
 
     base: str
     layout: Layout
     constant: bool
-    out: tuple[int, int]
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    before: tuple[int, int]
-    dilation: tuple[int, int]
+    out: tuple[int, ...]
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    before: tuple[int, ...]
+    dilation: tuple[int, ...]
     groups: int = 1
 
     @property
@@ -59,7 +66,12 @@ class WindowOperand:
     @property
     def channels(self) -> int:
         """Of one group."""
-        return self.layout.shape[3] // self.groups
+        return self.layout.shape[-1] // self.groups
+
+    @property
+    def axes(self) -> int:
+        """Dimensions of an image."""
+        return len(self.out)
 
     def chunks(self, elements: int) -> int:
         """How many pieces of K, of `elements` each, one tap has."""
@@ -78,10 +90,10 @@ class WindowOperand:
             "BEFORE": self.before,
             "DILATION": self.dilation,
         }
-        lines = [f"static constexpr int P = {self.out[0]}, Q = {self.out[1]};"]
+        lines = [_constants(WINDOWS[self.axes], self.out)]
         lines += [
-            f"static constexpr int {name}_H = {h}, {name}_W = {w};"
-            for name, (h, w) in pairs.items()
+            _constants([f"{name}_{axis}" for axis in AXES[self.axes]], sizes)
+            for name, sizes in pairs.items()
         ]
         lines.append(f"static constexpr int CHANNELS = {self.channels};")
         return "\n".join(f"  {line}" for line in lines)
@@ -95,11 +107,11 @@ class WindowOperand:
         check(self.groups == 1, f"windows of {self.groups} groups of channels")
         strides = [_single_stride(axis) for axis in self.layout.dims]
         check(
-            all(stride is not None for stride in strides) and strides[3] in (0, 1),
+            all(stride is not None for stride in strides) and strides[-1] in (0, 1),
             f"the image {self.layout} has no single stride for each dimension",
         )
         unit = 16 // dtype.itemsize
-        sized = zip(strides[:3], self.layout.shape[:3], strict=True)
+        sized = zip(strides[:-1], self.layout.shape[:-1], strict=True)
         check(
             all(stride and stride % unit == 0 for stride, size in sized if size > 1)
             and self.layout.offset % unit == 0
@@ -108,37 +120,37 @@ class WindowOperand:
         )
         check(max(self.stride) <= MOST_STRIDE, f"windows {self.stride} apart")
         corners = [-n for n in self.before] + list(self._upper())
-        check(all(each in CORNERS for each in corners), f"windows with the corners {corners}")
+        allowed, farthest = CORNERS[self.axes], FARTHEST_TAP[self.axes]
+        check(all(each in allowed for each in corners), f"windows with the corners {corners}")
+        far = max((k - 1) * step for k, step in zip(self.kernel, self.dilation, strict=True))
+        check(far <= farthest, f"windows of {far + 1} pixels")
 
-    def _upper(self) -> tuple[int, int]:
+    def _upper(self) -> tuple[int, ...]:
         """How far beyond the last row and column of the image the last window begins."""
-        last = (
+        return tuple(
             (out - 1) * stride + 1 - size - before
             for out, stride, size, before in zip(
-                self.out, self.stride, self.layout.shape[1:3], self.before, strict=True
+                self.out, self.stride, self.layout.shape[1:-1], self.before, strict=True
             )
         )
-        height, width = last
-        return height, width
 
     def tensor_map(self, dtype: torch.dtype, pixels: int) -> TensorMapArgument:
         """The map of tiles of `pixels` rows and 128 bytes of one tap's channels."""
-        images, height, width, channels = self.layout.shape
+        channels, *sizes = self.layout.shape[::-1]
         strides = []
         whole = channels
-        for axis, size in zip(self.layout.dims[2::-1], (width, height, images), strict=True):
+        for axis, size in zip(self.layout.dims[-2::-1], sizes, strict=True):
             strides.append(_single_stride(axis) or whole)
             whole = strides[-1] * size
-        upper, stride = self._upper(), self.stride
         return TensorMapArgument(
             self.base,
             self.layout.offset,
             dtype,
-            (channels, width, height, images),
+            (channels, *sizes),
             tuple(strides),
             (128 // dtype.itemsize, pixels),
             window=WindowBox(
-                (-self.before[1], -self.before[0]), (upper[1], upper[0]), (stride[1], stride[0])
+                tuple(-n for n in self.before[::-1]), self._upper()[::-1], self.stride[::-1]
             ),
         )
 
@@ -146,11 +158,12 @@ class WindowOperand:
         """The struct called `label` through which mma.sync templates read the windows."""
         grouped = self.groups > 1
         channel = "(group * CHANNELS + at.channel)" if grouped else "at.channel"
-        at = index(self.layout, ("at.image", "at.y", "at.x", channel))
-        vector = math.gcd(self.layout.vector(16 // dtype.itemsize, 3), self.channels)
+        places = ("at.z", "at.y", "at.x")[-self.axes :]
+        at = index(self.layout, ("at.image", *places, channel))
+        vector = math.gcd(self.layout.vector(16 // dtype.itemsize, self.axes + 1), self.channels)
         element = "Config::Element"
         first = "int group" if grouped else "int"
-        _, height, width, _ = self.layout.shape
+        sizes = ", ".join(map(str, self.layout.shape[1:-1]))
         return f"""struct {label} {{  // %{parameter}, {self.layout}
 {self.fields}
   const {element}* base;
@@ -159,7 +172,7 @@ class WindowOperand:
   static constexpr int VECTOR = {vector};
   __device__ __forceinline__ const {element}* at({first}, int row, int k, bool& valid) const {{
     const auto at = pixel_of<{label}>(row, k);
-    valid = valid && at.inside({height}, {width});
+    valid = valid && at.inside({sizes});
     return base + {at};
   }}
 }};
@@ -178,11 +191,11 @@ def windows_of(graph: Graph, node: Node) -> WindowOperand:
         high, wide = map(adaptive_window, layout.shape[1:3], attrs["out"])
         attrs = {"kernel": (high, wide), "stride": (0, 0), "padding": (0, 0)}
     pooling = "kernel" in attrs  # else the weights are [..., KH, KW, C]
-    kernel = attrs["kernel"] if pooling else graph.specs[node.inputs[1]].sizes[-3:-1]
     before = attrs["before"] if "before" in attrs else attrs["padding"]
-    out = node.outputs[0].sizes[1:3]
-    pairs = (out, kernel, attrs["stride"], before, attrs.get("dilation", (1, 1)))
-    out, kernel, stride, before, dilation = ((int(h), int(w)) for h, w in pairs)
+    out = node.outputs[0].sizes[1:-1]
+    kernel = attrs["kernel"] if pooling else graph.specs[node.inputs[1]].sizes[-1 - len(out) : -1]
+    sizes = (out, kernel, attrs["stride"], before, attrs.get("dilation", (1,) * len(out)))
+    out, kernel, stride, before, dilation = (tuple(map(int, each)) for each in sizes)
     return WindowOperand(
         base,
         layout,
@@ -204,16 +217,22 @@ def of_whole_rows(operand: WindowOperand) -> WindowOperand:
     if operand.groups > 1:  # whose channels do not follow one another from pixel to pixel
         return operand
     *outer, columns, channels = operand.layout.dims
-    height, width = operand.kernel
-    pixels, depth = operand.layout.shape[2:]
-    inside = (operand.out[1] - 1) * operand.stride[1] + width <= pixels
+    *others, width = operand.kernel
+    pixels, depth = operand.layout.shape[-2:]
+    inside = (operand.out[-1] - 1) * operand.stride[-1] + width <= pixels
     in_one_piece = columns == ((pixels, depth),) and channels == ((depth, 1),)
     fills = depth % 64 == 0 or width == 1  # a piece of K, or all that there is of a row
-    if fills or operand.before[1] or operand.dilation[1] > 1 or not (inside and in_one_piece):
+    if fills or operand.before[-1] or operand.dilation[-1] > 1 or not (inside and in_one_piece):
         return operand
     rows = ((pixels - width + 1, depth),) if pixels > width else ()
     layout = Layout((*outer, rows, ((width * depth, 1),)), operand.layout.offset)
-    return replace(operand, layout=layout, kernel=(height, 1), dilation=(operand.dilation[0], 1))
+    dilation = (*operand.dilation[:-1], 1)
+    return replace(operand, layout=layout, kernel=(*others, 1), dilation=dilation)
+
+
+def _constants(names: Sequence[str], sizes: Sequence[int]) -> str:
+    each = (f"{name} = {size}" for name, size in zip(names, sizes, strict=True))
+    return f"static constexpr int {', '.join(each)};"
 
 
 def _single_stride(axis: Axis) -> int | None:

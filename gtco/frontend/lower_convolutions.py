@@ -1,10 +1,11 @@
-"""ATen's convolutions to `conv2d`.
+"""ATen's convolutions to `conv2d` and `conv3d`.
 
     convolution(x[n,c,l], w)               -> reshape(conv2d(x[n,c,1,l], w[o,c,1,k]))
+    convolution(x[n,c,t,h,w], w)           -> conv3d(x, w)
     convolution(x[n,c,t,h,w], w)           -> conv2d(x[n*t/k,c*k,h,w], w[o,c*k,i,j])
     convolution(x, w, transposed, stride s) -> slice(interleave(conv2d(x, w')))
 
-The third is of kernels that take k frames each, and no frame twice: a video's patches.
+The third is of kernels that take k frames each, and no frame or pixel twice: a video's patches.
 
 A transposed convolution of stride s is a convolution of stride 1 that computes, for each pixel, the
 s x s pixels of the result that lie at its place: w' has their channels, and each of them takes the
@@ -57,11 +58,20 @@ def _of_a_volume(
     dilation: Sequence[int],
     groups: int,
 ) -> Value | None:
-    """A convolution whose kernels lie one behind the other in depth: one of stacked channels."""
+    """A convolution of frames. Where its kernels lie one behind the other in depth, it is one of
+    stacked channels; one in groups must leave frames or pixels to themselves."""
     (n, c, depth, height, width), (o, i, k, kh, kw) = ctx.shape(x), ctx.shape(w)
-    one_behind_the_other = stride[0] == k and padding[0] == 0 and (dilation[0] == 1 or k == 1)
-    if not one_behind_the_other or 0 in (c, o, k):
+    if 0 in (c, o, k):
         return None
+    one_behind_the_other = stride[0] == k and padding[0] == 0 and (dilation[0] == 1 or k == 1)
+    if not one_behind_the_other or (k == 1 and (kh * kw == 1 or (kh, kw) != tuple(stride[1:]))):
+        apart = (k == 1 and padding[0] == 0) or (kh == kw == 1 and not any(padding[1:]))
+        if groups != 1 and not apart:
+            return None
+        return ctx.add(
+            "conv3d", x, w, b,
+            stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups,
+        )  # fmt: skip
     steps = depth // k
     if steps * k != depth:
         x = ctx.add("slice", x, dim=2, start=0, end=steps * k)

@@ -327,7 +327,8 @@ _ROWS: tuple[Op, ...] = (
     _anchor("linear", references.linear, _linear_flops, family="gemm", by_rows=True, **_PRODUCTS),
     _anchor("matmul", references.matmul, _linear_flops, family="gemm", **_PRODUCTS),
     _anchor("attention", references.attention, _attention_flops, family="attention", **_PRODUCTS),
-    # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C].
+    # Images: conv2d and batch_norm are [N, C, H, W], as captured; the others are [N, H, W, C]. Of
+    # volumes, conv3d and batch_norm are [N, C, T, H, W], and conv is [N, T, H, W, C].
     _anchor("conv", references.conv, _conv_flops, family="gemm", convolves=True, **_PRODUCTS),
     _anchor("grouped_conv", references.conv, _conv_flops, family="gemm", convolves=True,
             **_PRODUCTS),
@@ -345,6 +346,7 @@ _ROWS: tuple[Op, ...] = (
     # Alone in their kernels, or ATen's.
     Op("topk", Pattern.OPAQUE, references.topk, flops=_one_per_input, family="topk"),
     Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
+    Op("conv3d", Pattern.OPAQUE, references.conv3d, flops=_conv_flops, of_images=True, **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),
 )  # fmt: skip

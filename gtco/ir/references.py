@@ -144,14 +144,28 @@ def conv2d(
     return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
+def conv3d(
+    x: Tensor,
+    w: Tensor,
+    b: Tensor | None = None,
+    *,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    groups: int,
+    products: str | None = None,
+) -> Tensor:
+    return F.conv3d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
+
+
 def window(x: Tensor, before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
-    """The image `x` [N, H, W, C] as [N, C, H', W'] in channels-last memory, with a border."""
-    top, left = before
-    bottom, right = after
-    image = x.permute(0, 3, 1, 2)
-    if not any((top, left, bottom, right)):
+    """The image `x` [N, H, W, C] as [N, C, H', W'] in channels-last memory, with a border; or the
+    volume [N, T, H, W, C] as [N, C, T', H', W']."""
+    image = x.movedim(-1, 1)
+    if not any((*before, *after)):
         return image
-    return F.pad(image, (left, right, top, bottom), value=value)
+    pairs = zip(reversed(before), reversed(after), strict=True)
+    return F.pad(image, [size for pair in pairs for size in pair], value=value)
 
 
 def space_to_depth(
@@ -189,16 +203,19 @@ def conv(
     groups: int = 1,
     products: str | None = None,
 ) -> Tensor:
-    """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out].
+    """Convolve x [N, H, W, C] by w [out, KH, KW, C / groups]: [N, P, Q, out]; or the volume
+    [N, T, H, W, C] by w [out, KT, KH, KW, C]: [N, O, P, Q, out].
 
-    `before` and `after` are rows and columns of zeros around the image.
+    `before` and `after` are rows and columns, and frames ahead of them, of zeros around the image.
     """
-    padding: tuple[int, ...] = (0, 0)
+    none = (0,) * len(stride)
+    padding: tuple[int, ...] = none
     if tuple(before) == tuple(after):
-        padding, before, after = tuple(before), (0, 0), (0, 0)
-    image, kernel = window(x, before, after, 0.0), w.permute(0, 3, 1, 2)
-    y = F.conv2d(image, kernel, None, tuple(stride), padding, tuple(dilation), groups)
-    return y.permute(0, 2, 3, 1).contiguous()
+        padding, before, after = tuple(before), none, none
+    image, kernel = window(x, before, after, 0.0), w.movedim(-1, 1)
+    convolve = F.conv2d if x.dim() == 4 else F.conv3d
+    y = convolve(image, kernel, None, tuple(stride), padding, tuple(dilation), groups)
+    return y.movedim(1, -1).contiguous()
 
 
 def depthwise_conv(

@@ -405,7 +405,7 @@ def _decode_argument(data: Json) -> Argument:
         tuple(_whole(each, name) for each in data[name]) for name in ("sizes", "strides", "box")
     )
     window = data.get("window")
-    ranks = (3, 5) if window is None else (4,)
+    ranks = (3, 5) if window is None else (4, 5)
     sides = len(sizes) if window is None else 2
     if len(sizes) not in ranks or len(strides) != len(sizes) - 1 or len(box) != sides:
         raise EncodingError(f"a tensor map of {len(sizes)} sizes, {len(strides)} strides")
@@ -417,16 +417,17 @@ def _decode_argument(data: Json) -> Argument:
         strides,
         box,
         _whole(data["swizzle_bytes"], "swizzle_bytes"),
-        None if window is None else _decode_window(window),
+        None if window is None else _decode_window(window, len(sizes) - 2),
     )
 
 
-def _decode_window(data: Json) -> WindowBox:
-    pairs = {}
+def _decode_window(data: Json, axes: int) -> WindowBox:
+    sizes = {}
     for name in ("lower", "upper", "stride"):
-        width, height = (_whole(value, name) for value in data[name])
-        pairs[name] = (width, height)
-    return WindowBox(**pairs)
+        sizes[name] = tuple(_whole(value, name) for value in data[name])
+        if len(sizes[name]) != axes:
+            raise EncodingError(f"windows with {len(sizes[name])} numbers in {name}, not {axes}")
+    return WindowBox(**sizes)
 
 
 def _three(values: Sequence[Json], what: str) -> tuple[int, int, int]:

@@ -458,17 +458,20 @@ class _Argument(ctypes.Structure):
 
 
 def _window_bytes(window: WindowBox | None) -> tuple[int, ...]:
-    """Whether there is one, and its lower and upper corners and strides, width first."""
+    """Whether there is one, and its lower and upper corners and strides, width first: an image is a
+    volume of one frame."""
     if window is None:
-        return (0,) * 7
-    return (1, *window.lower, *window.upper, *window.stride)
+        return (0,) * 10
+    flat = (0,) * (3 - len(window.stride))
+    steps = (*window.stride, *(1 for _ in flat))
+    return (1, *window.lower, *flat, *window.upper, *flat, *steps)
 
 
 def _tensor_map(argument: TensorMapArgument) -> Tensor:
     """The host library's TensorMap, in memory that is aligned as it asks; its base is an offset."""
     size, missing = argument.dtype.itemsize, 5 - len(argument.sizes)
     packed = struct.pack(
-        "<Q5q4q5i3i8b",
+        "<Q5q4q5i3i11b",
         argument.offset * size,
         *(*argument.sizes, *[1] * missing),
         *(*(stride * size for stride in argument.strides), *[0] * missing),

@@ -89,7 +89,7 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
         and node.attrs["before"] == node.attrs["after"]
     ):
         # cuDNN reads and stores channels last where the strides say so: no copy around it.
-        image, kernel = (tensor.permute(0, 3, 1, 2) for tensor in inputs)
+        image, kernel = (tensor.movedim(-1, 1) for tensor in inputs)
         attrs = node.attrs
         torch.ops.aten.cudnn_convolution.out(
             image,
@@ -101,7 +101,7 @@ def _stores_directly(node: Node, values: Mapping[str, Tensor], out: Tensor) -> b
             torch.backends.cudnn.benchmark,
             torch.backends.cudnn.deterministic,
             torch.backends.cudnn.allow_tf32,
-            out=out.permute(0, 3, 1, 2),
+            out=out.movedim(-1, 1),
         )
         return True
     return False

@@ -28,7 +28,7 @@ _MAP_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn
 _SWIZZLES = (0, 32, 64, 128)
 _ALIGNMENT = 16  # bytes, of what a tensor map begins at and steps by
 _BOX_CHANNELS, _BOX_PIXELS = 256, 1024
-_CORNERS = range(-128, 128)  # of windows, in pixels
+_CORNERS = {2: range(-128, 128), 3: range(-16, 16)}  # of windows, by the dimensions of an image
 
 
 def check_soundness(plan: Plan, kernels: Mapping[str, CompiledKernel]) -> None:
@@ -210,7 +210,8 @@ def _check_map(argument: TensorMapArgument, spec: TensorSpec, what: str) -> None
         raise PlanError(f"{what}: a box of {argument.box}")
     if (window := argument.window) is not None:
         corners, steps = (*window.lower, *window.upper), window.stride
-        if any(corner not in _CORNERS for corner in corners) or min(steps) < 1:
+        allowed = _CORNERS[len(steps)]
+        if any(corner not in allowed for corner in corners) or min(steps) < 1:
             raise PlanError(f"{what}: windows from {corners} in steps of {steps}")
     last = argument.offset + sum(
         (size - 1) * step for size, step in zip(argument.sizes, (1, *argument.strides), strict=True)

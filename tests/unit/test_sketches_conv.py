@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,7 +13,7 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.model import roofline_us
-from gtco.runtime.encoding import _decode_argument, _encode_argument
+from gtco.runtime.encoding import EncodingError, _decode_argument, _encode_argument
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS
@@ -21,7 +23,7 @@ from tests.pass_checks import Golden
 
 A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
 F16 = torch.float16
-UNALIGNED = {"conv_few_channels", "conv_odd"}
+UNALIGNED = {"conv_few_channels", "conv_odd", "conv_3d_odd"}
 """Cases whose pixels no tensor map describes."""
 WGMMA_CASES = [case for case in groups.CONV_CASES if case not in UNALIGNED]
 
@@ -116,6 +118,36 @@ def test_the_map_of_windows() -> None:
     # Ten windows begin at -2 to 7 of 8 columns, five at -1 to 7 of 9 rows.
     assert argument.window.upper == (0, -1)
     assert _decode_argument(_encode_argument(argument)) == argument
+
+
+def test_the_map_of_windows_with_frames() -> None:
+    group = groups.convolution((2, 7, 9, 8, 64), 32, (3, 2, 3), F16, stride=(2, 1, 1))
+    sketch = GemmWgmma(group, H100)
+    program = sketch.emit(next(each for each in sketch.defaults() if each["swap"]))
+    argument = program.arguments[1]
+    assert argument.sizes == (64, 8, 9, 7, 2) and argument.strides == (64, 512, 4608, 32256)
+    assert argument.window is not None
+    assert argument.window.lower == (-1, -1, -1) and argument.window.stride == (1, 1, 2)
+    # Eight windows begin at -1 to 6 of 8 columns, ten at -1 to 8 of 9 rows, four at -1 to 5 of 7.
+    assert argument.window.upper == (-1, 0, -1)
+    assert _decode_argument(_encode_argument(argument)) == argument
+    short = replace(argument, window=replace(argument.window, stride=(1, 1)))
+    with pytest.raises(EncodingError, match="2 numbers in stride, not 3"):
+        _decode_argument(_encode_argument(short))
+
+
+def test_frames_that_no_map_reaches_are_refused() -> None:
+    far = groups.convolution(
+        (1, 40, 4, 4, 64), 32, (3, 3, 3), F16, before=(17, 1, 1), dilation=(1, 1, 1)
+    )
+    with pytest.raises(Illegal, match="corners"):
+        GemmWgmma(far, H100)
+    wide = groups.convolution(
+        (1, 40, 4, 4, 64), 32, (3, 3, 3), F16, before=(0, 1, 1), dilation=(16, 1, 1)
+    )
+    with pytest.raises(Illegal, match=r"corners|33 pixels"):
+        GemmWgmma(wide, H100)
+    assert GemmMma(far, H100) and GemmMma(wide, H100)
 
 
 def _refusal(**changes: object) -> str:
