@@ -42,7 +42,7 @@ def randomize(model: nn.Module) -> None:
     for module in model.modules():
         for name, tensor in module.named_parameters(recurse=False):
             if tensor.dim() > 1:
-                weighs = isinstance(module, (nn.Linear, nn.Conv2d)) and name == "weight"
+                weighs = isinstance(module, (nn.Linear, nn.Conv2d, nn.Conv3d)) and name == "weight"
                 normal(tensor, 0.0, tensor[0].numel() ** -0.5 if weighs else 0.1)
             elif name.endswith("bias"):
                 normal(tensor, 0.0, 0.05)

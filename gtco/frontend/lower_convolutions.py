@@ -14,6 +14,7 @@ taps of w that are s apart. What reaches beyond the result is cut off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -100,6 +101,12 @@ def _convolution(
     groups: int,
 ) -> Value | None:
     rank = ctx.rank(w)
+    if transposed and ctx.rank(x) == rank and rank in (4, 5):
+        axes = rank - 2
+        return _transposed(
+            ctx, x, w, b, _each(stride, axes), _each(padding, axes),
+            dilation, _each(output_padding, axes), groups,
+        )  # fmt: skip
     if rank == 3 and ctx.rank(x) == 3:  # an image of one row
         (n, c, length), (o, i, k) = ctx.shape(x), ctx.shape(w)
         row = _convolution(
@@ -115,10 +122,6 @@ def _convolution(
         return _of_a_volume(ctx, x, w, b, stride, padding, dilation, groups)
     if rank != 4 or ctx.rank(x) != 4:
         return None
-    if transposed:
-        return _transposed(
-            ctx, x, w, b, pair(stride), pair(padding), dilation, output_padding, groups
-        )
     result = _conv2d(ctx, x, w, b, stride, padding, dilation, groups)
     assert result is None or isinstance(result, Value)
     return result
@@ -137,17 +140,19 @@ def _transposed(
     x: Value,
     w: Value,
     b: Value | None,
-    stride: tuple[int, int],
-    padding: tuple[int, int],
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
     dilation: Sequence[int],
-    output_padding: Sequence[int],
+    more: tuple[int, ...],
     groups: int,
 ) -> Value | None:
+    """A transposed convolution of images or volumes, whose result has `more` rows, columns and so
+    on than its windows reach."""
     weight = ctx.builder.constants.get(w.name)
     bias = None if b is None else ctx.builder.constants.get(b.name)
     if weight is None or (b is not None and bias is None) or groups != 1 or set(dilation) != {1}:
         return None
-    kernel, more = weight.shape[2:], pair(output_padding)
+    kernel = weight.shape[2:]
     (n, _, *sizes), channels = ctx.shape(x), weight.shape[1]
     result = [
         (size - 1) * s - 2 * p + k + m
@@ -160,26 +165,26 @@ def _transposed(
     ]
     phases = ctx.constant(w.name, _phases(weight, stride, taps))
     shift = (
-        None
-        if bias is None or b is None
-        else ctx.constant(b.name, bias.repeat(stride[0] * stride[1]))
+        None if bias is None or b is None else ctx.constant(b.name, bias.repeat(math.prod(stride)))
     )
+    axes, ones = len(sizes), (1,) * len(sizes)
     wide = ctx.add(
-        "conv2d", x, phases, shift,
-        stride=(1, 1), padding=tuple(each - 1 for each in taps), dilation=(1, 1), groups=1,
+        "conv2d" if axes == 2 else "conv3d", x, phases, shift,
+        stride=ones, padding=tuple(each - 1 for each in taps), dilation=ones, groups=1,
     )  # fmt: skip
-    height, width = ctx.shape(wide)[2:]
-    parts = ctx.reshape(wide, (n, *stride, channels, height, width))
+    whole = ctx.shape(wide)[2:]
+    parts = ctx.reshape(wide, (n, *stride, channels, *whole))
+    sides = [each for axis in range(axes) for each in (axes + 2 + axis, 1 + axis)]
     image = ctx.reshape(
-        ctx.permute(parts, (0, 3, 4, 1, 5, 2)),
-        (n, channels, height * stride[0], width * stride[1]),
+        ctx.permute(parts, (0, axes + 1, *sides)),
+        (n, channels, *(size * s for size, s in zip(whole, stride, strict=True))),
     )
     for dim, (size, p) in enumerate(zip(result, padding, strict=True), start=2):
         image = ctx.slice(image, dim, p, p + size)
     return image
 
 
-def _phases(weight: Tensor, stride: tuple[int, int], taps: Sequence[int]) -> Tensor:
+def _phases(weight: Tensor, stride: tuple[int, ...], taps: Sequence[int]) -> Tensor:
     """The weights of the convolution of stride 1.
 
     Args:
@@ -190,8 +195,16 @@ def _phases(weight: Tensor, stride: tuple[int, int], taps: Sequence[int]) -> Ten
     Returns:
         [stride height * stride width * out, in, taps height, taps width].
     """
-    (height, width), (down, right) = taps, stride
-    missing = [height * down - weight.shape[2], width * right - weight.shape[3]]
-    whole = F.pad(weight, (0, missing[1], 0, missing[0]))
-    phases = whole.reshape(*weight.shape[:2], height, down, width, right).flip(2, 4)
-    return phases.permute(3, 5, 1, 0, 2, 4).flatten(0, 2).contiguous()
+    axes = len(taps)
+    sides = list(zip(taps, stride, weight.shape[2:], strict=True))
+    missing = [each for taps, step, size in reversed(sides) for each in (0, taps * step - size)]
+    split = [each for taps, step, _ in sides for each in (taps, step)]
+    phases = F.pad(weight, missing).reshape(*weight.shape[:2], *split)
+    phases = phases.flip([2 + 2 * axis for axis in range(axes)])
+    steps, rest = (range(first, 2 + 2 * axes, 2) for first in (3, 2))
+    return phases.permute(*steps, 1, 0, *rest).flatten(0, axes).contiguous()
+
+
+def _each(sizes: Sequence[int], axes: int) -> tuple[int, ...]:
+    """One number for each dimension, where ATen lets one stand for all."""
+    return (sizes[0],) * axes if len(sizes) == 1 else tuple(sizes)

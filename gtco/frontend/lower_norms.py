@@ -60,14 +60,15 @@ def _group_norm(
     eps: float = 1e-5,
     cudnn_enabled: bool = True,
 ) -> Value | None:
-    """Of an image [N, C, H, W] with its channels last, of other shapes by the memory's order."""
+    """Of an image [N, C, H, W] or a volume with its channels last, of other shapes by the memory's
+    order."""
     if groups == 0 or (w is None and b is not None):
         return None
     shape, rank = ctx.shape(x), ctx.rank(x)
-    if rank == 4:
-        y = ctx.permute(x, (0, 2, 3, 1))
+    if rank in (4, 5):
+        y = ctx.permute(x, (0, *range(2, rank), 1))
         y = ctx.add("group_norm", y, w, b, groups=groups, eps=eps)
-        return ctx.permute(y, (0, 3, 1, 2))
+        return ctx.permute(y, (0, rank - 1, *range(1, rank - 1)))
     y = ctx.reshape(x, (shape[0], groups, math.prod(shape[1:]) // groups))
     y = ctx.reshape(ctx.add("layer_norm", y, eps=eps), shape)
     for op, p in (("mul", w), ("add", b)):

@@ -2,18 +2,22 @@
 
 aten.avg_pool2d(x, [1280, 1280], ceil_mode=True)  -> mean(x, dims=[2, 3]), of 7x7 pixels
 aten.max_pool2d(x, [2, 9]), of 4x7 pixels         -> max_pool(x, kernel=[2, 7])
+
+One of volumes pools each frame, and then the frames of each pixel.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Context, Lowering, Value, pair, registrar
+from gtco.frontend.volumes import along_frames, by_frames, triple
 from gtco.ir.ops import OPS
 from gtco.ir.references import adaptive_window
 
@@ -35,6 +39,21 @@ LONGEST_WINDOW = 128
 @_lowers(aten.adaptive_avg_pool1d.default, aten.adaptive_avg_pool2d.default)
 def _adaptive_avg_pool(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
     return _adaptive(ctx, "adaptive_avg_pool", "mean", x, size)
+
+
+@_lowers(aten.adaptive_avg_pool3d.default)
+def _adaptive_avg_pool3d(ctx: Context, x: Value, size: Sequence[int]) -> Value | None:
+    if ctx.rank(x) != 5 or all(n == 1 for n in size):
+        return _adaptive_avg_pool(ctx, x, size)  # type: ignore[return-value]
+    y = by_frames(
+        ctx, x, lambda image: _adaptive(ctx, "adaptive_avg_pool", "mean", image, size[1:])
+    )
+    if y is None:
+        return None
+    lines = (size[0], size[1] * size[2])
+    return along_frames(
+        ctx, y, lambda image: _adaptive(ctx, "adaptive_avg_pool", "mean", image, lines)
+    )
 
 
 @_lowers(aten.adaptive_max_pool2d.default)
@@ -117,6 +136,55 @@ def _avg_pool(
     sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
     given = {"ceil_mode": ceil_mode, "count_padding": count_padding, "divisor": divisor}
     return _pooled(ctx, "avg_pool", x, sizes, **given)
+
+
+@_lowers(aten.max_pool3d.default)
+def _max_pool3d(
+    ctx: Context,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    dilation: Sequence[int] = (1,),
+    ceil_mode: bool = False,
+) -> Value | None:
+    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
+    return _pooled_volume(ctx, "max_pool", x, sizes, ceil_mode=ceil_mode)
+
+
+@_lowers(aten.avg_pool3d.default)
+def _avg_pool3d(
+    ctx: Context,
+    x: Value,
+    kernel: Sequence[int],
+    stride: Sequence[int] = (),
+    padding: Sequence[int] = (0,),
+    ceil_mode: bool = False,
+    count_padding: bool = True,
+    divisor: int | None = None,
+) -> Value | None:
+    if divisor is not None:
+        return None
+    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
+    given = {"ceil_mode": ceil_mode, "count_padding": count_padding, "divisor": None}
+    return _pooled_volume(ctx, "avg_pool", x, sizes, **given)
+
+
+def _pooled_volume(
+    ctx: Context, op: str, x: Value, sizes: Mapping[str, Sequence[int]], **given: Any
+) -> Value | None:
+    """A pooling of a volume [N, C, T, H, W], whose windows are those of a frame in several."""
+    if ctx.rank(x) != 5:
+        return None
+    whole = {name: triple(size) for name, size in sizes.items()}
+    none = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
+    of_frame = {name: size[1:] for name, size in whole.items()}
+    of_frames = {name: (size[0], none[name]) for name, size in whole.items()}
+    y: Value | None = x
+    for apart, part in ((by_frames, of_frame), (along_frames, of_frames)):
+        if y is not None and any(size != (none[name],) * 2 for name, size in part.items()):
+            y = apart(ctx, y, partial(_pooled, ctx, op, sizes=part, **given))
+    return y
 
 
 def _pooled(

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gtco
-from experiments.models import autogtco, convolutional
+from experiments.models import autogtco, convolutional, volumes
 from experiments.models.transformers_zoo import randomize
 from gtco.ir.interpreter import interpret
 
@@ -25,6 +25,8 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "CvT-W24": (lambda: convolutional.cvt_module("w24"), 277_196_392),
     "SE-ResNet9": (convolutional.SEResNet9, 4_938_256),
     "ResNet-50": (convolutional.resnet50_module, 25_557_032),
+    "R3D-18": (lambda: volumes.ClipResNet(factored=False), 33_371_472),
+    "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 
 
