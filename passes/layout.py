@@ -172,10 +172,10 @@ def _kernel(edit: Editor, w: str, groups: int, channels: int) -> tuple[str, str]
     if depth == 1 and out == channels:
         weight = edit.constant(w)
         if weight is not None:
-            flat = weight.flatten(0, 1).permute(1, 2, 0).contiguous()
+            flat = weight.flatten(0, 1).movedim(0, -1).contiguous()
             return "depthwise_conv", edit.add_constant(f"{w}_nhwc", flat)
         turned = edit.add("reshape", w, shape=(out, *taps))
-        return "depthwise_conv", edit.add("permute", turned, dims=(1, 2, 0))
+        return "depthwise_conv", edit.add("permute", turned, dims=(*range(1, len(taps) + 1), 0))
     return "grouped_conv", _turned(edit, w, last)
 
 

@@ -359,6 +359,9 @@ GROUPED_CASES: dict[str, Callable[[], Group]] = {
     "groups_of_some_channels": lambda: convolution(
         (2, 5, 6, 96), 64, (2, 2), F16, before=(0, 0), channels=(32, 64), groups=4
     ),
+    "groups_3d": lambda: convolution(
+        (2, 4, 5, 6, 48), 24, (3, 2, 3), F16, stride=(2, 1, 1), residual=False, groups=3
+    ),
     "groups_tf32": lambda: tf32(convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=2)),
     "groups_fp32": lambda: convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=4),
 }

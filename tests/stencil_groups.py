@@ -16,14 +16,14 @@ F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 def depthwise(
-    image: tuple[int, int, int, int],
-    kernel: tuple[int, int],
+    image: tuple[int, ...],
+    kernel: tuple[int, ...],
     dtype: torch.dtype = F16,
     *,
-    stride: tuple[int, int] = (1, 1),
-    before: tuple[int, int] = (1, 1),
-    after: tuple[int, int] | None = None,
-    dilation: tuple[int, int] = (1, 1),
+    stride: tuple[int, ...] = (),
+    before: tuple[int, ...] = (),
+    after: tuple[int, ...] = (),
+    dilation: tuple[int, ...] = (),
     row_values: bool = False,
     stats: bool = False,
 ) -> Group:
@@ -35,18 +35,20 @@ def depthwise(
     b = GraphBuilder()
     x = b.input("x", TensorSpec(image, dtype))
     generator = torch.Generator().manual_seed(1)
-    w = torch.randn(*kernel, image[3], generator=generator) / (kernel[0] * kernel[1]) ** 0.5
-    y = b.add("depthwise_conv", x, b.constant("w", w.to(dtype)), stride=stride, before=before,
-              after=before if after is None else after, dilation=dilation)  # fmt: skip
-    bias = torch.randn(image[3], generator=generator).to(dtype)
+    channels, ones = image[-1], (1,) * len(kernel)
+    w = torch.randn(*kernel, channels, generator=generator) / math.prod(kernel) ** 0.5
+    before = before or ones
+    y = b.add("depthwise_conv", x, b.constant("w", w.to(dtype)), stride=stride or ones,
+              before=before, after=after or before, dilation=dilation or ones)  # fmt: skip
+    bias = torch.randn(channels, generator=generator).to(dtype)
     if stats:
         y = b.add("add", y, b.constant("bias", bias + 300))
         y = b.add("add", b.input("residual", b.specs[y]), y)
-        rows = b.add("reshape", y, shape=(b.specs[y].numel // image[3], image[3]))
+        rows = b.add("reshape", y, shape=(b.specs[y].numel // channels, channels))
         return Group("depthwise", b.build([y, b.add("row_stats", rows)]))
     y = b.add("silu", b.add("add", y, b.constant("bias", bias)))
     if row_values:
-        pixels = b.input("pixels", TensorSpec((*b.specs[y].sizes[:3], 1), dtype))
+        pixels = b.input("pixels", TensorSpec((*b.specs[y].sizes[:-1], 1), dtype))
         y = b.add("mul", y, b.add("sigmoid", pixels))
     return Group("depthwise", b.build([y]))
 
@@ -137,6 +139,18 @@ CASES: dict[str, Callable[[], Group]] = {
     ),
     "depthwise_odd": lambda: depthwise((3, 5, 5, 7), (3, 3), stride=(1, 3), before=(0, 2)),
     "depthwise_one": lambda: depthwise((1, 1, 1, 1), (3, 3)),
+    "depthwise_3x3x3": lambda: depthwise((2, 4, 9, 7, 40), (3, 3, 3)),
+    "depthwise_3d_uneven": lambda: depthwise(
+        (2, 5, 6, 9, 16),
+        (2, 3, 5),
+        BF16,
+        stride=(2, 1, 2),
+        before=(1, 2, 0),
+        after=(0, 1, 3),
+        dilation=(2, 1, 1),
+        row_values=True,
+    ),
+    "depthwise_3d_one": lambda: depthwise((1, 1, 1, 1, 1), (3, 3, 3)),
     "max_3x3": lambda: pool("max_pool", (2, 9, 8, 24), (3, 3), (2, 2), (1, 1)),
     "max_dilated": lambda: pool(
         "max_pool", (1, 9, 8, 5), (2, 3), (1, 2), (1, 1), BF16, dilation=(3, 2)
@@ -267,6 +281,7 @@ STATISTICS: dict[str, Callable[[], Group]] = {
     "stats_130": lambda: depthwise((1, 4, 5, 130), (3, 3), stats=True),
     "stats_128": lambda: depthwise((1, 3, 5, 128), (5, 5), F32, before=(2, 2), stats=True),
     "stats_232": lambda: depthwise((3, 3, 3, 232), (3, 3), stats=True),
+    "stats_3d": lambda: depthwise((2, 3, 5, 4, 72), (3, 3, 3), stats=True),
     "stats_2": lambda: depthwise((1, 7, 5, 2), (3, 3), stats=True),
     "stats_of_three": lambda: projections(0, (5, 4, 48), (1, 1, 1), BF16, stats=True),
     "stats_of_a_pooling": lambda: pooled_statistics((2, 5, 6, 88), F16),

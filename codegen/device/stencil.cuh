@@ -5,7 +5,9 @@
 // neighbouring vectors of a pixel; where the functor makes row statistics, as `ChunkPlace` says.
 //
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), STRIP, THREADS, and the window fields
-// of windows.cuh. Image has `at(image, y, x, channel)`. Tap says what a window is reduced to:
+// of windows.cuh; of volumes FRAMES too. Image has `at(image, y, x, channel)`, or that of volumes
+// `at(image, z, y, x, channel)`. Tap says what a window is reduced to, and `kh` counts the rows of
+// all its frames:
 //   CONSTANT                      whether nothing in the launch chain writes the weights
 //   start()                       of a sum or maximum
 //   outside()                     what a pixel beyond the image counts as
@@ -31,6 +33,14 @@ __device__ __forceinline__ Vec<float, V> unpack(const NoWeights&) {
   return {};
 }
 
+template <class C, class Image>
+__device__ __forceinline__ auto pixel_at(const Image& image, int n, int z, int y, int x, int col) {
+  if constexpr (is_volume<C>)
+    return image.at(n, z, y, x, col);
+  else
+    return image.at(n, y, x, col);
+}
+
 template <class C, class Image, class Tap, class Functor>
 __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, const Functor& functor,
                                         int block) {
@@ -45,19 +55,20 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   using Weights = decltype(tap.template weights<V>(0, 0, 0));
   constexpr int REGISTERS = 96;  // for each of the two
   constexpr int ROW_REGISTERS = ceil_div(SPAN * static_cast<int>(sizeof(Pixels)), 4);
-  constexpr int ROWS = max_of(1, min_of(C::KERNEL_H, REGISTERS / ROW_REGISTERS));  // in flight
-  constexpr int TAPS = C::KERNEL_H * C::KERNEL_W;
+  constexpr int TAP_ROWS = tap_rows_of<C>(), TAPS = TAP_ROWS * C::KERNEL_W;
+  constexpr int ROWS = max_of(1, min_of(TAP_ROWS, REGISTERS / ROW_REGISTERS));  // in flight
+  constexpr int LINES = window_rows_of<C>();                                    // of an image
   constexpr bool AHEAD = Tap::CONSTANT && TAPS * static_cast<int>(sizeof(Weights)) <= 4 * REGISTERS;
 
   const int item = block * C::THREADS + threadIdx.x;
   int col = item % VECTORS * V, strip = item / VECTORS;
   if constexpr (Functor::ROW_STATS) {
-    const ChunkPlace<C::COLUMNS, V> place(item, C::IMAGES * C::P * STRIPS);
+    const ChunkPlace<C::COLUMNS, V> place(item, C::IMAGES * LINES * STRIPS);
     col = place.col, strip = place.row;
   }
-  const int q0 = strip % STRIPS * C::STRIP, line = strip / STRIPS;  // P of each image
-  const bool on = line < C::IMAGES * C::P;
-  const int n = line / C::P, p = line % C::P;
+  const int q0 = strip % STRIPS * C::STRIP, line = strip / STRIPS;
+  const bool on = line < C::IMAGES * LINES;
+  const int n = line / LINES, p = line % C::P;
   const int y0 = SHARED ? p * C::HEIGHT / C::P : p * C::STRIDE_H - C::BEFORE_H;
   const int x0 = SHARED ? q0 * C::WIDTH / C::Q : q0 * C::STRIDE_W - C::BEFORE_W;
   const int bottom = SHARED ? ceil_div((p + 1) * C::HEIGHT, C::P) : C::HEIGHT;
@@ -75,14 +86,20 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   Pixels pixels[ROWS][SPAN];  // those between the taps of a dilated kernel are not loaded
   const Pixels outside = pack<Element>(map<V>([&](int) { return tap.outside(); }));
   const auto load_row = [&](int kh) {
-    const int y = y0 + kh * C::DILATION_H;
-    const bool inside = on && y >= 0 && y < bottom;
+    int y = y0 + kh * C::DILATION_H, z = 0;
+    bool inside = on;
+    if constexpr (is_volume<C>) {
+      y = y0 + kh % C::KERNEL_H * C::DILATION_H;
+      z = line / C::P % C::O * C::STRIDE_T - C::BEFORE_T + kh / C::KERNEL_H * C::DILATION_T;
+      inside = on && z >= 0 && z < C::FRAMES;
+    }
+    inside = inside && y >= 0 && y < bottom;
 #pragma unroll
     for (int i = 0; i < SPAN; ++i) {
       const int x = x0 + i;
       const bool there = inside && x >= 0 && x < right;
       // Not behind a condition: loads in branches of their own wait for each other.
-      const Pixels pixel = load_packed<V>(there ? image.at(n, y, x, col) : image.base);
+      const Pixels pixel = load_packed<V>(there ? pixel_at<C>(image, n, z, y, x, col) : image.base);
       pixels[kh % ROWS][i] = there ? pixel : outside;
     }
   };
@@ -92,7 +109,7 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
 #pragma unroll
   for (int kh = 0; kh < ROWS; ++kh) load_row(kh);
 #pragma unroll
-  for (int kh = 0; kh < C::KERNEL_H; ++kh) {
+  for (int kh = 0; kh < TAP_ROWS; ++kh) {
 #pragma unroll
     for (int kw = 0; kw < C::KERNEL_W; ++kw) {
       const auto weight = unpack<V>(AHEAD ? weights[AHEAD ? kh * C::KERNEL_W + kw : 0]
@@ -104,7 +121,7 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
         for (int i = 0; i < V; ++i) sums[s][i] = tap.add(sums[s][i], pixel[i], weight[i]);
       }
     }
-    if (kh + ROWS < C::KERNEL_H) load_row(kh + ROWS);
+    if (kh + ROWS < TAP_ROWS) load_row(kh + ROWS);
   }
 #pragma unroll
   for (int s = 0; s < C::STRIP; ++s) {

@@ -70,13 +70,22 @@ __device__ __forceinline__ Pixel pixel_of(int row, int k) {
   return at;
 }
 
-// Taps of a window.
+// Rows of taps of a window, of all its frames.
 template <class W>
-__device__ constexpr int taps_of() {
+__device__ constexpr int tap_rows_of() {
   if constexpr (is_volume<W>)
-    return W::KERNEL_T * W::KERNEL_H * W::KERNEL_W;
+    return W::KERNEL_T * W::KERNEL_H;
   else
-    return W::KERNEL_H * W::KERNEL_W;
+    return W::KERNEL_H;
+}
+
+// Rows of windows of an image, of all its frames.
+template <class W>
+__device__ constexpr int window_rows_of() {
+  if constexpr (is_volume<W>)
+    return W::O * W::P;
+  else
+    return W::P;
 }
 
 // In place of a window struct: rows as they lie in memory.
@@ -87,7 +96,7 @@ struct PlainRows {};
 template <class W, int ATOM_K, int ATOMS>
 __device__ constexpr int steps_of_k(int k) {
   if constexpr (is_windows<W>) {
-    constexpr int ALL = taps_of<W>() * ceil_div(W::CHANNELS, ATOM_K);
+    constexpr int ALL = tap_rows_of<W>() * W::KERNEL_W * ceil_div(W::CHANNELS, ATOM_K);
     static_assert(ALL % ATOMS == 0, "the last step would run into a tap that is not there");
     return ALL / ATOMS;
   } else {

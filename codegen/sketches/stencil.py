@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -45,7 +46,7 @@ class Windowed:
 
     @property
     def columns(self) -> int:
-        return self.image.layout.shape[3]
+        return self.image.layout.shape[-1]
 
     @property
     def stats(self) -> bool:
@@ -65,8 +66,8 @@ class Windowed:
         return self._strips(strip) * (chunks * STATS_CHUNK // vector + last)
 
     def _strips(self, strip: int) -> int:
-        lines = self.image.out[0] * self.image.layout.shape[0]
-        return -(-self.image.out[1] // strip) * lines
+        *lines, windows = self.image.out
+        return -(-windows // strip) * math.prod(lines) * self.image.layout.shape[0]
 
     @property
     def shared(self) -> bool:
@@ -75,7 +76,7 @@ class Windowed:
 
     def values(self, strip: int, vector: int) -> int:
         """Sums and pixels that a thread holds."""
-        span = (strip - 1) * self.image.stride[1] + self.image.kernel[1]
+        span = (strip - 1) * self.image.stride[-1] + self.image.kernel[-1]
         return (strip + span) * vector
 
 
@@ -211,19 +212,22 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
 
     def _structs(self, windowed: Windowed, schedule: Schedule, suffix: str) -> str:
         image, element = windowed.image, C_TYPES[self.dtype]
-        images, height, width, columns = image.layout.shape
+        images, *frames, height, width, columns = image.layout.shape
         strip, threads = schedule["strip"], schedule["threads"]
-        at = index(image.layout, ("n", "y", "x", "channel"))
+        places = ("n", *("z" for _ in frames), "y", "x", "channel")
+        at = index(image.layout, places)
+        pixel = ", ".join(f"int {place}" for place in places[:-1])
+        more = "".join(f"\n  static constexpr int FRAMES = {count};" for count in frames)
         return f"""struct Config{suffix} {{
   using Element = {element};
 {image.fields}
-  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
+  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};{more}
   static constexpr int COLUMNS = {columns}, STRIP = {strip}, THREADS = {threads};
 }};
 
 struct Image{suffix} {{
   const {element}* base;
-  __device__ __forceinline__ const {element}* at(int n, int y, int x,
+  __device__ __forceinline__ const {element}* at({pixel},
                                                              int channel) const {{
     return base + {at};
   }}
@@ -237,6 +241,8 @@ struct Image{suffix} {{
         if window is not None:
             return _pooled(window, _count(anchor, windowed.image) if window.mean else ""), ""
         weights, layout = resolve(self.group.graph, anchor.inputs[1])
+        *rows, width, columns = layout.shape
+        layout = layout.reshape((math.prod(rows), width, columns))
         parameter = region.parameter(weights, "in")
         dtype = self.group.graph.specs[weights].dtype
         constant = weights in self.group.graph.constants
@@ -286,7 +292,7 @@ def _count(node: Node, image: WindowOperand) -> str:
 
 
 def _products(element: str, layout: Layout, vector: int, constant: bool) -> str:
-    """Products with the weights [KH, KW, C] of each tap."""
+    """Products with the weights [rows of taps, KW, C] of each tap."""
     at = index(layout, ("kh", "kw", "channel"))
     load = f"return load_packed<V>(base + {at});"
     if layout.vector(vector, 2) < vector:

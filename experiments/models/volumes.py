@@ -5,6 +5,7 @@ Random weights, fp16, on the GPU if there is one.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 
 from experiments.models.transformers_zoo import Model, ready
 
-# -- ResNets of clips (Tran et al., "A Closer Look at Spatiotemporal Convolutions", CVPR 2018) -------
+# -- ResNets of clips (Tran et al., "A Closer Look at Spatiotemporal Convolutions", CVPR 2018) -----
 
 
 def _convolution(before: int, channels: int, stride: int, between: int) -> nn.Module:
@@ -84,7 +85,97 @@ def r2plus1d_18() -> Model:
     return ready(ClipResNet(factored=True), (1, 3, 16, 112, 112))
 
 
-# -- a U-Net of scans --------------------------------------------------------------------------------
+# -- X3D (Feichtenhofer, "Expanding Architectures for Efficient Video Recognition", CVPR 2020) ----
+
+
+class ExpandedBlock(nn.Module):
+    """1x1x1 to more channels, 3x3x3 of each channel by itself, a gate in every other block, 1x1x1
+    back, and a residual."""
+
+    def __init__(self, before: int, channels: int, inner: int, stride: int, gated: bool) -> None:
+        super().__init__()
+        self.expand = nn.Sequential(
+            nn.Conv3d(before, inner, 1, bias=False), nn.BatchNorm3d(inner), nn.ReLU()
+        )
+        step = (1, stride, stride)
+        self.mix = nn.Sequential(
+            nn.Conv3d(inner, inner, 3, step, 1, groups=inner, bias=False), nn.BatchNorm3d(inner)
+        )
+        # A sixteenth of the channels, in eights: down unless that is more than a tenth less.
+        eights = max(8, (inner + 64) // 128 * 8)
+        squeezed = eights + 8 if eights < 0.9 * inner / 16 else eights
+        self.gate = nn.Sequential()
+        if gated:
+            self.gate = nn.Sequential(
+                nn.AdaptiveAvgPool3d(1),
+                nn.Conv3d(inner, squeezed, 1),
+                nn.ReLU(),
+                nn.Conv3d(squeezed, inner, 1),
+                nn.Sigmoid(),
+            )
+        self.project = nn.Sequential(
+            nn.SiLU(), nn.Conv3d(inner, channels, 1, bias=False), nn.BatchNorm3d(channels)
+        )
+        self.shortcut = nn.Sequential()
+        if before != channels or stride != 1:
+            self.shortcut = nn.Sequential(nn.Conv3d(before, channels, 1, step, bias=False))
+            if before != channels:
+                self.shortcut.append(nn.BatchNorm3d(channels))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.mix(self.expand(x))
+        if len(self.gate):
+            y = y * self.gate(y)
+        return torch.relu(self.project(y) + self.shortcut(x))
+
+
+class X3D(nn.Module):
+    """A classifier of clips into 400 classes.
+
+    Args:
+        depths: blocks of each stage; those of X3D-S.
+    """
+
+    def __init__(self, depths: Sequence[int] = (3, 5, 11, 7), classes: int = 400) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv3d(3, 24, (1, 3, 3), (1, 2, 2), (0, 1, 1), bias=False),
+            nn.Conv3d(24, 24, (5, 1, 1), 1, (2, 0, 0), groups=24, bias=False),
+            nn.BatchNorm3d(24),
+            nn.ReLU(),
+        )
+        blocks: list[nn.Module] = []
+        before = 24
+        for stage, depth in enumerate(depths):
+            channels = 24 << stage
+            for at in range(depth):
+                stride = 1 if at else 2
+                blocks.append(
+                    ExpandedBlock(before, channels, channels * 9 // 4, stride, at % 2 == 0)
+                )
+                before = channels
+        self.blocks = nn.Sequential(*blocks)
+        inner = before * 9 // 4
+        self.head = nn.Sequential(
+            nn.Conv3d(before, inner, 1, bias=False),
+            nn.BatchNorm3d(inner),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool3d(1),
+            nn.Conv3d(inner, 2048, 1, bias=False),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(2048, classes),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.blocks(self.stem(x)))
+
+
+def x3d_s() -> Model:
+    return ready(X3D(), (1, 3, 13, 160, 160))
+
+
+# -- a U-Net of scans -----------------------------------------------------------------------------
 
 
 def _twice(before: int, channels: int, stride: int = 1) -> nn.Sequential:
@@ -113,7 +204,7 @@ class ScanUNet(nn.Module):
             _twice(before, width, 2 if before > 1 else 1)
             for before, width in zip((1, *widths), widths, strict=False)
         )
-        pairs = list(zip(widths, widths[1:], strict=False))[::-1]
+        pairs = list(itertools.pairwise(widths))[::-1]
         self.up = nn.ModuleList(nn.ConvTranspose3d(deep, wide, 2, 2) for wide, deep in pairs)
         self.joined = nn.ModuleList(_twice(2 * wide, wide) for wide, _ in pairs)
         self.head = nn.Conv3d(widths[0], classes, 1)

@@ -110,6 +110,10 @@ class Setting:
             raise NoGpu("it runs on a CUDA GPU alone")
 
 
+LAST_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
+"""Of weights of so many dimensions, with which torch's convolutions take their channels last."""
+
+
 @contextmanager
 def costs(found: dict[str, Cost], name: str) -> Iterator[None]:
     """Put what the block takes into `found`, unless it fails."""
@@ -139,7 +143,9 @@ def prepare(name: str, setting: Setting) -> Call:
     """
     if name.endswith(CHANNELS_LAST):
         model = copy.deepcopy(setting.eager)
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        for tensor in (*model.parameters(), *model.buffers()):
+            if tensor.dim() in LAST_FORMATS:
+                tensor.data = tensor.data.to(memory_format=LAST_FORMATS[tensor.dim()])
         setting = replace(setting, eager=model)
     call = MAKERS[name.removesuffix(CHANNELS_LAST)](setting)
     args, kwargs = setting.inputs

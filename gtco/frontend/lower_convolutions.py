@@ -59,16 +59,13 @@ def _of_a_volume(
     dilation: Sequence[int],
     groups: int,
 ) -> Value | None:
-    """A convolution of frames. Where its kernels lie one behind the other in depth, it is one of
-    stacked channels; one in groups must leave frames or pixels to themselves."""
+    """A convolution of frames. Where its kernels take no frame or pixel twice, it is one of stacked
+    channels."""
     (n, c, depth, height, width), (o, i, k, kh, kw) = ctx.shape(x), ctx.shape(w)
     if 0 in (c, o, k):
         return None
     one_behind_the_other = stride[0] == k and padding[0] == 0 and (dilation[0] == 1 or k == 1)
     if not one_behind_the_other or (k == 1 and (kh * kw == 1 or (kh, kw) != tuple(stride[1:]))):
-        apart = (k == 1 and padding[0] == 0) or (kh == kw == 1 and not any(padding[1:]))
-        if groups != 1 and not apart:
-            return None
         return ctx.add(
             "conv3d", x, w, b,
             stride=tuple(stride), padding=tuple(padding), dilation=tuple(dilation), groups=groups,

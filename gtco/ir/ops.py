@@ -191,7 +191,7 @@ def _window_flops(
         pixels = zip(inputs[0].sizes[1:3], attrs["out"], strict=True)
         kernel = tuple(references.adaptive_window(*each) for each in pixels)
     else:
-        kernel = attrs["kernel"] if "kernel" in attrs else inputs[1].sizes[:2]
+        kernel = attrs["kernel"] if "kernel" in attrs else inputs[1].sizes[:-1]
     return 2 * outputs[0].numel * math.prod(kernel)
 
 

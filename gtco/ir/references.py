@@ -227,10 +227,11 @@ def depthwise_conv(
     after: Sequence[int],
     dilation: Sequence[int],
 ) -> Tensor:
-    """Convolve each channel of x [N, H, W, C] by itself, by w [KH, KW, C]: [N, P, Q, C]."""
+    """Convolve each channel of x [N, H, W, C] by itself, by w [KH, KW, C]: [N, P, Q, C]; of a
+    volume by w [KT, KH, KW, C]."""
     given: dict[str, Any] = {"stride": stride, "before": before, "after": after}
     given["dilation"] = dilation
-    return conv(x, w.permute(2, 0, 1).unsqueeze(3), **given, groups=x.shape[3])
+    return conv(x, w.movedim(-1, 0).unsqueeze(-1), **given, groups=x.shape[-1])
 
 
 def max_pool(

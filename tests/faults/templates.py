@@ -29,6 +29,7 @@ def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
         *own,
         "attention_tiles.cuh",
         "pieces.cuh",
+        "windows.cuh",
         "softmax.cuh",
         "epilogue.cuh",
         "stats.cuh",

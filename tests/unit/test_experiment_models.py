@@ -26,6 +26,7 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "SE-ResNet9": (convolutional.SEResNet9, 4_938_256),
     "ResNet-50": (convolutional.resnet50_module, 25_557_032),
     "R3D-18": (lambda: volumes.ClipResNet(factored=False), 33_371_472),
+    "X3D-S": (volumes.X3D, 3_794_274),
     "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 

@@ -80,7 +80,6 @@ def test_kernels_one_behind_the_other_in_depth_read_an_image_of_stacked_channels
         nn.ConvTranspose2d(4, 6, 3, dilation=2),
         nn.ConvTranspose2d(4, 6, 3, groups=2),
         nn.ConvTranspose3d(4, 6, 3, groups=2),
-        nn.Conv3d(4, 6, 3, groups=2),
     ],
 )
 def test_what_has_no_phases_stays_torchs(model: nn.Module) -> None:

@@ -90,8 +90,18 @@ def test_kernels_compile_without_spills() -> None:
     assert not list(compile_for_all(lambda target: derive(group, "gemm", target).sketches[0], 2))
 
 
-def test_kernels_that_stay_compile_without_spills() -> None:
-    group = groups.convolution((1, 200, 334, 64), 64, (3, 3), F16)
+def test_kernels_of_volumes_compile_without_spills() -> None:
+    group = groups.convolution((1, 8, 28, 28, 128), 256, (3, 3, 3), F16)
+    assert not list(compile_for_all(lambda target: derive(group, "gemm", target).sketches[0], 2))
+    sketch = GemmWgmma(group, H100)
+    shared = next(each for each in sketch.defaults() if each["multicast"] > 1)
+    program = sketch.emit(shared)
+    assert not compile_uncached(program.code, program.name, program.arch).spill_bytes
+
+
+@pytest.mark.parametrize("image", [(1, 200, 334, 64), (1, 8, 100, 84, 64)])
+def test_kernels_that_stay_compile_without_spills(image: tuple[int, ...]) -> None:
+    group = groups.convolution(image, 64, (3,) * (len(image) - 2), F16)
     for program in sample(GemmPersistent(group, H100), 2):
         compiled = compile_uncached(program.code, program.name, program.arch)
         assert compiled.spill_bytes == 0, dict(program.schedule)
