@@ -90,9 +90,21 @@ def _affine(edit: Editor, value: str, shape: tuple[int, ...]) -> _Affine:
     right = _affine(edit, b, shape)
     if left.value != right.value:
         return alone
+    if _cancels(edit, node.op, left.factor, right.factor):
+        return alone
     shift = left.shift if right.shift is None else _moved(node.op, left.shift, right.shift)
     factor = (node.op, left.factor, right.factor)
     return _Affine(left.value, factor, shift, steps + right.steps)
+
+
+def _cancels(edit: Editor, op: str, *factors: Term | None) -> bool:
+    """Whether infinite elements times known factors, added or subtracted, are NaN somewhere: one
+    product by the sum of the factors would be infinite."""
+    if not {leaf for factor in factors for leaf in _leaves(factor)} <= edit.constants.keys():
+        return False
+    one = torch.ones(1, dtype=torch.float64)
+    a, b = (one if factor is None else _value(edit, factor) for factor in factors)
+    return bool((a * (b if op == "add" else -b) <= 0).any())
 
 
 def _moved(op: str, shift: Term | None, by: Term) -> Term:

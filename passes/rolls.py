@@ -34,9 +34,9 @@ def _norm(edit: Editor, node: Node) -> _RolledNorm | None:
             return None
         value = reshape.inputs[0]
     norm = edit.producer(value, "layer_norm")
-    if norm is None or not edit.read_once(value) or node.attrs["shifts"][-1] != 0:
+    if norm is None or not edit.read_once(value) or any(node.attrs["shifts"][-1:]):
         return None
-    if edit.shape(value)[-1] != edit.shape(node.inputs[0])[-1]:
+    if edit.shape(value)[-1:] != edit.shape(node.inputs[0])[-1:]:
         return None
     return _RolledNorm(node, norm)
 
@@ -89,7 +89,7 @@ def _sum_of_rolled(edit: Editor, match: _RolledAddend) -> str:
 def _of_rows(edit: Editor, node: Node) -> Node | None:
     """A norm or row statistics of rolled rows in another shape."""
     reshape = edit.producer(node.inputs[0], "reshape")
-    if reshape is None or edit.shape(reshape.inputs[0])[-1] != edit.shape(node.inputs[0])[-1]:
+    if reshape is None or edit.shape(reshape.inputs[0])[-1:] != edit.shape(node.inputs[0])[-1:]:
         return None
     rolled = edit.producer(reshape.inputs[0], "roll", "add")
     if rolled is not None and rolled.op == "add":

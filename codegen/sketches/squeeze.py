@@ -192,7 +192,8 @@ class Squeeze(Sketch):
 
     def _block_work(self, schedule: Schedule) -> BlockWork:
         """Loads of pixels wait for each other by turns, and so do those of weights that are not
-        staged; staged ones come while the launch ahead still runs."""
+        staged. Nobody else reads what a block stages, so L2 gives it at half the rate of what all
+        read (experiments/notes/14-shared_reads.md)."""
         slice_, results, threads = (
             self._slice(schedule),
             self._results(schedule),
@@ -201,6 +202,7 @@ class Squeeze(Sketch):
         places = self._places(schedule)
         filled = self.pixels * slice_ * self.itemsize
         turns = -(-self.pixels // (threads // self._lanes(schedule) * AT_ONCE))
+        filled += 2 * (places["BARRIER_AT"] - places["FIRST_AT"])
         if places["BARRIER_AT"] == places["FIRST_AT"]:
             first, second = self.weight_bytes
             filled += self.hidden * (slice_ * first + results * second)
