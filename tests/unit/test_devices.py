@@ -279,8 +279,8 @@ def test_a_plan_is_own_while_the_sketches_that_it_ran_with_are(
 def test_every_sketch_says_since_when_its_knobs_mean_the_same() -> None:
     for name, version in VERSIONS.items():
         assert 1 <= MEANINGS[name] <= version
-    for made in shipped_records():
-        assert standing(made, made.device) is Standing.OWN
+    for made in shipped_records():  # the times of some are of older code
+        assert standing(made, made.device) is not Standing.STALE
 
 
 def test_own_records_win_whatever_kin_took() -> None:
@@ -351,7 +351,8 @@ def test_env_says_how_much_is_known(
         database.add([record(A100, workload=KEY.replace("sm_90a", "sm_80"))])
         database.add([record(H200, sketch=LIBRARY, version=1, schedule={})])
     shipped = [made for made in shipped_records() if made.device == H200.name]
-    own, kin = 2 + len(shipped), len(shipped_records()) - len(shipped)
+    timed = sum(standing(made, H200.name) is Standing.OWN for made in shipped)
+    own, kin = 2 + timed, len(shipped_records()) - timed
     pretended(H200)
     (row,) = records_here()
     assert row == {
@@ -372,7 +373,9 @@ def test_env_says_how_much_is_known(
     )
     pretended(H100)
     (row,) = records_here()
-    assert (row["own"], row["kin"], row["kin_devices"]) == (kin, own, [H200.name])
+    timed = sum(standing(made, H100.name) is Standing.OWN for made in shipped_records())
+    every = len(shipped_records()) + 2
+    assert (row["own"], row["kin"], row["kin_devices"]) == (timed, every - timed, [H200.name])
 
 
 def test_a_search_begins_with_what_kin_knows() -> None:
