@@ -79,11 +79,7 @@ def _channels_last(edit: Editor, node: Node) -> str:
 
 def _linear(edit: Editor, image: str, w: str, *bias: str) -> str:
     """A convolution of one pixel as a linear; `w` is [out, channels, 1, ...]."""
-    out, channels = edit.shape(w)[:2]
-    matrix = edit.add("reshape", w, shape=(out, channels))
-    if (weight := edit.constant(w)) is not None:
-        matrix = edit.add_constant(f"{w}_matrix", weight.reshape(out, channels))
-    return edit.add("linear", image, matrix, *bias)
+    return edit.add("linear", image, _in_shape(edit, w, edit.shape(w)[:2]), *bias)
 
 
 def _volume_last(edit: Editor, node: Node) -> str:

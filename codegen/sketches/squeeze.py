@@ -202,8 +202,9 @@ class Squeeze(Sketch):
         places = self._places(schedule)
         filled = self.pixels * slice_ * self.itemsize
         turns = -(-self.pixels // (threads // self._lanes(schedule) * AT_ONCE))
-        filled += 2 * (places["BARRIER_AT"] - places["FIRST_AT"])
-        if places["BARRIER_AT"] == places["FIRST_AT"]:
+        staged = places["BARRIER_AT"] - places["FIRST_AT"]
+        filled += 2 * staged
+        if not staged:
             first, second = self.weight_bytes
             filled += self.hidden * (slice_ * first + results * second)
             for rows, k, vector in zip(

@@ -26,11 +26,11 @@ CORNERS = {2: range(-128, 128), 3: range(-16, 16)}
 (CUDA driver API, cuTensorMapEncodeIm2col)."""
 FARTHEST_TAP = {2: 255, 3: 31}
 """Likewise, pixels from a window's first tap to another (PTX manual, im2colOffsets)."""
+MOST_STRIDE = 8
+"""Likewise, of a step between two windows."""
 AXES = {2: ("H", "W"), 3: ("T", "H", "W")}
 WINDOWS = {2: ("P", "Q"), 3: ("O", "P", "Q")}
 """What the device library calls the dimensions of an image, and how many windows lie along them."""
-MOST_STRIDE = 8
-"""Likewise, of a step between two windows."""
 
 
 @dataclass(frozen=True)

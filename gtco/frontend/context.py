@@ -131,7 +131,13 @@ def all_dims(dims: Sequence[int] | int | None, rank: int) -> tuple[int, ...]:
     return tuple(dim % rank for dim in dims) if dims and rank else tuple(range(rank))
 
 
+def per_axis(values: Sequence[int] | int, axes: int) -> tuple[int, ...]:
+    """One number for each dimension, where ATen lets one stand for all."""
+    items = (values,) if isinstance(values, int) else tuple(values)
+    return items * axes if len(items) == 1 else items
+
+
 def pair(values: Sequence[int] | int) -> tuple[int, int]:
     """Height and width, where ATen lets one number stand for both."""
-    items = (values,) if isinstance(values, int) else tuple(values)
-    return (items[0], items[0]) if len(items) == 1 else (items[0], items[1])
+    items = per_axis(values, 2)
+    return items[0], items[1]

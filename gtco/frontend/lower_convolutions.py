@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch._ops import OpOverload
 
-from gtco.frontend.context import Context, Lowering, Value, pair, registrar
+from gtco.frontend.context import Context, Lowering, Value, pair, per_axis, registrar
 
 aten = torch.ops.aten
 
@@ -101,8 +101,8 @@ def _convolution(
     if transposed and ctx.rank(x) == rank and rank in (4, 5):
         axes = rank - 2
         return _transposed(
-            ctx, x, w, b, _each(stride, axes), _each(padding, axes),
-            dilation, _each(output_padding, axes), groups,
+            ctx, x, w, b, per_axis(stride, axes), per_axis(padding, axes),
+            dilation, per_axis(output_padding, axes), groups,
         )  # fmt: skip
     if rank == 3 and ctx.rank(x) == 3:  # an image of one row
         (n, c, length), (o, i, k) = ctx.shape(x), ctx.shape(w)
@@ -200,8 +200,3 @@ def _phases(weight: Tensor, stride: tuple[int, ...], taps: Sequence[int]) -> Ten
     phases = phases.flip([2 + 2 * axis for axis in range(axes)])
     steps, rest = (range(first, 2 + 2 * axes, 2) for first in (3, 2))
     return phases.permute(*steps, 1, 0, *rest).flatten(0, axes).contiguous()
-
-
-def _each(sizes: Sequence[int], axes: int) -> tuple[int, ...]:
-    """One number for each dimension, where ATen lets one stand for all."""
-    return (sizes[0],) * axes if len(sizes) == 1 else tuple(sizes)

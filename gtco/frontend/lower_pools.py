@@ -9,15 +9,15 @@ One of volumes pools each frame, and then the frames of each pixel.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
-from gtco.frontend.context import Context, Lowering, Value, pair, registrar
-from gtco.frontend.volumes import along_frames, by_frames, triple
+from gtco.frontend.context import Context, Lowering, Value, pair, per_axis, registrar
+from gtco.frontend.volumes import along_frames, by_frames
 from gtco.ir.ops import OPS
 from gtco.ir.references import adaptive_window
 
@@ -25,6 +25,8 @@ aten = torch.ops.aten
 
 POOLS: dict[OpOverload, Lowering] = {}
 _lowers = registrar(POOLS)
+Pooled = Callable[..., Value | None]
+"""(context, op, x, sizes, other attributes) to the pooling of x."""
 
 
 LARGEST_WINDOW = 64
@@ -108,75 +110,48 @@ def _uneven_pool(ctx: Context, op: str, x: Value, size: Sequence[int]) -> Value 
     return ctx.reshape(ctx.permute(y, (0, 3, 1, 2)), (*lead, channels, *size))
 
 
-@_lowers(aten.max_pool2d.default)
-def _max_pool(
-    ctx: Context,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Value | None:
-    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
-    return _pooled(ctx, "max_pool", x, sizes, ceil_mode=ceil_mode)
+def _max_pools(pooled: Pooled) -> Lowering:
+    def lowering(
+        ctx: Context,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> Value | None:
+        sizes = {"kernel": kernel, "stride": stride or kernel}
+        sizes |= {"padding": padding, "dilation": dilation}
+        return pooled(ctx, "max_pool", x, sizes, ceil_mode=ceil_mode)
+
+    return lowering
 
 
-@_lowers(aten.avg_pool2d.default)
-def _avg_pool(
-    ctx: Context,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_padding: bool = True,
-    divisor: int | None = None,
-) -> Value | None:
-    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
-    given = {"ceil_mode": ceil_mode, "count_padding": count_padding, "divisor": divisor}
-    return _pooled(ctx, "avg_pool", x, sizes, **given)
+def _avg_pools(pooled: Pooled) -> Lowering:
+    def lowering(
+        ctx: Context,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_padding: bool = True,
+        divisor: int | None = None,
+    ) -> Value | None:
+        sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
+        given = {"ceil_mode": ceil_mode, "count_padding": count_padding, "divisor": divisor}
+        return pooled(ctx, "avg_pool", x, sizes, **given)
 
-
-@_lowers(aten.max_pool3d.default)
-def _max_pool3d(
-    ctx: Context,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    dilation: Sequence[int] = (1,),
-    ceil_mode: bool = False,
-) -> Value | None:
-    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding, "dilation": dilation}
-    return _pooled_volume(ctx, "max_pool", x, sizes, ceil_mode=ceil_mode)
-
-
-@_lowers(aten.avg_pool3d.default)
-def _avg_pool3d(
-    ctx: Context,
-    x: Value,
-    kernel: Sequence[int],
-    stride: Sequence[int] = (),
-    padding: Sequence[int] = (0,),
-    ceil_mode: bool = False,
-    count_padding: bool = True,
-    divisor: int | None = None,
-) -> Value | None:
-    if divisor is not None:
-        return None
-    sizes = {"kernel": kernel, "stride": stride or kernel, "padding": padding}
-    given = {"ceil_mode": ceil_mode, "count_padding": count_padding, "divisor": None}
-    return _pooled_volume(ctx, "avg_pool", x, sizes, **given)
+    return lowering
 
 
 def _pooled_volume(
     ctx: Context, op: str, x: Value, sizes: Mapping[str, Sequence[int]], **given: Any
 ) -> Value | None:
     """A pooling of a volume [N, C, T, H, W], whose windows are those of a frame in several."""
-    if ctx.rank(x) != 5:
+    if ctx.rank(x) != 5 or given.get("divisor") is not None:
         return None
-    whole = {name: triple(size) for name, size in sizes.items()}
+    whole = {name: per_axis(size, 3) for name, size in sizes.items()}
     none = {"kernel": 1, "stride": 1, "padding": 0, "dilation": 1}
     of_frame = {name: size[1:] for name, size in whole.items()}
     of_frames = {name: (size[0], none[name]) for name, size in whole.items()}
@@ -253,3 +228,10 @@ def _reduced(ctx: Context, op: str, x: Value, divisor: int | None) -> Value:
         return ctx.add("amax", x, dims=(2, 3), keepdim=True)
     y, pixels = ctx.add("mean", x, dims=(2, 3), keepdim=True), math.prod(ctx.shape(x)[2:])
     return y if divisor in (None, pixels) else ctx.add("mul", y, other=pixels / divisor)
+
+
+_max_pool, _avg_pool = _max_pools(_pooled), _avg_pools(_pooled)
+_lowers(aten.max_pool2d.default)(_max_pool)
+_lowers(aten.avg_pool2d.default)(_avg_pool)
+_lowers(aten.max_pool3d.default)(_max_pools(_pooled_volume))
+_lowers(aten.avg_pool3d.default)(_avg_pools(_pooled_volume))

@@ -5,7 +5,7 @@ Each part is an operator of images, which have kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from gtco.frontend.context import Context, Value
 
@@ -27,9 +27,3 @@ def along_frames(ctx: Context, x: Value, each: OfImage) -> Value | None:
     n, channels, frames, height, width = ctx.shape(x)
     y = each(ctx.reshape(x, (n, channels, frames, height * width)))
     return None if y is None else ctx.reshape(y, (*ctx.shape(y)[:3], height, width))
-
-
-def triple(values: Sequence[int] | int) -> tuple[int, int, int]:
-    """Frames, height and width, where ATen lets one number stand for all."""
-    items = (values,) if isinstance(values, int) else tuple(values)
-    return (items[0],) * 3 if len(items) == 1 else (items[0], items[1], items[2])

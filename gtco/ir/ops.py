@@ -345,8 +345,10 @@ _ROWS: tuple[Op, ...] = (
     _anchor("sample_sum", references.sample_sum, _sample_sum_flops, family="stencil", samples=True),
     # Alone in their kernels, or ATen's.
     Op("topk", Pattern.OPAQUE, references.topk, flops=_one_per_input, family="topk"),
-    Op("conv2d", Pattern.OPAQUE, references.conv2d, flops=_conv_flops, of_images=True, **_PRODUCTS),
-    Op("conv3d", Pattern.OPAQUE, references.conv3d, flops=_conv_flops, of_images=True, **_PRODUCTS),
+    Op("conv2d", Pattern.OPAQUE, references.convolution, flops=_conv_flops, of_images=True,
+       **_PRODUCTS),
+    Op("conv3d", Pattern.OPAQUE, references.convolution, flops=_conv_flops, of_images=True,
+       **_PRODUCTS),
     Op("batch_norm", Pattern.OPAQUE, references.batch_norm),
     Op("aten", Pattern.OPAQUE, aten.call),
 )  # fmt: skip

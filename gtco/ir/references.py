@@ -130,7 +130,7 @@ def merge_stats(stats: Tensor, *, columns: int, eps: float) -> tuple[Tensor, Ten
     return mean, (m2 / columns + eps).rsqrt()
 
 
-def conv2d(
+def convolution(
     x: Tensor,
     w: Tensor,
     b: Tensor | None = None,
@@ -141,21 +141,9 @@ def conv2d(
     groups: int,
     products: str | None = None,
 ) -> Tensor:
-    return F.conv2d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
-
-
-def conv3d(
-    x: Tensor,
-    w: Tensor,
-    b: Tensor | None = None,
-    *,
-    stride: Sequence[int],
-    padding: Sequence[int],
-    dilation: Sequence[int],
-    groups: int,
-    products: str | None = None,
-) -> Tensor:
-    return F.conv3d(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
+    """Convolve x [N, C, H, W] or [N, C, T, H, W] by w, both with their channels ahead."""
+    convolve = F.conv2d if x.dim() == 4 else F.conv3d
+    return convolve(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
 
 
 def window(x: Tensor, before: Sequence[int], after: Sequence[int], value: float) -> Tensor:
@@ -213,8 +201,7 @@ def conv(
     if tuple(before) == tuple(after):
         padding, before, after = tuple(before), none, none
     image, kernel = window(x, before, after, 0.0), w.movedim(-1, 1)
-    convolve = F.conv2d if x.dim() == 4 else F.conv3d
-    y = convolve(image, kernel, None, tuple(stride), padding, tuple(dilation), groups)
+    y = convolution(image, kernel, stride=stride, padding=padding, dilation=dilation, groups=groups)
     return y.movedim(1, -1).contiguous()
 
 
