@@ -32,8 +32,9 @@ def test_a_vit_of_two_layers_is_right() -> None:
 
 @pytest.mark.compiler
 def test_what_no_sketch_takes_runs_in_aten() -> None:
-    model = torch.nn.Sequential(torch.nn.Conv3d(3, 8, 3), torch.nn.ReLU()).half().eval()
-    image = torch.randn(2, 3, 9, 9, 9).half()
+    transposed = torch.nn.ConvTranspose3d(4, 8, 3, groups=2)
+    model = torch.nn.Sequential(transposed, torch.nn.ReLU()).half().eval()
+    image = torch.randn(2, 4, 9, 9, 9).half()
     compiled = gtco.compile(model, (image,), target="host")
     assert compiled.launches[0].source == "fallback"
     torch.testing.assert_close(compiled(image), model(image), atol=2e-3, rtol=2e-3)
