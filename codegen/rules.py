@@ -12,6 +12,7 @@ from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
+from gtco.codegen.sketches.columnwise import Columnwise
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -39,6 +40,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Resize,
     GridSample,
     TopK,
+    Columnwise,
     Rowwise,
     Elementwise,
 )

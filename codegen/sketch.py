@@ -86,6 +86,9 @@ class BlockWork:
         copies: of 16 bytes that each thread asks for itself; 0 where that is not counted.
         copy_threads: that only copy, and do none of the arithmetic.
         scales: 1 if each step multiplies an operand by factors ahead of the products.
+        requests: of its warps' loads, each of bytes of one line of 128 that lie side by side; 0
+            where that is not counted.
+        meetings: how often its threads hand on what they have summed up, where that is often.
     """
 
     fill_bytes: int
@@ -104,6 +107,8 @@ class BlockWork:
     copies: int = 0
     copy_threads: int = 0
     scales: int = 0
+    requests: int = 0
+    meetings: int = 0
 
 
 class Sketch(ABC):
@@ -165,6 +170,10 @@ class Sketch(ABC):
     def block_work(self, program: KernelProgram) -> BlockWork | None:
         """What one block of `program` does; None if it only takes an even share of the bytes."""
         return None
+
+    def requests(self, program: KernelProgram) -> int:
+        """`BlockWork.requests` of a program that takes an even share of the bytes."""
+        return 0
 
     @cached_property
     def _knobs(self) -> dict[str, Knob]:

@@ -80,6 +80,8 @@ class TileLoads:
         neighbours: how many accesses have neighbouring columns next to each other in memory.
         strided: whether a load, or a store where no load is otherwise, has neighbours along rows,
             not columns, as many as come from memory together.
+        few: whether a load has but a few columns in one place, and those of the next rows beside.
+        reads: (layout, bytes of an element) of each load whose elements are read once.
     """
 
     def __init__(self, group: Group, space: Space, vector: int, *, reduces: bool) -> None:
@@ -91,6 +93,8 @@ class TileLoads:
         self.loads = 0
         self.neighbours = 0
         self.strided = False
+        self.few = False
+        self.reads: list[tuple[Layout, int]] = []
         self.lines: list[str] = []
         self._names: dict[str, str] = {}
         self._tiles: set[str] = set()
@@ -143,10 +147,20 @@ class TileLoads:
         if columns and columns[-1][1] == 1:
             self.neighbours += 1
             self.widest = min(self.widest, layout.vector(8), max(1, 16 // dtype.itemsize))
+            self.few |= not stored and self._rows_go_on(layout, dtype.itemsize)
         elif rows and rows[-1][1] == 1 and not is_uniform(columns):
             run, _ = rows[-1]
             waits = not stored or not self.neighbours
             self.strided = self.strided or (waits and run * dtype.itemsize >= SECTOR)
+
+    def _rows_go_on(self, layout: Layout, itemsize: int) -> bool:
+        """Whether the next row lies where few columns of this one end: those of one vector, fewer
+        than come from memory together, of columns that lie in many places."""
+        rows, columns = layout.dims
+        run, _ = columns[-1]
+        if len(columns) == 1 or run > self.widest or not rows or rows[-1][1] != run:
+            return False
+        return run * itemsize < SECTOR <= rows[-1][0] * run * itemsize
 
     def _row_load(self, value: str, like: Sequence[int]) -> str:
         base, _, layout = self._external(value, like)
@@ -163,6 +177,8 @@ class TileLoads:
         else:
             self._tiles.add(name)
             self.loads += 1
+            if all(stride for axis in layout.dims for _, stride in axis):
+                self.reads.append((layout, self.graph.specs[base].dtype.itemsize))
             text = self._vector(parameter, layout)
             self.lines.append(f"const auto {name} = tile.vectors({AT} {{ return {text}; }});")
         return name

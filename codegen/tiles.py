@@ -38,14 +38,17 @@ class TileEmitter(TileLoads):
         graph = group.graph
         for name in (*graph.inputs, *graph.constants, *graph.outputs):
             check(0 < graph.specs[name].numel <= MAX_ELEMENTS, f"%{name} is empty or too large")
-        for node in nodes:
-            self._write(node)
-        for output in graph.outputs:
-            self._store(output)
+        self._write_all(nodes)
         while space.columns % self.widest:
             self.widest //= 2
 
     # -- nodes ----------------------------------------------------------------------------------
+
+    def _write_all(self, nodes: Sequence[Node]) -> None:
+        for node in nodes:
+            self._write(node)
+        for output in self.graph.outputs:
+            self._store(output)
 
     def _write(self, node: Node) -> None:
         if node.definition.gathers:
@@ -146,14 +149,21 @@ class TileEmitter(TileLoads):
 
     def _group_stats(self, node: Node) -> None:
         check(self.reduces, f"{node.op} has no place in a pointwise kernel")
+        name = self._stored_as(node)
+        out = self.region.parameter(node.values[0], "out")
+        self.lines.append(f"tile.store_moments({out}, {name});")
+
+    def _stored_as(self, node: Node) -> str:
+        """The tile that `node` has the statistics of, as it is stored; those of `node` are stored
+        by themselves."""
         made = self._inner(node.inputs[0]) is not None
         name, dtype = self._whole(node)
         (value,) = node.values
         check(value in self.graph.outputs, f"%{node.name} is not stored as it is")
-        if made:  # statistics are of what is stored
-            name = f"map<N>([&](int i) {{ return round_to<{c_type(dtype)}>({name}[i]); }})"
-        self._names[value] = ""  # stored here
-        self.lines.append(f"tile.store_moments({self.region.parameter(value, 'out')}, {name});")
+        self._names[value] = ""
+        if made:
+            return f"map<N>([&](int i) {{ return round_to<{c_type(dtype)}>({name}[i]); }})"
+        return name
 
     def _normalize_groups(self, node: Node) -> None:
         """The block merges the statistics of its images first, in shared memory."""

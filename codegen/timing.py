@@ -3,7 +3,7 @@
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
     begun    = waves but the first * latency, where one block fits a multiprocessor at a time
     loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile
-    fill     = max(what L2 gives, what shared memory takes and gives)
+    fill     = max(what L2 gives, what shared memory takes and gives, requests of loads)
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
 
@@ -13,6 +13,8 @@ experiments.studies.fill_rate and experiments/notes/01-gemm_wgmma.md, 04-draft_m
 """
 
 from __future__ import annotations
+
+import math
 
 from gtco.codegen.sketch import BlockWork
 from gtco.target import PORTABLE_CLUSTER, Target
@@ -27,6 +29,8 @@ TANH_FLOPS = 12
 """FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
 BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
+LINE = 128
+"""Bytes that one request of a warp's load brings at most."""
 
 
 def fp32_per_us(threads: int, target: Target) -> float:
@@ -57,6 +61,13 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
 def most_registers(threads: int) -> int:
     """Of a thread, where `threads` share a multiprocessor: each warp lies in one of four parts."""
     return 65536 // (-(-threads // 128) * 128)
+
+
+def requests(pieces: int, nbytes: int, grain: int = LINE) -> float:
+    """What a load asks for: lines that `pieces` of so many bytes touch, which start at multiples of
+    `grain` bytes."""
+    grain = math.gcd(grain, nbytes, LINE)
+    return pieces * (1 + (nbytes - grain) / LINE)
 
 
 def operand_bytes(sketch: str, block: BlockWork) -> float:
@@ -108,6 +119,7 @@ def chain_us(
         together * block.fill_bytes / (c.fill * l2_per_us / target.sm_count),
         together * (block.fill_bytes + operand_bytes) / c.shared_bytes_per_us,
         block.copies * c.copy_us,
+        together * block.requests * c.request_us,
     )
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
     steps, stages = max(1, block.steps), max(1, block.stages - block.depth)
@@ -121,6 +133,7 @@ def chain_us(
     )
     results = block.tile_p * block.tile_q
     epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)
+    epilogue_us += block.meetings * c.turn_us
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
     peer_bytes_per_us = c.crowded_peer_bytes_per_us if crowded else c.peer_bytes_per_us
     epilogue_us += exchanged / peer_bytes_per_us

@@ -112,7 +112,9 @@ def work_of(candidate: Candidate) -> Work:
     x, y, z = program.grid
     across, down, deep = program.cluster
     blocks = x * y * z
-    block = sketch.block_work(program) or _even_share(group, blocks, program.block)
+    block = sketch.block_work(program) or _even_share(
+        group, blocks, program.block, sketch.requests(program)
+    )
     return Work(
         sketch.name,
         dict(program.schedule),
@@ -125,12 +127,13 @@ def work_of(candidate: Candidate) -> Work:
     )
 
 
-def _even_share(group: GroupWork, blocks: int, threads: int) -> BlockWork:
+def _even_share(group: GroupWork, blocks: int, threads: int, requests: int) -> BlockWork:
     """A kernel without a main loop: every byte is read once, by one block."""
     fill_bytes = -(-(group.read_bytes + group.weight_bytes) // blocks)
     written = -(-group.written_bytes // (blocks * (4 >> group.half)))
     live = 24 + -(-fill_bytes // (4 * threads))
-    return BlockWork(fill_bytes, fill_bytes, 1, 1, 0, 1, written, 1, min(255, live))
+    registers = min(255, live)
+    return BlockWork(fill_bytes, fill_bytes, 1, 1, 0, 1, written, 1, registers, requests=requests)
 
 
 def group_work(group: Group) -> GroupWork:

@@ -34,6 +34,7 @@ from gtco.runtime.run import run_group
 from gtco.target import Target, target_of_capability
 from tests import (
     attention_groups,
+    column_groups,
     groups,
     models,
     projection_groups,
@@ -143,6 +144,7 @@ CASES: dict[str, Case] = {
     "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),
     "softmax": Case(lambda: tile_groups.softmax(3, 1000, dtype=BF16), _ANY),
     "columns": Case(lambda: tile_groups.standardize(37, 24, dims=(0,), dtype=F16), _ANY),
+    "pixels": Case(column_groups.COLUMNWISE["stored_sum_of_groups"], {}),
     "statistics": Case(lambda: tile_groups.class_token(9, 200, stats=True), _ANY),
     "merged": Case(lambda: tile_groups.merge_stats(9, 200), _ANY),
     "gelu": Case(lambda: tile_groups.gelu_bias(5, 7), _ANY),

@@ -25,7 +25,10 @@ class Constants:
         latency_us: from asking for a step's bytes to the first of them: what the stages in flight
             have to hide.
         copy_us: from a thread's cp.async of 16 bytes to its next.
-        turn_us: a consumer's turn from one stage of the ring to the next, waiting for the products.
+        request_us: from a multiprocessor's request for a line, or for a part of it, to its next,
+            where loads of its warps bring registers what lies in many places.
+        turn_us: a consumer's turn from one stage of the ring to the next, waiting for the products;
+            threads that meet at a barrier and go on take as long.
         deep_turn_us: the same where the next stage's products are issued before the last one's are
             awaited.
         scale_us: more of it where an operand is scaled ahead of the products.
@@ -68,6 +71,7 @@ class Constants:
     shared_bytes_per_us: float
     latency_us: float
     copy_us: float
+    request_us: float
     turn_us: float
     deep_turn_us: float
     scale_us: float
@@ -94,13 +98,15 @@ class Constants:
 
 
 H100 = Constants(
-    version=2,
+    version=3,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s
     shared_bytes_per_us=225_000,
     latency_us=0.7,
     copy_us=0.03,  # of attention: 9 in 0.28 us
+    # 2 bytes of a pixel each: 298, 74 and 18.6 us of 254k, 64k and 16k; 22.5 and 6.9 of 21k and 5k.
+    request_us=0.0011,
     turn_us=0.05,
     deep_turn_us=0.03,
     scale_us=0.16,  # of gemm_mma: 0.15 to 0.18 in the GEMMs of ConvNeXt V2 and EfficientNet

@@ -15,11 +15,12 @@ from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
+from gtco.passes.channels import pad_channels
 from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.factors import join_factors
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.horizontal import join_siblings
-from gtco.passes.layout import channels_last
+from gtco.passes.layout import channels_last, pack_few_channels
 from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
@@ -48,6 +49,8 @@ PIPELINE: tuple[Pass, ...] = (
     fold_constants,
     fold_convolutions,
     channels_last,
+    pad_channels,
+    pack_few_channels,  # behind pad_channels: what a product makes is padded without a copy
     pad_patches,
     fuse_attention,
     fuse_normalization,

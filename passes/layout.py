@@ -386,5 +386,10 @@ def channels_last(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
     if not any(node.definition.of_images for node in graph.nodes):
         return graph
-    graph = rewrite(graph, _CONVOLUTIONS, log)
-    return merge_duplicates(rewrite(rewrite(graph, _MOVES, log), _STEMS, log), log)
+    return merge_duplicates(rewrite(rewrite(graph, _CONVOLUTIONS, log), _MOVES, log), log)
+
+
+def pack_few_channels(graph: Graph, log: Log | None = None) -> Graph:
+    """A convolution of an image of few channels becomes one of its blocks, whose pixels are copied
+    in multiples of 16 bytes."""
+    return merge_duplicates(rewrite(graph, _STEMS, log), log)

@@ -1,58 +1,131 @@
-"""A reduction of all pixels of few channels becomes one of each row of pixels and one of those.
+"""A reduction of all pixels of few channels becomes one of each of some parts and one of those.
 
     %y[n, 1, 1, c] = mean(%x[n, h, w, c], dims=[1, 2])
-      ->  %y = mean(mean(cast(%x, f32), dims=[2]), dims=[1])
+      ->  %p = reshape(cast(%x, f32), shape=[n, parts, h * w / parts, c])
+          %y = mean(mean(%p, dims=[2]), dims=[1])
 
 A kernel gives each channel of an image to one block, of which few channels make too few; the first
-of two has a block for each row besides. What lies between is fp32, as the sums in one kernel are.
+of two has one for each part besides. What lies between is fp32, as the sums in one kernel are.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
+from gtco.ir.views import Layout, NotAView, apply_view, through_views
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
-LEAST_PIXELS = 2048
-"""A block reads fewer in about the time that a second kernel takes."""
-MOST_RESULTS = 1024
-"""More make enough blocks."""
+SPARED = 1800
+"""Pixels that a block reads in the time that a second kernel takes: it has to spare more."""
+BLOCKS = 128
+"""As many have about one multiprocessor each."""
+LEAST_BLOCKS, MOST_BLOCKS = 96, 1024
+"""Of as many, a cut between two dimensions is preferred: what is computed ahead of it, such as a
+concat, may then be in the first kernel."""
+CHANNELS = 16
+"""Of a pixel, a block reads as many at least: 32 bytes of halves come from memory together."""
 
 
-def _match(edit: Editor, node: Node) -> Node | None:
+def blocks_of(images: int, channels: int) -> int:
+    """Blocks that read so many images, each all pixels of one."""
+    return images * max(1, channels // CHANNELS)
+
+
+def parts_that_fill(images: int, pixels: int, channels: int) -> Iterator[int]:
+    """Into how many parts of equally many pixels images may be cut so that there is a block for
+    each multiprocessor, the fewest first: 1 where there are enough blocks.
+
+    Args:
+        images: how many there are.
+        pixels: of an image.
+        channels: of a pixel.
+    """
+    least = -(-BLOCKS // blocks_of(images, channels))
+    return (n for n in range(least, pixels + 1) if pixels % n == 0)
+
+
+@dataclass(frozen=True)
+class _Long:
+    """A reduction of neighbouring dimensions.
+
+    Args:
+        shape: of its operand, with those dimensions as parts and the pixels of one.
+        first: of these two.
+    """
+
+    node: Node
+    shape: tuple[int, ...]
+    first: int
+
+
+def _match(edit: Editor, node: Node) -> _Long | None:
     x = node.inputs[0]
-    rank = edit.specs[x].rank
-    shape = edit.shape(x)
+    shape, rank = edit.shape(x), edit.specs[x].rank
     dims = sorted(dim % rank for dim in node.attrs.get("dims", ()))
-    if len(dims) != 2 or dims[1] != dims[0] + 1 or dims[1] == rank - 1:
+    in_order = bool(dims) and dims == list(range(dims[0], dims[-1] + 1))
+    if not in_order or dims[-1] == rank - 1 or edit.dtype(x) not in FLOATS:
         return None
-    few = node.outputs[0].numel <= MOST_RESULTS
-    many = math.prod(shape[dim] for dim in dims) >= LEAST_PIXELS
-    two = all(shape[dim] > 1 for dim in dims)
-    return node if few and many and two and edit.dtype(x) in FLOATS else None
+    ahead, behind = shape[: dims[0]], shape[dims[-1] + 1 :]
+    images, pixels, channels = map(math.prod, (ahead, shape[dims[0] : dims[-1] + 1], behind))
+    blocks = blocks_of(images, channels)
+    if not (channels and 0 < blocks < BLOCKS):
+        return None
+    between = itertools.accumulate((shape[dim] for dim in dims[:-1]), operator.mul)
+    whole = [n for n in between if LEAST_BLOCKS <= n * blocks <= MOST_BLOCKS]
+    for parts in itertools.chain(whole, parts_that_fill(images, pixels, channels)):
+        cut = (*ahead, parts, pixels // parts, *behind)
+        read = max(pixels // parts, pixels * blocks // BLOCKS) + parts  # by one of each kernel
+        if pixels - read > SPARED and _is_view(edit, x, cut):
+            return _Long(node, cut, dims[0])
+    return None
 
 
-def _replace(edit: Editor, node: Node) -> str:
-    value, kept = node.inputs[0], edit.dtype(node.inputs[0])
-    first, second = sorted(dim % edit.specs[value].rank for dim in node.attrs["dims"])
+def layout_of(edit: Editor, value: str) -> Layout:
+    """Where the elements of `value` lie in what is stored of it.
+
+    Raises:
+        NotAView: strides cannot express it.
+    """
+    base, chain = through_views(edit.producer, value)
+    return functools.reduce(apply_view, chain, Layout.contiguous(edit.shape(base)))
+
+
+def _is_view(edit: Editor, value: str, shape: tuple[int, ...]) -> bool:
+    """Whether `value` under another shape is where it is stored."""
+    try:
+        layout_of(edit, value).reshape(shape)
+    except NotAView:
+        return False
+    return True
+
+
+def _replace(edit: Editor, match: _Long) -> str:
+    node, value = match.node, match.node.inputs[0]
+    kept = edit.dtype(value)
     if kept != torch.float32:
         value = edit.add("cast", value, dtype=torch.float32)
-    value = edit.add(node.op, value, dims=(second,), keepdim=True)
-    value = edit.add(node.op, value, dims=(first,), keepdim=True)
+    if edit.shape(value) != match.shape:
+        value = edit.add("reshape", value, shape=match.shape)
+    value = edit.add(node.op, value, dims=(match.first + 1,), keepdim=True)
+    value = edit.add(node.op, value, dims=(match.first,), keepdim=True)
     if kept != torch.float32:
         value = edit.add("cast", value, dtype=kept)
-    if not node.attrs["keepdim"]:
-        value = edit.add("reshape", value, shape=node.outputs[0].sizes)
-    return value
+    same = edit.shape(value) == node.outputs[0].sizes
+    return value if same else edit.add("reshape", value, shape=node.outputs[0].sizes)
 
 
 RULES: tuple[Rule[Any], ...] = (
-    Rule("mean(x, (h, w)) -> mean(mean(x, w), h)", ("mean", "sum", "amax"),
+    Rule("mean(x, pixels) -> mean(mean(x, each part), parts)", ("mean", "sum", "amax"),
          _match, _replace, never_refused),
 )  # fmt: skip
 

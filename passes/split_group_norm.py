@@ -15,17 +15,20 @@ import math
 from typing import Any
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.views import NotAView
 from gtco.passes.legality import MAX_COLUMNS
+from gtco.passes.long_reductions import layout_of, parts_that_fill
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 PART = 4096
 """Elements of a group that a block reads at once."""
-PARTS = ((PART, 1024), (MAX_COLUMNS, 4096), (PART, 16384))
-"""Most elements of a group in one part and most statistics that a block merges, in the order of
-preference: the more of these, the more the second kernel reads."""
+MOST_STATS = 16384
+"""Statistics that a block of the second kernel merges: the more, the more it reads."""
+PARTS = ((PART, 1024), (MAX_COLUMNS, 4096), (PART, MOST_STATS))
+"""Most elements of a group in one part and most statistics, in the order of preference."""
 NARROW_BYTES = 16
-"""Groups of fewer bytes a pixel are read in parts: a block that holds one reads past most of
-what memory gives it."""
+"""Groups of fewer bytes a pixel are read several at once: a block that has one reads past most of
+what memory gives it. There are as many parts as fill the chip then."""
 
 
 def _match(edit: Editor, node: Node) -> tuple[Node, int] | None:
@@ -35,12 +38,25 @@ def _match(edit: Editor, node: Node) -> tuple[Node, int] | None:
     narrow = depth * node.outputs[0].dtype.itemsize < NARROW_BYTES
     if depth * pixels <= (PART if narrow else MAX_COLUMNS):
         return None
+    if narrow and _has_channels_last(edit, node.inputs[0]):
+        filling = next(parts_that_fill(sizes[0], pixels, sizes[-1]), pixels)
+        if filling * groups <= MOST_STATS:
+            return node, filling
     chunks = [n for n in range(2, pixels + 1) if pixels % n == 0]
     for part, most in PARTS:
         for n in chunks:
             if pixels // n * depth <= part and n * groups <= most:
                 return node, n
     return None
+
+
+def _has_channels_last(edit: Editor, value: str) -> bool:
+    """Whether the channels of a pixel lie side by side in memory."""
+    try:
+        channels = layout_of(edit, value).dims[-1]
+    except NotAView:
+        return False
+    return bool(channels) and channels[-1][1] == 1
 
 
 def _split(edit: Editor, match: tuple[Node, int]) -> str:

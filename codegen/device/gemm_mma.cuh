@@ -2,7 +2,9 @@
 //
 // An operand is a struct with a constexpr VECTOR (elements a copy may take), K_MAJOR (whether the
 // vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`;
-// the `at` of a window struct (windows.cuh) also says what lies outside of the image.
+// the `at` of a window struct (windows.cuh) also says what lies outside of the image. Where places
+// take more than a product each, it says that row and k are APART: an element lies at
+// `row_place(batch, row) + k_place(k)`, or where a window's first pixel and the tap say.
 // Tiles lie in shared memory in 16-byte chunks, XOR-swizzled so that ldmatrix meets no bank twice.
 #pragma once
 
@@ -63,6 +65,86 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
     }
   }
 }
+
+template <class T, class = void>
+struct IsApart : Constant<bool, false> {};
+template <class T>
+struct IsApart<T, decltype(static_cast<void>(T::APART))> : Constant<bool, T::APART> {};
+
+// The copies of a thread in tiles (ROWS, BLOCK_K) of one operand. Their k is the same in all of a
+// tile, and their rows in all tiles: what rows have in a place is computed ahead of the first, and
+// what k has once a tile.
+template <class Element, int ROWS, int BLOCK_K, int K, int THREADS, class Operand>
+class TileCopies {
+  static constexpr int V = Operand::VECTOR, CHUNKS = BLOCK_K / V;
+  static constexpr int COPIES = ceil_div(ROWS * CHUNKS, THREADS);
+  static constexpr bool WINDOWS = is_windows<Operand>;
+
+  static constexpr bool fits() {
+    if constexpr (WINDOWS)
+      if (TapBits<Operand>::COUNT > 32) return false;
+    const bool even = THREADS % CHUNKS == 0 && ROWS * CHUNKS % THREADS == 0;
+    return Operand::K_MAJOR && V * sizeof(Element) >= 4 && even && COPIES <= 8;
+  }
+  static constexpr bool APART = IsApart<Operand>::value && fits();
+
+ public:
+  __device__ __forceinline__ TileCopies(const Operand& operand, int batch, int row0, int row_count,
+                                        int thread)
+      : operand_(operand), batch_(batch), row0_(row0), row_count_(row_count), thread_(thread) {
+    if constexpr (APART) {
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) {
+        const int row = row0 + row_of(i);
+        if constexpr (WINDOWS) {
+          Pixel first = first_pixel<Operand>(row);
+          first.channel = batch * Operand::CHANNELS;
+          places_[i] = Operand::place(first);
+          inside_[i] = row < row_count ? TapBits<Operand>::of_window(row) : 0;
+        } else {
+          places_[i] = Operand::row_place(batch, row);
+          inside_[i] = row < row_count;
+        }
+      }
+    }
+  }
+
+  // Starts the copy of the tile at k0.
+  __device__ __forceinline__ void start(Element* tile, int k0) const {
+    if constexpr (APART) {
+      const int in_tile = thread_ % CHUNKS * V, k = k0 + in_tile;
+      u32 needed = 1;
+      int k_place;
+      if constexpr (WINDOWS) {
+        k_place = Operand::place(tap_of<Operand>(k)) - Operand::place(Pixel{});
+        needed = TapBits<Operand>::of_tap(min_of(k, K - 1));
+      } else {
+        k_place = Operand::k_place(k);
+      }
+#pragma unroll
+      for (int i = 0; i < COPIES; ++i) {
+        const bool valid = k < K && (inside_[i] & needed) == needed;
+        const Element* from = operand_.base + (valid ? places_[i] + k_place : 0);
+        Element* to =
+            tile + tile_offset<true, ROWS, BLOCK_K, 16 / sizeof(Element)>(row_of(i), in_tile);
+        ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to), from, valid);
+      }
+    } else {
+      copy_tile<Element, ROWS, BLOCK_K, K, THREADS>(tile, operand_, batch_, row0_, k0, row_count_,
+                                                    thread_);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ int row_of(int copy) const {
+    return thread_ / CHUNKS + copy * (THREADS / CHUNKS);
+  }
+
+  const Operand& operand_;
+  const int batch_, row0_, row_count_, thread_;
+  int places_[APART ? COPIES : 1];
+  u32 inside_[APART ? COPIES : 1];
+};
 
 // Leaves a fragment as it is.
 struct Unscaled {
@@ -164,10 +246,13 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   const int first_column = IsGrouped<C>::value ? batch * C::N : 0;
 
   Element* scale_ring = b_ring + C::STAGES * B_TILE;  // (STAGES, SCALE_ROWS, BLOCK_K)
+  const TileCopies<Element, C::BLOCK_M, C::BLOCK_K, C::K, THREADS, A> a_copies(a, batch, m0, C::M,
+                                                                               thread);
+  const TileCopies<Element, C::BLOCK_N, C::BLOCK_K, C::K, THREADS, B> b_copies(b, batch, n0, C::N,
+                                                                               thread);
   const auto copy_a = [&](int step) {
     if (step < STEPS) {
-      copy_tile<Element, C::BLOCK_M, C::BLOCK_K, C::K, THREADS>(
-          a_ring + step % C::STAGES * A_TILE, a, batch, m0, step * C::BLOCK_K, C::M, thread);
+      a_copies.start(a_ring + step % C::STAGES * A_TILE, step * C::BLOCK_K);
       if constexpr (SCALES)
         copy_tile<Element, C::SCALE_ROWS, C::BLOCK_K, C::K, THREADS>(
             scale_ring + step % C::STAGES * C::SCALE_ROWS * C::BLOCK_K, scale, 0,
@@ -175,9 +260,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
     }
   };
   const auto copy_b = [&](int step) {
-    if (step < STEPS)
-      copy_tile<Element, C::BLOCK_N, C::BLOCK_K, C::K, THREADS>(
-          b_ring + step % C::STAGES * B_TILE, b, batch, n0, step * C::BLOCK_K, C::N, thread);
+    if (step < STEPS) b_copies.start(b_ring + step % C::STAGES * B_TILE, step * C::BLOCK_K);
   };
 
   ptx::griddepcontrol_launch_dependents();

@@ -4,7 +4,8 @@
 // A window struct has the constants P, Q (windows of an image, along height and width), KERNEL_H,
 // KERNEL_W, STRIDE_H, STRIDE_W, BEFORE_H, BEFORE_W (zeros around the image), DILATION_H, DILATION_W
 // and CHANNELS. That of volumes has O, KERNEL_T, STRIDE_T, BEFORE_T and DILATION_T too, along the
-// frames, which come ahead of height and width everywhere.
+// frames, which come ahead of height and width everywhere. Where copies of 16 bytes and less gather
+// it, it also has the image's SIZE_H, SIZE_W (SIZE_T) and `place`, where a pixel's channel lies.
 #pragma once
 
 #include "ptx.cuh"
@@ -55,20 +56,80 @@ __device__ __forceinline__ Pixel first_pixel(int row) {
   return first;
 }
 
+// How far tap k / CHANNELS of a window lies from its first, and which channel k is of.
+template <class W>
+__device__ __forceinline__ Pixel tap_of(int k) {
+  int tap = k / W::CHANNELS;
+  Pixel at{0, 0, 0, k % W::CHANNELS};
+  if constexpr (is_volume<W>) {
+    at.z = tap / (W::KERNEL_H * W::KERNEL_W) * W::DILATION_T;
+    tap %= W::KERNEL_H * W::KERNEL_W;
+  }
+  at.y = tap / W::KERNEL_W * W::DILATION_H;
+  at.x = tap % W::KERNEL_W * W::DILATION_W;
+  return at;
+}
+
 // Element k of the window at `row`.
 template <class W>
 __device__ __forceinline__ Pixel pixel_of(int row, int k) {
-  Pixel at = first_pixel<W>(row);
-  int tap = k / W::CHANNELS;
-  if constexpr (is_volume<W>) {
-    at.z += tap / (W::KERNEL_H * W::KERNEL_W) * W::DILATION_T;
-    tap %= W::KERNEL_H * W::KERNEL_W;
-  }
-  at.y += tap / W::KERNEL_W * W::DILATION_H;
-  at.x += tap % W::KERNEL_W * W::DILATION_W;
-  at.channel = k % W::CHANNELS;
-  return at;
+  const Pixel first = first_pixel<W>(row), tap = tap_of<W>(k);
+  return {first.image, first.y + tap.y, first.x + tap.x, tap.channel, first.z + tap.z};
 }
+
+template <class W>
+__device__ __forceinline__ bool is_inside(const Pixel& at) {
+  if constexpr (is_volume<W>)
+    return at.inside(W::SIZE_T, W::SIZE_H, W::SIZE_W);
+  else
+    return at.inside(W::SIZE_H, W::SIZE_W);
+}
+
+// Which rows, columns and frames of taps lie inside the image: a bit each, of all kinds together.
+template <class W>
+struct TapBits {
+  static constexpr int FRAMES = [] {
+    if constexpr (is_volume<W>)
+      return W::KERNEL_T;
+    else
+      return 0;
+  }();
+  static constexpr int COUNT = FRAMES + W::KERNEL_H + W::KERNEL_W;
+
+  __device__ __forceinline__ static u32 of_window(int row) {
+    const Pixel first = first_pixel<W>(row);
+    u32 bits = 0;
+    if constexpr (is_volume<W>) {
+#pragma unroll
+      for (int t = 0; t < W::KERNEL_T; ++t)
+        bits |= is_below(first.z + t * W::DILATION_T, W::SIZE_T) << t;
+    }
+#pragma unroll
+    for (int y = 0; y < W::KERNEL_H; ++y)
+      bits |= is_below(first.y + y * W::DILATION_H, W::SIZE_H) << (FRAMES + y);
+#pragma unroll
+    for (int x = 0; x < W::KERNEL_W; ++x)
+      bits |= is_below(first.x + x * W::DILATION_W, W::SIZE_W) << (FRAMES + W::KERNEL_H + x);
+    return bits;
+  }
+
+  // The bits that tap k / CHANNELS needs.
+  __device__ __forceinline__ static u32 of_tap(int k) {
+    int tap = k / W::CHANNELS;
+    u32 bits = 0;
+    if constexpr (is_volume<W>) {
+      bits = 1u << tap / (W::KERNEL_H * W::KERNEL_W);
+      tap %= W::KERNEL_H * W::KERNEL_W;
+    }
+    return bits | 1u << (FRAMES + tap / W::KERNEL_W) |
+           1u << (FRAMES + W::KERNEL_H + tap % W::KERNEL_W);
+  }
+
+ private:
+  __device__ __forceinline__ static u32 is_below(int at, int size) {
+    return static_cast<u32>(at) < static_cast<u32>(size) ? 1 : 0;
+  }
+};
 
 // Rows of taps of a window, of all its frames.
 template <class W>

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import torch
 
-from gtco.codegen.emit import PointwiseEmitter, Region, index
+from gtco.codegen.emit import PointwiseEmitter, Region, axis_index, index
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.sketches.windows import WindowOperand, of_whole_rows, windows_of
@@ -388,15 +388,27 @@ def operand_text(
     layout = operand.layout
     dim = 2 if operand.k_major else 1
     vector = layout.vector(16 // dtype.itemsize, dim)
-    at = index(Layout(layout.dims, layout.offset), ("batch", "row", "k"))
+    at, parts = index(layout, ("batch", "row", "k")), ""
+    if any(_single_stride(axis) is None for axis in layout.dims[1:]):
+        at, parts = "row_place(batch, row) + k_place(k)", _apart(layout)
     element = "Config::Element"
     return f"""struct {label} {{  // %{parameter}, {layout}
   const {element}* base;
   static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
   static constexpr bool CONSTANT = {str(operand.constant).lower()};
   static constexpr int VECTOR = {vector};
-  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
+{parts}  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
     return base + {at};
   }}
 }};
+"""
+
+
+def _apart(layout: Layout) -> str:
+    """The parts that row and k have in the place of an element: what is costly is computed once."""
+    row = index(Layout((*layout.dims[:2], ()), layout.offset), ("batch", "row", "k"))
+    k = axis_index(layout.dims[2], "k")
+    return f"""  static constexpr bool APART = true;
+  __device__ __forceinline__ static int row_place(int batch, int row) {{ return {row}; }}
+  __device__ __forceinline__ static int k_place(int k) {{ return {k}; }}
 """

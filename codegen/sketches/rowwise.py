@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
+from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Knob, Schedule, Sketch, check
 from gtco.codegen.tile_loads import Space
@@ -12,6 +14,7 @@ from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
+from gtco.ir.views import Layout
 from gtco.passes.frames import reduced
 from gtco.target import Target
 
@@ -59,10 +62,14 @@ class Rowwise(Sketch):
             return
         vectors = -(-self.space.columns // self.vector)
         schedules = []
+        rows_first = [
+            self._schedule(lanes, warps, 1, 1)
+            for few in ((1, 4), (2, 8, 16))  # of a row; long ones do not fit fewer
+            for warps in (8, 4, 16)
+            for lanes in few
+        ]
         if self.emitter.strided and not self.stats:
-            for warps in (8, 4, 16):
-                schedules.append(self._schedule(1, warps, 1, 1))
-                schedules.append(self._schedule(4, warps, 1, 1))
+            schedules += rows_first
         lanes = 1
         while lanes < 32 and lanes < vectors:
             lanes *= 2
@@ -74,6 +81,8 @@ class Rowwise(Sketch):
                 warps *= 2
             for rows in self._row_warps(lanes, warps):
                 schedules.append(self._schedule(lanes, warps, rows, 0))
+        if self.emitter.few and not self.stats:
+            schedules = sorted([*schedules, *rows_first], key=self._requests_in_turn)
         seen: list[Schedule] = []
         for schedule in schedules:
             if schedule not in seen and self._refusal(schedule) is None:
@@ -94,6 +103,10 @@ class Rowwise(Sketch):
             "row_warps": row_warps,
             "rows_first": rows_first,
         }
+
+    @staticmethod
+    def _block_rows(schedule: Schedule) -> int:
+        return schedule["row_warps"] * 32 // schedule["lanes"]
 
     def _refusal(self, schedule: Schedule) -> str | None:
         lanes, warps = schedule["lanes"], schedule["warps_per_row"]
@@ -119,6 +132,32 @@ class Rowwise(Sketch):
             return "half of the threads have no element"
         return None
 
+    def requests(self, program: KernelProgram) -> int:
+        return 0 if self.merges else self._requests(program.schedule)
+
+    def _requests_in_turn(self, schedule: Schedule) -> int:
+        """Of all blocks of one multiprocessor."""
+        blocks = -(-self.space.rows // self._block_rows(schedule))
+        return -(-blocks // self.target.sm_count) * self._requests(schedule)
+
+    def _requests(self, schedule: Schedule) -> int:
+        lanes = schedule["lanes"]
+        loads = -(-self.space.columns // (lanes * self.vector)) * schedule["row_warps"]
+        each = sum(self._requests_of_load(*read, lanes) for read in self.emitter.reads)
+        return math.ceil(loads * each)
+
+    def _requests_of_load(self, layout: Layout, itemsize: int, lanes: int) -> float:
+        """Of one load of a warp, in which `lanes` threads share a row."""
+        rows, columns = (axis[-1] if axis else (1, 1) for axis in layout.dims)
+        down, wide = 32 // lanes, min(lanes * self.vector, self.space.columns)
+        if columns[1] == 1:
+            run = min(wide, columns[0])
+            joined = min(down, rows[0]) if rows[1] == run else 1
+        else:
+            run, joined = 1, min(down, rows[0]) if rows[1] == 1 else 1
+        pieces = -(-wide // run) * -(-down // joined)
+        return timing.requests(pieces, run * joined * itemsize)
+
     def _emit(self, schedule: Schedule) -> KernelProgram:
         emitter, rows = self.emitter, self.space.rows
         if self.merges:
@@ -131,7 +170,7 @@ class Rowwise(Sketch):
             check(reason is None, reason or "")
             warps, lanes = schedule["warps_per_row"], schedule["lanes"]
             threads = warps * schedule["row_warps"] * 32
-            block_rows = schedule["row_warps"] * 32 // lanes
+            block_rows = self._block_rows(schedule)
             config = (
                 f"static constexpr int LANES = {lanes}, WARPS_PER_ROW = {warps};\n"
                 f"  static constexpr int ROW_WARPS = {schedule['row_warps']};\n"

@@ -156,24 +156,28 @@ class WindowOperand:
 
     def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the windows."""
-        grouped = self.groups > 1
-        channel = "(group * CHANNELS + at.channel)" if grouped else "at.channel"
         places = ("at.z", "at.y", "at.x")[-self.axes :]
-        at = index(self.layout, ("at.image", *places, channel))
+        place = index(self.layout, ("at.image", *places, "at.channel"))
         vector = math.gcd(self.layout.vector(16 // dtype.itemsize, self.axes + 1), self.channels)
         element = "Config::Element"
+        grouped = self.groups > 1
         first = "int group" if grouped else "int"
-        sizes = ", ".join(map(str, self.layout.shape[1:-1]))
+        channel = "\n    at.channel += group * CHANNELS;" if grouped else ""
+        sizes = _constants([f"SIZE_{axis}" for axis in AXES[self.axes]], self.layout.shape[1:-1])
+        apart = all(_single_stride(axis) is not None for axis in self.layout.dims[1:])
         return f"""struct {label} {{  // %{parameter}, {self.layout}
 {self.fields}
+  {sizes}
   const {element}* base;
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
   static constexpr int VECTOR = {vector};
+  static constexpr bool APART = {str(apart).lower()};
+  __device__ __forceinline__ static int place(const Pixel& at) {{ return {place}; }}
   __device__ __forceinline__ const {element}* at({first}, int row, int k, bool& valid) const {{
-    const auto at = pixel_of<{label}>(row, k);
-    valid = valid && at.inside({sizes});
-    return base + {at};
+    auto at = pixel_of<{label}>(row, k);{channel}
+    valid = valid && is_inside<{label}>(at);
+    return base + place(at);
   }}
 }};
 """

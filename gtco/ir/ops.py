@@ -63,11 +63,14 @@ class RowKernel:
             `{name}` an attribute.
         whole: it gives a row again, which a scale and a shift may follow, instead of one element.
         counts: its result numbers elements, so that the row stays in its own type.
+        in_parts: a few elements of a row at a time are enough, so that rows may be of any length:
+            `{0}` may be a function that gives them (columnwise.cuh).
     """
 
     cuda: str
     whole: bool = False
     counts: bool = False
+    in_parts: bool = False
 
 
 @dataclass(frozen=True)
@@ -304,11 +307,11 @@ _ROWS: tuple[Op, ...] = (
     _gather("space_to_depth", references.space_to_depth),
     # Reductions.
     _reduction("sum", lambda x, *, dims, keepdim: x.sum(dims, keepdim=keepdim),
-               row=RowKernel("tile.sum({0})")),
+               row=RowKernel("tile.sum({0})", in_parts=True)),
     _reduction("mean", lambda x, *, dims, keepdim: x.mean(dims, keepdim=keepdim),
-               row=RowKernel("tile.mean({0})")),
+               row=RowKernel("tile.mean({0})", in_parts=True)),
     _reduction("amax", lambda x, *, dims, keepdim: x.amax(dims, keepdim=keepdim),
-               row=RowKernel("tile.amax({0})")),
+               row=RowKernel("tile.amax({0})", in_parts=True)),
     _reduction("argmax", lambda x, *, dim, keepdim: x.argmax(dim, keepdim),
                row=RowKernel("tile.argmax({0})", counts=True)),
     _reduction("softmax", lambda x, *, dim: torch.softmax(x, dim), slow=True, ends_masks=True,

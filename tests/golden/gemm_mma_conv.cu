@@ -16,14 +16,17 @@ struct A {  // %in2, (1:0, 8:27, 9:3, 3:1)
   static constexpr int BEFORE_H = 1, BEFORE_W = 1;
   static constexpr int DILATION_H = 1, DILATION_W = 1;
   static constexpr int CHANNELS = 3;
+  static constexpr int SIZE_H = 8, SIZE_W = 9;
   const Config::Element* base;
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = false;
   static constexpr int VECTOR = 1;
+  static constexpr bool APART = true;
+  __device__ __forceinline__ static int place(const Pixel& at) { return at.y * 27 + at.x * 3 + at.channel; }
   __device__ __forceinline__ const Config::Element* at(int, int row, int k, bool& valid) const {
-    const auto at = pixel_of<A>(row, k);
-    valid = valid && at.inside(8, 9);
-    return base + at.y * 27 + at.x * 3 + at.channel;
+    auto at = pixel_of<A>(row, k);
+    valid = valid && is_inside<A>(at);
+    return base + place(at);
   }
 };
 
@@ -73,7 +76,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(128)
-gtco_gemm_318fb1ad1da0(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
+gtco_gemm_2d42c4f59e5b(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
   gemm_mma<Config>(A{in2},
                    B{in3}, Epilogue{in0, in1, out0, in2, in3});
 }

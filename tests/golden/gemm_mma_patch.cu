@@ -14,8 +14,11 @@ struct A {  // %in1, (1:0, 14:3584x14:16, 3:50176x16:224x16:1)
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = false;
   static constexpr int VECTOR = 8;
+  static constexpr bool APART = true;
+  __device__ __forceinline__ static int row_place(int batch, int row) { return (row / 14) * 3584 + (row % 14) * 16; }
+  __device__ __forceinline__ static int k_place(int k) { return (k / 256) * 50176 + ((k / 16) % 16) * 224 + (k % 16); }
   __device__ __forceinline__ const Config::Element* at(int batch, int row, int k) const {
-    return base + (row / 14) * 3584 + (row % 14) * 16 + (k / 256) * 50176 + ((k / 16) % 16) * 224 + (k % 16);
+    return base + row_place(batch, row) + k_place(k);
   }
 };
 

@@ -17,7 +17,7 @@ from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
-from tests import attention_groups, groups, tile_groups
+from tests import attention_groups, column_groups, groups, tile_groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 pytestmark = pytest.mark.compiler
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.compiler
 CASES: dict[str, Callable[[], Group]] = {
     **tile_groups.ELEMENTWISE,
     **tile_groups.ROWWISE,
+    **{f"columns_{name}": make for name, make in column_groups.COLUMNWISE.items()},
     **groups.GEMM_CASES,
     **groups.SCALED_CASES,
     **{f"attention_{name}": make for name, make in attention_groups.CASES.items()},

@@ -21,6 +21,7 @@ from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
+from gtco.codegen.sketches.columnwise import Columnwise
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -38,6 +39,7 @@ from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS
 from tests import (
     attention_groups,
+    column_groups,
     groups,
     projection_groups,
     squeeze_groups,
@@ -64,6 +66,8 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     ),
     "rows": (Rowwise, lambda: tile_groups.class_token(197, 768, stats=True)),
     "columns": (Rowwise, lambda: tile_groups.softmax(3, 13, 40, dim=1)),
+    "pixels": (Columnwise, column_groups.COLUMNWISE["gated_volume"]),
+    "channels": (Columnwise, column_groups.COLUMNWISE["groups_of_4"]),
     "merged": (Rowwise, lambda: tile_groups.merge_stats(197, 768)),
     "squeeze": (Squeeze, squeeze_groups.CASES["se_512"]),
     "stencil": (Stencil, stencil_groups.CASES["depthwise_3x3"]),

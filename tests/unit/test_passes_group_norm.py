@@ -48,8 +48,10 @@ def test_instance_norm_has_groups_of_one_channel() -> None:
         ((1, 320, 64, 64), 32, 16),
         ((2, 640, 32, 32), 32, 8),
         ((1, 1280, 16, 16), 32, None),
-        ((1, 128, 512, 512), 32, 64),
-        ((1, 64, 128, 128), 64, 4),
+        ((1, 128, 512, 512), 32, 16),  # of few channels: a block for each multiprocessor
+        ((1, 64, 128, 128), 64, 32),
+        ((8, 64, 128, 128), 64, 4),
+        ((160, 6, 80, 80), 3, 1),
         ((1, 64, 101, 103), 64, 101),
         ((1, 4, 1, 32771), 4, None),  # no part of a prime number of pixels is small enough
     ),
@@ -67,6 +69,15 @@ def test_large_groups_are_read_in_parts(
     assert ops(graph) == {"group_stats": 1, "normalize_groups": 1}
     (stats,) = (node for node in graph.nodes if node.op == "group_stats")
     assert stats.attrs["chunks"] == chunks
+
+
+def test_channels_that_lie_apart_are_parts_of_what_a_block_holds() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, 128, 512, 512), torch.float16))
+    x = b.add("permute", x, dims=(0, 2, 3, 1))
+    graph = split_group_norm(b.build([b.add("group_norm", x, groups=32, eps=1e-5)]))
+    (stats,) = (node for node in graph.nodes if node.op == "group_stats")
+    assert stats.attrs["chunks"] == 64
 
 
 def test_two_kernels_mean_what_one_does() -> None:

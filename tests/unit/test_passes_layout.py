@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtco.passes import run_pipeline
-from gtco.passes.layout import channels_last
+from gtco.passes.layout import channels_last, pack_few_channels
 from tests.pass_checks import Function, Golden, captured, check, ops, random
 
 
@@ -120,7 +120,7 @@ def test_images_of_few_channels_are_packed(
         w=random(8, channels, *kernel, seed=1, dtype=torch.float16),
         b=random(8, seed=2, dtype=torch.float16),
     )
-    result = check(channels_last, graph, args)
+    result = check(pack_few_channels, check(channels_last, graph, args), args)
     assert ops(result) == {"space_to_depth": 1, "conv": 1, "add": 1}
     (conv,) = (node for node in result.nodes if node.op == "conv")
     assert result.specs[conv.inputs[0]].sizes[3] % 8 == 0

@@ -98,5 +98,5 @@ def test_dump(tmp_path: Path) -> None:
     run_pipeline(graph, tmp_path / "a")
     names = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert names[0] == "00-captured.txt"
-    assert names[6] == "06-fuse_attention.txt"
+    assert names[6] == f"06-{PIPELINE[5].__name__}.txt"
     assert len(names) == len(PIPELINE) + 1

@@ -15,6 +15,7 @@ from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import (
     attention_groups,
+    column_groups,
     groups,
     projection_groups,
     squeeze_groups,
@@ -37,6 +38,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "rowwise": tile_groups.ROWWISE["stats_197_768"],
     "rowwise of statistics": tile_groups.ROWWISE["merge"],
     "rowwise of groups": tile_groups.ROWWISE["group_norm"],
+    "columnwise": column_groups.COLUMNWISE["mean_54"],
     "elementwise of groups": tile_groups.ELEMENTWISE["groups_320"],
     "elementwise": tile_groups.ELEMENTWISE["gelu_197"],
     "squeeze": squeeze_groups.CASES["se_512"],

@@ -13,6 +13,7 @@ from gtco.passes.legality import family
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS
 from tests.attention_groups import cross, packed
+from tests.column_groups import COLUMNWISE
 from tests.groups import convolution, fp8_linear, norm_linear, plain_linear, tf32
 from tests.squeeze_groups import CASES as SQUEEZES
 from tests.stencil_groups import CASES as STENCILS
@@ -35,6 +36,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "resize": RESIZES["bilinear_up"],
     "squeeze": SQUEEZES["se_512"],
     "rowwise": lambda: layer_norm(197, 768),
+    "columnwise": COLUMNWISE["channels"],
     "elementwise": lambda: gelu_bias(197, 768),
 }
 
