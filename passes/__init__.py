@@ -14,6 +14,7 @@ from typing import Protocol
 from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
+from gtco.passes.branches import merge_branches
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.channels import pad_channels
 from gtco.passes.convolutions import fold_convolutions
@@ -47,6 +48,7 @@ class Pass(Protocol):
 PIPELINE: tuple[Pass, ...] = (
     canonicalize,
     fold_constants,
+    merge_branches,  # ahead of fold_convolutions, which rounds weights
     fold_convolutions,
     channels_last,
     pad_channels,

@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,17 +33,23 @@ class _Affine:
     shift: Tensor
 
 
-def _batch_norm(edit: Editor, node: Node) -> _Affine | None:
-    if any(edit.constant(name) is None for name in node.inputs[1:]):
+def batch_norm_factors(constants: Mapping[str, Tensor], node: Node) -> tuple[Tensor, Tensor] | None:
+    """(scale, shift) of batch norm `node`, f64 of each channel, if its statistics are constants."""
+    if any(name not in constants for name in node.inputs[1:]):
         return None
-    mean, var, *affine = (edit.constants[name].double() for name in node.inputs[1:])
+    mean, var, *affine = (constants[name].double() for name in node.inputs[1:])
     scale = (var + node.attrs["eps"]).rsqrt()
     if affine:
         scale = scale * affine[0]
     if not scale.isfinite().all():
         return None  # times infinity, the order of operations shows
     shift = -mean * scale
-    return _Affine(node, scale, shift + affine[1] if len(affine) == 2 else shift)
+    return scale, shift + affine[1] if len(affine) == 2 else shift
+
+
+def _batch_norm(edit: Editor, node: Node) -> _Affine | None:
+    factors = batch_norm_factors(edit.constants, node)
+    return None if factors is None else _Affine(node, *factors)
 
 
 def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:

@@ -4,8 +4,9 @@
 // vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`;
 // the `at` of a window struct (windows.cuh) also says what lies outside of the image. Where places
 // take more than a product each, it says that row and k are APART: an element lies at
-// `row_place(batch, row) + k_place(k)`, or where a window's first pixel and the tap say.
-// Tiles lie in shared memory in 16-byte chunks, XOR-swizzled so that ldmatrix meets no bank twice.
+// `row_place(batch, row) + k_place(k)`, or where a window's first pixel and the tap say. Windows
+// whose neighbours SHARES_SECTORS of memory with them are worth a place in L1. Tiles lie in shared
+// memory in 16-byte chunks, XOR-swizzled so that ldmatrix meets no bank twice.
 #pragma once
 
 #include "epilogue.cuh"
@@ -71,6 +72,12 @@ struct IsApart : Constant<bool, false> {};
 template <class T>
 struct IsApart<T, decltype(static_cast<void>(T::APART))> : Constant<bool, T::APART> {};
 
+template <class T, class = void>
+struct SharesSectors : Constant<bool, false> {};
+template <class T>
+struct SharesSectors<T, decltype(static_cast<void>(T::SHARES_SECTORS))>
+    : Constant<bool, T::SHARES_SECTORS> {};
+
 // The copies of a thread in tiles (ROWS, BLOCK_K) of one operand. Their k is the same in all of a
 // tile, and their rows in all tiles: what rows have in a place is computed ahead of the first, and
 // what k has once a tile.
@@ -87,6 +94,8 @@ class TileCopies {
     return Operand::K_MAJOR && V * sizeof(Element) >= 4 && even && COPIES <= 8;
   }
   static constexpr bool APART = IsApart<Operand>::value && fits();
+  static constexpr int BYTES = V * sizeof(Element);
+  static constexpr bool KEPT = BYTES < 16 || SharesSectors<Operand>::value;
 
  public:
   __device__ __forceinline__ TileCopies(const Operand& operand, int batch, int row0, int row_count,
@@ -127,7 +136,7 @@ class TileCopies {
         const Element* from = operand_.base + (valid ? places_[i] + k_place : 0);
         Element* to =
             tile + tile_offset<true, ROWS, BLOCK_K, 16 / sizeof(Element)>(row_of(i), in_tile);
-        ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to), from, valid);
+        ptx::cp_async<BYTES, KEPT>(ptx::shared_address(to), from, valid);
       }
     } else {
       copy_tile<Element, ROWS, BLOCK_K, K, THREADS>(tile, operand_, batch_, row0_, k0, row_count_,

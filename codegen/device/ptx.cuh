@@ -129,12 +129,14 @@ __device__ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
                : "memory");
 }
 
-// 9.7.9.25.3 cp.async: BYTES of 4, 8 or 16; the copy writes zeros where `valid` is false.
-template <int BYTES>
+// 9.7.9.25.3 cp.async: BYTES of 4, 8 or 16; the copy writes zeros where `valid` is false. Of 16
+// bytes L1 keeps none, unless they are KEPT.
+template <int BYTES, bool KEPT = (BYTES < 16)>
 __device__ __forceinline__ void cp_async(u32 to_shared, const void* from_global, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
   const int size = valid ? BYTES : 0;
-  if constexpr (BYTES == 16) {
+  static_assert(KEPT || BYTES == 16, "shorter copies go through L1");
+  if constexpr (!KEPT) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from_global),
                  "r"(size)
                  : "memory");

@@ -61,9 +61,10 @@ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {
   host::ldmatrix(r, address, true);
 }
 
-template <int BYTES>
+template <int BYTES, bool KEPT = (BYTES < 16)>
 __forceinline__ void cp_async(u32 to_shared, const void* from_global, bool valid) {
   static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "cp.async copies 4, 8 or 16 bytes");
+  static_assert(KEPT || BYTES == 16, "shorter copies go through L1");
   host::cp_async(to_shared, from_global, BYTES, valid);
 }
 __forceinline__ void cp_async_commit() { host::cp_async_commit(); }

@@ -17,6 +17,7 @@ import torch
 from gtco.codegen.emit import index
 from gtco.codegen.program import TensorMapArgument, WindowBox
 from gtco.codegen.sketch import check
+from gtco.codegen.tile_loads import SECTOR
 from gtco.ir.graph import Graph, Node
 from gtco.ir.references import adaptive_window
 from gtco.ir.views import Axis, Layout, resolve
@@ -164,7 +165,8 @@ class WindowOperand:
         first = "int group" if grouped else "int"
         channel = "\n    at.channel += group * CHANNELS;" if grouped else ""
         sizes = _constants([f"SIZE_{axis}" for axis in AXES[self.axes]], self.layout.shape[1:-1])
-        apart = all(_single_stride(axis) is not None for axis in self.layout.dims[1:])
+        strides = [_single_stride(axis) for axis in self.layout.dims[1:]]
+        step = (strides[-2] or 0) * self.stride[-1] * dtype.itemsize
         return f"""struct {label} {{  // %{parameter}, {self.layout}
 {self.fields}
   {sizes}
@@ -172,7 +174,8 @@ class WindowOperand:
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
   static constexpr int VECTOR = {vector};
-  static constexpr bool APART = {str(apart).lower()};
+  static constexpr bool APART = {str(None not in strides).lower()};
+  static constexpr bool SHARES_SECTORS = {str(0 < step < SECTOR).lower()};
   __device__ __forceinline__ static int place(const Pixel& at) {{ return {place}; }}
   __device__ __forceinline__ const {element}* at({first}, int row, int k, bool& valid) const {{
     auto at = pixel_of<{label}>(row, k);{channel}

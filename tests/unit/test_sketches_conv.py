@@ -185,3 +185,16 @@ def test_windows_are_priced_by_their_whole_depth() -> None:
     small = groups.convolution((8, 56, 56, 256), 256, (1, 1), F16, before=(0, 0), residual=False)
     large = groups.convolution((8, 56, 56, 256), 256, (3, 3), F16, residual=False)
     assert roofline_us(large, H100) > 4 * roofline_us(small, H100)
+
+
+@pytest.mark.parametrize(("channels", "kept"), [(8, True), (16, False), (24, False)])
+def test_copies_that_share_sectors_with_their_neighbours_go_through_l1(
+    channels: int, kept: bool
+) -> None:
+    """Pixels of 16 bytes are half a sector of memory, of which L1 keeps the other half."""
+    group = groups.convolution((1, 9, 9, channels), 32, (3, 3), F16, before=(1, 1))
+    mma = GemmMma(group, A100)
+
+    code = mma.emit(next(iter(mma.defaults()))).code
+
+    assert f"SHARES_SECTORS = {str(kept).lower()}" in code
