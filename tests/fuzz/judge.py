@@ -11,7 +11,6 @@ import contextlib
 import functools
 import io
 import logging
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -25,7 +24,6 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 import gtco
-from gtco import check
 from gtco.cost_model.model import roofline_us
 from gtco.frontend.torch_export import CaptureError
 from gtco.ir.graph import Graph, Node
@@ -34,17 +32,22 @@ from gtco.options import OptionError
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.rewrite import DECLINED, Log
 from gtco.target import find_target
+from tests.fuzz.closeness import (
+    Answers,
+    as_far_off,
+    differences,
+    excused,
+    finite,
+    nearer,
+    spec_text,
+)
 from tests.fuzz.ties import Ties
 
-Answers = list[Tensor]
 REFUSALS = (CaptureError, OptionError, gtco.TargetError, gtco.FallbackError)
 OUR_FAULT = ("cannot be lowered",)
 """Refusals that are a crash of gtco's in other words."""
 
 TARGETS = ("host", "cuda")
-
-EXCUSE = 8
-"""An answer may be off by this many times what other roundings change."""
 
 NOISY_RUNS = 16
 """Runs of the captured graph with other roundings: how much the answer hangs on them."""
@@ -217,11 +220,11 @@ def _compare(
     if len(answer) != len(eager):
         return Outcome("wrong", stage, f"{len(answer)} outputs instead of {len(eager)}")
     exact = _exact(case, eager)
-    reasons = _differences(answer, eager, exact)
+    reasons = differences(answer, eager, exact)
     if not reasons:
         return Outcome("right")
     tied, (eager, exact) = reasons, _settled(case, answer, eager, exact)
-    reasons = _differences(answer, eager, exact)
+    reasons = differences(answer, eager, exact)
     if not reasons:
         return Outcome("unstable", stage, f"but for ties: {'; '.join(tied.values())}")
     base = _tensors(gtco.interpret(graph, _copied(given)))
@@ -229,11 +232,11 @@ def _compare(
     too_large = _overflows(graph, given)
     for index, reason in reasons.items():
         runs = [run[index] for run in noisy]
-        if too_large and not _finite(answer[index]).all():
+        if too_large and not finite(answer[index]).all():
             continue
-        if exact and _as_far_off(answer[index], eager[index], exact[index]):
+        if exact and as_far_off(answer[index], eager[index], exact[index]):
             continue
-        if not _excused(answer[index], eager[index], base[index], runs):
+        if not excused(answer[index], eager[index], base[index], runs):
             return Outcome("wrong", stage, f"output {index}: {reason}")
     return Outcome("unstable", stage, "; ".join(reasons.values()))
 
@@ -256,15 +259,15 @@ def _settled(
     """Eager's answer and that in fp64 where equal elements keep their order, with what hangs on the
     signs of equal zeros as near to `answer` as other signs bring it."""
     settled, wide, found = _tied(case, None)
-    if not found or [_spec(x) for x in answer] != [_spec(x) for x in settled]:
+    if not found or [spec_text(x) for x in answer] != [spec_text(x) for x in settled]:
         return eager, exact
     for seed in range(TIED_RUNS):
         signed, wide_signed, _ = _tied(case, seed)
         for index, mine in enumerate(answer):
-            nearer = _nearer(mine, signed[index], settled[index])
-            settled[index] = torch.where(nearer, signed[index], settled[index])
+            closer = nearer(mine, signed[index], settled[index])
+            settled[index] = torch.where(closer, signed[index], settled[index])
             if wide and wide_signed:
-                wide[index] = torch.where(nearer, wide_signed[index], wide[index])
+                wide[index] = torch.where(closer, wide_signed[index], wide[index])
     return settled, wide
 
 
@@ -276,115 +279,6 @@ def _tied(case: Case, seed: int | None) -> tuple[Answers, Answers | None, bool]:
         return answer, _exact(case, answer), ties.found
 
 
-def _nearer(mine: Tensor, one: Tensor, other: Tensor) -> Tensor:
-    """Where `one` is nearer to `mine` than `other` is: element by element of floats, which hang on
-    a sign each; of what counts elements, all or none."""
-    if not mine.is_floating_point():
-        return ((mine != one).sum() < (mine != other).sum()).expand(mine.shape)
-    a, b, c = mine.double(), one.double(), other.double()
-    off, usual = (
-        torch.where(_alike(a, x), 0.0, (a - x).abs().nan_to_num(math.inf, math.inf)) for x in (b, c)
-    )
-    return off < usual
-
-
-def _differences(answer: Answers, eager: Answers, exact: Answers | None) -> dict[int, str]:
-    """Output number to what is wrong with it."""
-    found = {}
-    for index, (mine, theirs) in enumerate(zip(answer, eager, strict=True)):
-        reason = _difference(mine, theirs, exact[index] if exact else None)
-        if reason:
-            found[index] = reason
-    return found
-
-
-def _difference(mine: Tensor, theirs: Tensor, exact: Tensor | None) -> str:
-    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-        return f"{_spec(mine)} instead of {_spec(theirs)}"
-    if not theirs.is_floating_point():
-        count = int((mine != theirs).sum())
-        return f"{count} of {mine.numel()} elements differ" if count else ""
-    close = _close(mine, theirs)
-    if not close or exact is None or theirs.dtype == torch.float64:
-        return close
-    verdict = check.judge(mine, theirs, exact, theirs.dtype)
-    return "" if verdict.ok else verdict.reason
-
-
-def _close(mine: Tensor, theirs: Tensor) -> str:
-    """What differs beyond rounding, with what is not finite in the same places."""
-    a, b = mine.double(), theirs.double()
-    odd = ~(a.isfinite() & b.isfinite())
-    if odd.any():
-        same = _alike(mine, theirs)
-        if (odd & ~same).any():
-            where = tuple((odd & ~same).nonzero()[0].tolist())
-            return f"{a[where].item()} at {where} where eager has {b[where].item()}"
-        a, b = a[~odd], b[~odd]
-    if a.numel() == 0:
-        return ""
-    scale = float(b.square().mean().sqrt())
-    bound = TOLERANCES[theirs.dtype] * (b.abs() + scale)
-    off = (a - b).abs()
-    if not (off > bound).any():
-        return ""
-    worst = int((off - bound).argmax())
-    return f"{a.flatten()[worst].item()} where eager has {b.flatten()[worst].item()}"
-
-
-TOLERANCES = {
-    torch.float64: 1e-9,
-    torch.float32: 2e-5,
-    torch.float16: 5e-3,
-    torch.bfloat16: 4e-2,
-}
-"""Of an element, relative to itself and to the output's root mean square; beyond it an answer in
-less than fp64 may still be as near to fp64 as eager is, which `gtco.check` decides."""
-
-
-def _excused(mine: Tensor, theirs: Tensor, base: Tensor, noisy: list[Tensor]) -> bool:
-    """Whether other roundings of the captured graph change its answer as much as `mine` is off."""
-    if mine.dtype != theirs.dtype or mine.shape != theirs.shape:
-        return False
-    if not mine.is_floating_point():
-        return any(not torch.equal(run, base) for run in noisy)
-    if any(not torch.equal(_finite(run), _finite(base)) for run in noisy):
-        return True
-    finite = _finite(mine)
-    if not torch.equal(finite, _finite(theirs)):
-        return False
-    moved = [~_alike(run, base) for run in noisy]
-    if (~finite & ~_alike(mine, theirs) & ~torch.stack(moved).any(0)).any():
-        return False  # an infinity of the other sign, or NaN, which no rounding brings
-    if not finite.any():
-        return True
-    off = (mine.double() - theirs.double())[finite].abs().max()
-    spread = max((run.double() - base.double())[_finite(base)].abs().max() for run in noisy)
-    return bool(off <= EXCUSE * spread)
-
-
-def _as_far_off(mine: Tensor, theirs: Tensor, exact: Tensor) -> bool:
-    """Whether eager itself misses the answer in fp64 by more than rounding, and `mine` by no more
-    than `EXCUSE` times as much: a floor of what an ulp takes across a step, say."""
-    if mine.dtype != theirs.dtype or mine.shape != theirs.shape or not mine.is_floating_point():
-        return False
-    if not _finite(mine).all() or not _close(theirs, exact.to(theirs.dtype)):
-        return False
-    off, usual = ((x.double() - exact.double()).square().mean() for x in (mine, theirs))
-    return bool(off <= EXCUSE**2 * usual)
-
-
-def _alike(x: Tensor, y: Tensor) -> Tensor:
-    """Which elements are equal, or NaN in both."""
-    a, b = x.double(), y.double()
-    return (a == b) | (a.isnan() & b.isnan())
-
-
-def _finite(x: Tensor) -> Tensor:
-    """Which elements are finite; torch does not say it of fp8."""
-    return x.double().isfinite()
-
-
 def _overflows(graph: Graph, given: list[Tensor]) -> bool:
     """Whether a value on the way is finite in fp64 alone: a sum in another order may be too."""
     floats = [v for v, spec in graph.specs.items() if spec.dtype.is_floating_point]
@@ -394,7 +288,7 @@ def _overflows(graph: Graph, given: list[Tensor]) -> bool:
         wide = gtco.interpret(every, _copied(given), dtype=torch.float64)
     except Exception:
         return False
-    return any(bool((_finite(w) & ~_finite(n)).any()) for n, w in zip(narrow, wide, strict=True))
+    return any(bool((finite(w) & ~finite(n)).any()) for n, w in zip(narrow, wide, strict=True))
 
 
 def _noisy(graph: Graph, given: list[Tensor], seed: int) -> Answers:
@@ -444,10 +338,6 @@ def _tensors(answer: Any) -> Answers:
     return [x for x in pytree.tree_leaves(answer) if isinstance(x, Tensor)]
 
 
-def _spec(x: Tensor) -> str:
-    return f"{x.dtype}{list(x.shape)}"
-
-
 # -- exceptions ------------------------------------------------------------------------------------
 
 
@@ -480,8 +370,8 @@ def _cuda_lacks_it(case: Case) -> bool:
 def _other_types(case: Case, answer: Answers, eager: Answers) -> str:
     """What to say where eager's results have other types on a GPU, and the answer has those: a
     region of autocast computes more operators in fp32 there."""
-    mine, here = [_spec(x) for x in answer], [_spec(x) for x in eager]
-    if mine == here or mine != [_spec(x) for x in _eager_on_gpu(case)]:
+    mine, here = [spec_text(x) for x in answer], [spec_text(x) for x in eager]
+    if mine == here or mine != [spec_text(x) for x in _eager_on_gpu(case)]:
         return ""
     return f"eager's results on a GPU are {', '.join(mine)}, not {', '.join(here)}"
 
@@ -507,7 +397,7 @@ def _export_differs(case: Case, eager: Answers) -> bool:
     stated = [value.shape for value in values if isinstance(value, Tensor)]
     if stated != [x.shape for x in eager]:
         return True
-    return bool(_differences(answer, eager, _exact(case, eager)))
+    return bool(differences(answer, eager, _exact(case, eager)))
 
 
 def _first_line(error: BaseException) -> str:
