@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
-from gtco.passes.convolutions import batch_norm_factors
+from gtco.passes.convolutions import batch_norm_factors, is_by_channel
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 RULE = "conv2d(x, w) + conv2d(x, v) -> conv2d(x, w + v)"
@@ -265,11 +265,9 @@ class _Branches:
         constant, spec = self._graph.constants.get(value), node.outputs[0]
         if constant is None:
             return None
-        channels = spec.sizes[1]
-        shape = (channels, *(1,) * (spec.rank - 2))
-        if constant.numel() != 1 and tuple(constant.shape) not in (shape, (1, *shape)):
+        if constant.numel() != 1 and not is_by_channel(constant, spec):
             return None
-        flat = constant.double().cpu().flatten().expand(channels)
+        flat = constant.double().cpu().flatten().expand(spec.sizes[1])
         return flat if flat.isfinite().all() else None
 
 

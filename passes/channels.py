@@ -21,7 +21,6 @@ from fractions import Fraction
 import networkx as nx
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
@@ -77,12 +76,8 @@ def _product(edit: Editor, node: Node, inputs: Iterable[str], grows: bool) -> st
     columns = edit.shape(x)[-1] - weight.shape[-1]
     beside = (0, columns, *(0, 0) * (weight.dim() - 2), 0, rows)
     w = edit.add_constant(f"{w}_padded", F.pad(weight, beside))
-    bias = [edit.add_constant(f"{b}_padded", _row(edit.constants[b], rows)) for b in bias]
+    bias = [edit.add_constant(f"{b}_padded", F.pad(edit.constants[b], (0, rows))) for b in bias]
     return edit.add(node.op, x, w, *bias, **node.attrs)
-
-
-def _row(tensor: Tensor, beside: int) -> Tensor:
-    return F.pad(tensor, (0, beside)) if beside else tensor
 
 
 def _made(edit: Editor, node: Node, product: str) -> str:
@@ -102,7 +97,7 @@ def _by_channel(edit: Editor, node: Node, inputs: Iterable[str]) -> str:
     for value in inputs:
         tensor = edit.constant(value)
         if tensor is not None and tensor.dim() and tensor.shape[-1] == channels:
-            wide = _row(tensor, _width(channels) - channels)
+            wide = F.pad(tensor, (0, _width(channels) - channels))
             value = edit.add_constant(f"{value}_padded", wide)
         operands.append(value)
     attrs = dict(node.attrs)

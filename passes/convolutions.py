@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import TensorSpec
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
@@ -52,14 +53,19 @@ def _batch_norm(edit: Editor, node: Node) -> _Affine | None:
     return None if factors is None else _Affine(node, *factors)
 
 
+def is_by_channel(constant: Tensor, spec: TensorSpec) -> bool:
+    """Whether `constant` has one number for each channel of `spec` [N, channels, ...]."""
+    channels = (spec.sizes[1], *(1,) * (spec.rank - 2))
+    return tuple(constant.shape) in ((1, *channels), channels)
+
+
 def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
     """(x, the affine map) of `x * c` or `x + c` with a constant c[1, channels, 1, 1]."""
     for x, c in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
         constant, spec = edit.constant(node.inputs[c]), node.outputs[0]
         if constant is None or spec != edit.specs[node.inputs[x]] or spec.rank not in (4, 5):
             continue
-        channels = (spec.sizes[1], *(1,) * (spec.rank - 2))
-        if tuple(constant.shape) not in ((1, *channels), channels):
+        if not is_by_channel(constant, spec):
             continue
         flat = constant.double().flatten()
         if node.op == "mul" and not flat.isfinite().all():

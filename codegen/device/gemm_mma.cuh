@@ -125,8 +125,9 @@ class TileCopies {
       u32 needed = 1;
       int k_place;
       if constexpr (WINDOWS) {
-        k_place = Operand::place(tap_of<Operand>(k)) - Operand::place(Pixel{});
-        needed = TapBits<Operand>::of_tap(min_of(k, K - 1));
+        const int here = min_of(k, K - 1);  // of a tap that there is
+        k_place = Operand::place(tap_of<Operand>(here)) - Operand::place(Pixel{});
+        needed = TapBits<Operand>::of_tap(here);
       } else {
         k_place = Operand::k_place(k);
       }
