@@ -191,17 +191,16 @@ def main() -> None:
     parser.add_argument("--weights", default="as drawn,like trained")
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--budget", type=float, default=0.05)
-    parser.add_argument("--tune", type=float, default=0.0, help="seconds a model")
+    parser.add_argument("--tune", type=float, default=0.0, help="seconds for the first weights")
     parser.add_argument("--quick", action="store_true", help="rehearse on the CPU, without times")
     given = parser.parse_args()
     options = {"target": "host"} if given.quick else {}
     result: dict[str, Any] = {**provenance("fp8"), "budget": given.budget, "models": {}}
     for name in given.models.split(","):
         model, (image, *_) = getattr(small, name)() if given.quick else MODELS[name]()
-        for kind in given.weights.split(","):
-            trained = kind == "like trained"
-            changed = like_trained(model, image) if trained else model
-            tune = 0.0 if trained else given.tune
+        for number, kind in enumerate(given.weights.split(",")):
+            changed = like_trained(model, image) if kind == "like trained" else model
+            tune = 0.0 if number else given.tune
             count = 2 if given.quick else given.inputs
             found = measure(changed, image, count, given.budget, tune, options)
             result["models"][f"{name}, {kind}"] = found
