@@ -13,6 +13,7 @@ from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.codegen.sketches.columnwise import Columnwise
+from gtco.codegen.sketches.conv_mma import ConvMma
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -32,6 +33,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     GemmWgmma,
     GemmMma,
     GemmPersistent,
+    ConvMma,
     Attention,
     AttentionWgmma,
     AttentionProjection,

@@ -73,7 +73,7 @@ def requests(pieces: int, nbytes: int, grain: int = LINE) -> float:
 def operand_bytes(sketch: str, block: BlockWork) -> float:
     """What the products of a block read from shared memory; 0 where it is not known."""
     if sketch not in SHARED_OPERANDS:
-        return 0.0
+        return block.operand_bytes
     warpgroups = -(-block.tile_p // WGMMA_ROWS)
     share = warpgroups * (WGMMA_ROWS + block.tile_q) / (block.tile_p + block.tile_q)
     return block.fill_bytes * share

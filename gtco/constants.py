@@ -118,6 +118,7 @@ H100 = Constants(
         "gemm_skinny": 2.0,
         "gemm_wgmma": 1.15,
         "gemm_mma": 0.55,
+        "conv_mma": 0.55,
         "gemm_persistent": 1.35,
         "attention": 0.24,
         "attention_wgmma": 0.9,

@@ -99,11 +99,22 @@ class EpilogueTile {
   Inputs inputs_[FETCH ? SLOTS : 1];
 };
 
+// Rows that follow one another, ahead of `end`.
+struct RowRange {
+  int first, end;
+
+  __device__ __forceinline__ int at(int r) const { return first + r; }
+  __device__ __forceinline__ bool has(int r) const { return first + r < end; }
+  __device__ __forceinline__ int some(int r) const { return min_of(first + r, end - 1); }
+};
+
 // The epilogue of 16 rows x COLUMNS columns of a wgmma accumulator, by the warp that has them: lane
 // (g, t) has, of rows g and g + 8, the WIDTH columns from t WIDTH on of every 4 WIDTH. Two are how
 // wgmma numbers columns; eight, where its other operand came in an order of rows that makes them.
-// INSIDE says that no column lies beyond the last.
-template <int WIDTH, int COLUMNS, bool INSIDE, class Functor>
+// INSIDE says that no column lies beyond the last. Rows say where row r of the 16 lies among the
+// results (`at`), whether there is one (`has`), and which to read instead of one that is not
+// (`some`).
+template <int WIDTH, int COLUMNS, bool INSIDE, class Functor, class Rows = RowRange>
 class FragmentEpilogue {
   static constexpr int V = min_of(WIDTH, Functor::VECTOR), CALLS = WIDTH / V;
   static constexpr int GROUPS = COLUMNS / (4 * WIDTH);
@@ -116,12 +127,11 @@ class FragmentEpilogue {
     Inputs at[ROWS][GROUPS * CALLS];
   };
 
-  __device__ __forceinline__ FragmentEpilogue(const Functor& functor, int row0, int col0,
-                                              int row_end, int column_end)
+  __device__ __forceinline__ FragmentEpilogue(const Functor& functor, const Rows& rows, int col0,
+                                              int column_end)
       : functor_(functor),
-        row_(row0 + threadIdx.x % 32 / 4),
+        rows_(rows),
         col_(col0 + threadIdx.x % 4 * WIDTH),
-        row_end_(row_end),
         column_end_(column_end) {}
 
   __device__ __forceinline__ Fetched fetch() const {
@@ -130,9 +140,9 @@ class FragmentEpilogue {
     for (int half = 0; half < ROWS; ++half)
 #pragma unroll
       for (int i = 0; i < GROUPS * CALLS; ++i)
-        // For a row beyond the last, those of the last: a load that waits for no condition.
-        result.at[half][i] = functor_.template inputs<V>(min_of(row_ + 8 * half, row_end_ - 1),
-                                                         column(i), active_column(i));
+        // For a row that is not, those of another: a load that waits for no condition.
+        result.at[half][i] =
+            functor_.template inputs<V>(rows_.some(row(half)), column(i), active_column(i));
     return result;
   }
 
@@ -143,14 +153,14 @@ class FragmentEpilogue {
     for (int half = 0; half < 2; ++half) {
       typename Functor::Row values{};
       if constexpr (Functor::ROW_VALUES > 0) {
-        if (active_row(half)) values = rows[threadIdx.x % 32 / 4 + 8 * half];
+        if (active_row(half)) values = rows[row(half)];
       }
       float held[16];
 #pragma unroll
       for (int i = 0; i < GROUPS * CALLS; ++i) {
         const int first = i / CALLS * WIDTH + i % CALLS * V;  // of what the lane has of the row
         functor_.template operator()<V>(
-            row_ + 8 * half, column(i), values, active_row(half) && active_column(i),
+            rows_.at(row(half)), column(i), values, active_row(half) && active_column(i),
             fetched.at[half % ROWS][i],
             map<V>([&](int j) { return acc[(first + j) / 2 * 4 + half * 2 + (first + j) % 2]; }),
             StatsOfFragment<WIDTH>{held, first % 16, active_row(half)});
@@ -162,13 +172,15 @@ class FragmentEpilogue {
   __device__ __forceinline__ int column(int i) const {
     return col_ + i / CALLS * 4 * WIDTH + i % CALLS * V;
   }
-  __device__ __forceinline__ bool active_row(int half) const { return row_ + 8 * half < row_end_; }
+  __device__ __forceinline__ static int row(int half) { return threadIdx.x % 32 / 4 + 8 * half; }
+  __device__ __forceinline__ bool active_row(int half) const { return rows_.has(row(half)); }
   __device__ __forceinline__ bool active_column(int i) const {
     return INSIDE || column(i) < column_end_;
   }
 
   const Functor& functor_;
-  const int row_, col_, row_end_, column_end_;
+  const Rows rows_;
+  const int col_, column_end_;
 };
 
 // The same where wgmma's rows are the tile's columns: 8 rows x 16 columns, of which lane (g, t) has

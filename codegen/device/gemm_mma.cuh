@@ -213,13 +213,6 @@ __device__ __forceinline__ void scale_fragment(u32 (&r)[4], const Element* tile,
 // Of a GEMM whose A is multiplied as it is.
 struct NoScale {};
 
-// Whether the results of a batch, the groups of a convolution, lie side by side: its configuration
-// says GROUPED.
-template <class C, class = void>
-struct IsGrouped : Constant<bool, false> {};
-template <class C>
-struct IsGrouped<C, decltype(static_cast<void>(C::GROUPED))> : Constant<bool, C::GROUPED> {};
-
 // Config: Element, M, N, K, BLOCK_M, BLOCK_N, BLOCK_K, WARPS_M, WARPS_N, STAGES, and EXACT where
 // products of floats are as good as fp32's. M and N are those of one product of the batch.
 // With a Scale, an operand (GROUPS, K), GROUP_ROWS rows of A each are multiplied by one of its

@@ -220,7 +220,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] = 0.0f;
     const auto part_at = [&](int part) {
       return FragmentEpilogue<C::WIDTH, PART, C::COLUMNS % C::BLOCK_N == 0, Functor>(
-          functor, row0 + part % PRODUCTS * 64, at.col0 + part / PRODUCTS * PART, row_end,
+          functor, RowRange{row0 + part % PRODUCTS * 64, row_end}, at.col0 + part / PRODUCTS * PART,
           C::COLUMNS);
     };
     // What a part reads comes during the one before, or the products, if registers are left.

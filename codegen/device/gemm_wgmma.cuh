@@ -178,8 +178,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       return TransposedEpilogue<C::WIDTH, INSIDE, Functor>(functor, batch * C::ROWS + row0 + q,
                                                            col0 + p, row_end, C::COLUMNS);
     } else {
-      return FragmentEpilogue<C::WIDTH, PART, INSIDE, Functor>(functor, batch * C::ROWS + row0 + p,
-                                                               col0 + q, row_end, C::COLUMNS);
+      return FragmentEpilogue<C::WIDTH, PART, INSIDE, Functor>(
+          functor, RowRange{batch * C::ROWS + row0 + p, row_end}, col0 + q, C::COLUMNS);
     }
   };
   // Where columns are P, the inputs of all parts are the same unless they differ by rows.

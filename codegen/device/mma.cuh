@@ -19,6 +19,13 @@ struct IsExact<Config, decltype(static_cast<void>(Config::EXACT))> : Constant<bo
 template <class Config>
 inline constexpr bool is_exact = IsExact<Config>::value;
 
+// Whether the results of a batch, the groups of a convolution, lie side by side: its configuration
+// says GROUPED.
+template <class C, class = void>
+struct IsGrouped : Constant<bool, false> {};
+template <class C>
+struct IsGrouped<C, decltype(static_cast<void>(C::GROUPED))> : Constant<bool, C::GROUPED> {};
+
 // What mma.sync takes at a time: K elements of both operands, which are 32 bytes of a row.
 template <class T, bool EXACT = false>
 struct Mma {
