@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import math
-from contextlib import suppress
 
 from gtco.codegen import timing
 from gtco.codegen.rules import derive
@@ -35,6 +34,7 @@ from gtco.cost_model.work import (
 from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import family
+from gtco.passes.joined import joined_by
 from gtco.passes.scaled import scale_of
 from gtco.target import Target
 
@@ -53,8 +53,11 @@ def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
     families = {node.definition.family for node in group.compute}
     kind = family(group)
-    scaled = any(scale_of(group.graph, node) is not None for node in group.compute)
-    if {"attention", "gemm"} <= families or kind in PROGRAMMED or scaled:
+    prepared = any(
+        scale_of(group.graph, node) is not None or joined_by(group.graph, node) is not None
+        for node in group.compute
+    )
+    if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared:
         programmed_us = _programmed_us(group, target)
         if programmed_us is not None:
             return programmed_us
@@ -131,10 +134,17 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
 
 def _programmed_us(group: Group, target: Target) -> float | None:
     """The program that runs by default; without any the nodes in ATen, or None of a lone one."""
+    times = []
     for sketch in derive(group, family(group), target).sketches:
         for schedule in sketch.defaults():
-            with suppress(Illegal):
-                return draft_us(work_of(Candidate(sketch, sketch.emit(schedule))), target)
+            try:
+                program = sketch.emit(schedule)
+            except Illegal:
+                continue
+            times.append(draft_us(work_of(Candidate(sketch, program)), target))
+            break
+    if times:
+        return min(times)
     flow = Flow(group.graph)
     if len(flow.compute) == 1:
         return None

@@ -6,7 +6,8 @@ or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values. The
-                 product that scales a linear's operand, channel by channel, may precede it.
+                 product that scales a linear's operand, channel by channel, may precede it, or the
+                 concat that joins the channels of a linear's or conv's.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
                  first two that read one image; then pointwise nodes of each result, and a concat of
@@ -44,6 +45,7 @@ from gtco.passes.frames import (
     reduced,
 )
 from gtco.passes.operands import Operands
+from gtco.passes.joined import joined_by
 from gtco.passes.projection import projected_heads
 from gtco.passes.scaled import Scale, scale_of
 from gtco.passes.squeeze import Gates
@@ -116,6 +118,7 @@ class Legality:
         self._frames: dict[str, Frame] = {}
         self._projections: dict[str, Node | str] = {}
         self._scales: dict[str, Scale | None] = {}
+        self._joins: dict[str, Node | None] = {}
         self._gates = Gates(flow)
         self._stencils = Stencils(flow)
         self._operands = Operands(flow)
@@ -218,16 +221,27 @@ class Legality:
         """What scales the operand of `linear`, if nobody else reads the product."""
         if linear.name not in self._scales:
             found = scale_of(self.flow.graph, linear)
-            if found is not None:
-                (value,) = found.product.values
-                if value in self.flow.returned or len(self.flow.readers[value]) > 1:
-                    found = None
-            self._scales[linear.name] = found
+            shared = found is not None and self._is_shared(found.product)
+            self._scales[linear.name] = None if shared else found
         return self._scales[linear.name]
 
-    def _scales_for(self, node: Node, linear: Node) -> bool:
-        scale = self.scale(linear)
-        return scale is not None and scale.product is node
+    def joined(self, product: Node) -> Node | None:
+        """The concat that the kernel of `product` reads in pieces, if nobody else reads it."""
+        if product.name not in self._joins:
+            found = joined_by(self.flow.graph, product)
+            shared = found is not None and self._is_shared(found)
+            self._joins[product.name] = None if shared else found
+        return self._joins[product.name]
+
+    def _is_shared(self, node: Node) -> bool:
+        """Whether others than one node read its value."""
+        (value,) = node.values
+        return value in self.flow.returned or len(self.flow.readers[value]) > 1
+
+    def _is_operand(self, node: Node, product: Node) -> bool:
+        """Whether the kernel of `product` does the work of `node` as it copies its operand."""
+        scale = self.scale(product)
+        return (scale is not None and scale.product is node) or self.joined(product) is node
 
     def pair(self, first: Node, second: Node) -> str | None:
         """Why no group holds both nodes, or None if one may."""
@@ -280,7 +294,7 @@ class Legality:
                 if isinstance(found, str):
                     return found
                 continue
-            if slot == 0 and self._scales_for(made_by, user):
+            if slot == 0 and self._is_operand(made_by, user):
                 continue
             if user.definition.family == "stencil":
                 return f"%{user.name} reads neighbours: %{read.value} must be stored first"
@@ -325,7 +339,7 @@ class Legality:
         if is_anchor(anchor):
             if _attends(node) and self.projection(node) is anchor:
                 return None
-            if self._scales_for(node, anchor):
+            if self._is_operand(node, anchor):
                 return None
             if (beside := self._stencils.beside(anchor, node)) is not None:
                 return None if beside is node else self._kinds(beside, node)
@@ -398,6 +412,8 @@ class Legality:
                     if self.flow.producer(read) in nodes:
                         return f"%{read.value}, which %{scale.product.name} reads, must be stored"
                 nodes = [node for node in nodes if node is not scale.product]
+            joined = self.joined(anchor)
+            nodes = [node for node in nodes if node is not joined]
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
         elif kind == "rowwise":

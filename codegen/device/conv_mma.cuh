@@ -151,7 +151,7 @@ __device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& 
                      origin.z * W::STRIDE_T - W::BEFORE_T + t};
       const bool valid = chunk < Patch::CHUNKS && is_inside<A>(at);
       ptx::cp_async<16>(to + (item % C::CHUNKS * Patch::PLANE + Patch::pixel(t, y, x)) * 16,
-                        a.base + (valid ? A::place(at) : 0), valid);
+                        valid ? a.pixel(at) : a.base, valid);
     }
   };
   // What this block copies as its number `s`, if there is as much.

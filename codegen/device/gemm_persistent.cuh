@@ -44,8 +44,9 @@ __device__ __forceinline__ TilePlace tile_place(int tile) {
 // ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
 template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
-                                                const ptx::TensorMap& b_map,
-                                                const Functor& functor) {
+                                                const ptx::TensorMap& b_map, const Functor& functor,
+                                                const MoreMaps<pieces_of<Windows> - 1>& more = {}) {
+  constexpr bool GATHERS = !is_same<Windows, PlainRows>;
   using Element = typename C::Element;
   constexpr int ATOM_K = 128 / sizeof(Element);  // one 128-byte swizzle row
   constexpr int K_STEP = 32;                     // bytes of K that one wgmma takes
@@ -70,7 +71,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   static_assert(PRODUCER_REGISTERS + C::CONSUMERS * CONSUMER_REGISTERS <=
                     (C::CONSUMERS + 1) * (512 / (C::CONSUMERS + 1) / 8 * 8),
                 "what is given was taken");
-  static_assert(!is_windows<Windows> || C::BATCH == 1, "windows are rows of one product");
+  static_assert(!GATHERS || C::BATCH == 1, "windows are rows of one product");
   constexpr int PRODUCER = C::CONSUMERS * 4;                      // the warp
   constexpr int READERS = C::COOPERATIVE ? C::CONSUMERS * 4 : 4;  // warps that work on a tile
 
@@ -131,8 +132,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       for (int atom = 0; atom < C::ATOMS; ++atom) {
         const u32 to = ring + s * STAGE_BYTES + atom * A_BYTES;
         const int i = step * C::ATOMS + atom;
-        if constexpr (is_windows<Windows>) {
-          source.windows.copy(to, a_map, i, full + 8 * s);
+        if constexpr (GATHERS) {
+          source.windows.copy(to, a_map, more, i, full + 8 * s);
         } else {
           ptx::cp_async_bulk_tensor(to, a_map, i * ATOM_K, source.at.row0, source.at.batch,
                                     full + 8 * s);
@@ -145,7 +146,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       for (int atom = 0; atom < C::ATOMS; ++atom) {
         const u32 to = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES + atom * B_BYTES;
         int k = (step * C::ATOMS + atom) * ATOM_K;
-        if constexpr (is_windows<Windows>) k = source.windows.k(step * C::ATOMS + atom);
+        if constexpr (GATHERS) k = source.windows.k(step * C::ATOMS + atom);
         if constexpr (C::WIDTH == 8) {
           ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / 32, full + 8 * s);
         } else {

@@ -9,7 +9,8 @@
 // their partial sums of the parts that each finishes. The neighbours exchange nothing: they read
 // the same tiles of P from one place of the chip, which asks the rest of it for them once.
 //
-// With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
+// With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers, or
+// lies in pieces, each with a map of its own: `more` are those behind the first.
 //
 // The epilogue works on the accumulators where wgmma leaves them, so that only partial sums and
 // statistics go through shared memory. Where columns are P, the copy engine brings their rows of
@@ -42,7 +43,9 @@ constexpr bool LATE_TRIGGER = false;
 // where products of floats are as good as fp32's.
 template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
-                                           const Functor& functor) {
+                                           const Functor& functor,
+                                           const MoreMaps<pieces_of<Windows> - 1>& more = {}) {
+  constexpr bool GATHERS = !is_same<Windows, PlainRows>;
   using Element = typename C::Element;
   constexpr int ATOM_K = 128 / sizeof(Element);  // one 128-byte swizzle row
   constexpr int BLOCK_K = C::ATOMS * ATOM_K;
@@ -201,7 +204,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     } else if (lane == 0) {  // the producer
       const CopyOfWindows<Windows, ATOM_K> windows(C::SWAP ? q0 : p0);
       const auto k_of = [&](int step, int atom) {
-        if constexpr (is_windows<Windows>) {
+        if constexpr (GATHERS) {
           return windows.k((first + step) * C::ATOMS + atom);
         } else {
           return (first + step) * BLOCK_K + atom * ATOM_K;
@@ -212,8 +215,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         for (int atom = 0; atom < C::ATOMS; ++atom) {
           const u32 to = ring + s * STAGE_BYTES + atom * P_BYTES;
           const int k = k_of(step, atom);
-          if constexpr (is_windows<Windows> && !C::SWAP) {
-            windows.copy(to, p_map, (first + step) * C::ATOMS + atom, full + 8 * s);
+          if constexpr (GATHERS && !C::SWAP) {
+            windows.copy(to, p_map, more, (first + step) * C::ATOMS + atom, full + 8 * s);
           } else if constexpr (C::SWAP && C::WIDTH == 2) {
             ptx::cp_async_bulk_tensor(to, p_map, k, 0, 0, p0 / 16, batch, full + 8 * s);
           } else {
@@ -227,8 +230,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         for (int atom = 0; atom < C::ATOMS; ++atom) {
           const u32 to = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES + atom * Q_BYTES;
           const int k = k_of(step, atom);
-          if constexpr (is_windows<Windows> && C::SWAP) {
-            windows.template copy<C::MULTICAST>(to, q_map, (first + step) * C::ATOMS + atom,
+          if constexpr (GATHERS && C::SWAP) {
+            windows.template copy<C::MULTICAST>(to, q_map, more, (first + step) * C::ATOMS + atom,
                                                 full + 8 * s);
           } else if constexpr (C::MULTICAST > 1) {
             ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,

@@ -152,12 +152,73 @@ __device__ constexpr int window_rows_of() {
 // In place of a window struct: rows as they lie in memory.
 struct PlainRows {};
 
-// Steps of ATOMS x ATOM_K elements of K. Of windows, each atom lies in one tap: where the channels
-// are no multiple of ATOM_K, the copy engine fills the rest of a tap's last atom with zeros.
+template <class T, class = void>
+struct PiecesOf : Constant<int, 1> {};
+template <class T>
+struct PiecesOf<T, decltype(static_cast<void>(T::PIECES))> : Constant<int, T::PIECES> {};
+
+// Of how many pieces an operand is. Windows or rows of several say how many `channels_of` each has;
+// those of a tap come piece by piece.
+template <class W>
+inline constexpr int pieces_of = PiecesOf<W>::value;
+
+// Where an atom of K lies: of which piece of which tap, at which of its channels, and where along a
+// row of weights.
+struct AtomPlace {
+  int tap, piece, channel, k;
+};
+
+// The atoms of a tap: none is of two pieces, and the copy engine fills the last of each with zeros.
+template <class W, int ATOM_K>
+__host__ __device__ constexpr int atoms_of_tap() {
+  if constexpr (pieces_of<W> > 1) {
+    int atoms = 0;
+    for (int piece = 0; piece < pieces_of<W>; ++piece)
+      atoms += ceil_div(W::channels_of(piece), ATOM_K);
+    return atoms;
+  } else {
+    return ceil_div(W::CHANNELS, ATOM_K);
+  }
+}
+
+template <class W, int ATOM_K>
+__device__ __forceinline__ AtomPlace atom_place(int i) {
+  constexpr int ATOMS = atoms_of_tap<W, ATOM_K>();
+  if constexpr (pieces_of<W> == 1) {
+    const int channel = i % ATOMS * ATOM_K;
+    return {i / ATOMS, 0, channel, i / ATOMS * W::CHANNELS + channel};
+  } else {
+    int tap = 0, before = 0;  // channels of the taps ahead
+    if constexpr (is_windows<W>) {
+      tap = i / ATOMS;
+      before = tap * W::CHANNELS;
+    }
+    const int in_tap = i - tap * ATOMS;
+    AtomPlace at{tap, 0, in_tap * ATOM_K, before + in_tap * ATOM_K};
+    int atoms = 0, channels = 0;  // of the pieces ahead
+#pragma unroll
+    for (int piece = 1; piece < pieces_of<W>; ++piece) {
+      atoms += ceil_div(W::channels_of(piece - 1), ATOM_K);
+      channels += W::channels_of(piece - 1);
+      if (in_tap >= atoms) {
+        const int channel = (in_tap - atoms) * ATOM_K;
+        at = {tap, piece, channel, before + channels + channel};
+      }
+    }
+    return at;
+  }
+}
+
+// Steps of ATOMS x ATOM_K elements of K. Of windows and pieces, each atom lies in one tap.
 template <class W, int ATOM_K, int ATOMS>
 __device__ constexpr int steps_of_k(int k) {
-  if constexpr (is_windows<W>) {
-    constexpr int ALL = tap_rows_of<W>() * W::KERNEL_W * ceil_div(W::CHANNELS, ATOM_K);
+  if constexpr (!is_same<W, PlainRows>) {
+    constexpr int ALL = [] {
+      if constexpr (is_windows<W>)
+        return tap_rows_of<W>() * W::KERNEL_W * atoms_of_tap<W, ATOM_K>();
+      else
+        return atoms_of_tap<W, ATOM_K>();
+    }();
     static_assert(ALL % ATOMS == 0, "the last step would run into a tap that is not there");
     return ALL / ATOMS;
   } else {
@@ -166,23 +227,57 @@ __device__ constexpr int steps_of_k(int k) {
 }
 
 #if __CUDA_ARCH__ >= 900
-// Brings atoms of the windows from `row` on.
+// The tensor maps of an operand's pieces beside the first.
+template <int COUNT>
+struct MoreMaps {
+  const ptx::TensorMap* of[COUNT];
+};
+template <>
+struct MoreMaps<0> {};
+
+// Brings atoms of the windows, or of rows in several pieces, from `row` on.
 template <class W, int ATOM_K>
 class CopyOfWindows {
  public:
-  __device__ __forceinline__ explicit CopyOfWindows(int row) : first_(first_pixel<W>(row)) {}
+  __device__ __forceinline__ explicit CopyOfWindows(int row) : first_(first_of(row)) {}
 
   // Where atom `i` of K lies along a row of weights.
-  __device__ __forceinline__ int k(int i) const {
-    return i / CHUNKS * W::CHANNELS + i % CHUNKS * ATOM_K;
-  }
+  __device__ __forceinline__ int k(int i) const { return atom_place<W, ATOM_K>(i).k; }
 
   // To this block, or to the first BLOCKS of its cluster.
   template <int BLOCKS = 1>
-  __device__ __forceinline__ void copy(u32 to, const ptx::TensorMap& map, int i,
+  __device__ __forceinline__ void copy(u32 to, const ptx::TensorMap& first,
+                                       const MoreMaps<pieces_of<W> - 1>& more, int i,
                                        u32 barrier) const {
-    int tap = i / CHUNKS, tap_t = 0;
-    const int channel = i % CHUNKS * ATOM_K;
+    const AtomPlace at = atom_place<W, ATOM_K>(i);
+    const ptx::TensorMap* map = &first;
+#pragma unroll
+    for (int piece = 1; piece < pieces_of<W>; ++piece)
+      if (at.piece == piece) map = more.of[piece - 1];
+    if constexpr (!is_windows<W>) {
+      if constexpr (BLOCKS > 1)
+        ptx::cp_async_bulk_tensor_multicast(to, *map, at.channel, first_, 0, barrier,
+                                            (1 << BLOCKS) - 1);
+      else
+        ptx::cp_async_bulk_tensor(to, *map, at.channel, first_, 0, barrier);
+    } else {
+      copy_tap<BLOCKS>(to, *map, at, barrier);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static auto first_of(int row) {
+    if constexpr (is_windows<W>)
+      return first_pixel<W>(row);
+    else
+      return row;
+  }
+
+  template <int BLOCKS>
+  __device__ __forceinline__ void copy_tap(u32 to, const ptx::TensorMap& map, const AtomPlace& at,
+                                           u32 barrier) const {
+    int tap = at.tap, tap_t = 0;
+    const int channel = at.channel;
     if constexpr (is_volume<W>) {
       tap_t = tap / (W::KERNEL_H * W::KERNEL_W) * W::DILATION_T;
       tap %= W::KERNEL_H * W::KERNEL_W;
@@ -204,9 +299,7 @@ class CopyOfWindows {
     }
   }
 
- private:
-  static constexpr int CHUNKS = ceil_div(W::CHANNELS, ATOM_K);  // of a tap
-  Pixel first_;
+  decltype(first_of(0)) first_;  // a pixel, or a row
 };
 
 template <int ATOM_K>

@@ -8,7 +8,6 @@ import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import ClassVar
 
 from gtco.codegen import timing
@@ -18,13 +17,12 @@ from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, chec
 from gtco.codegen.sketches.gemm import (
     EXACT,
     GROUPED,
-    GemmProblem,
     analyse,
     check_products,
     is_exact,
-    operand_text,
     pad_to,
 )
+from gtco.codegen.sketches.operands import JoinedOperand, operand_text, pieces_of, pointers
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group
 from gtco.target import Target
@@ -46,11 +44,14 @@ class ConvMma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        problem = analyse(group)
-        check(isinstance(problem.a, WindowOperand), "rows of a matrix are no patch of an image")
+        problem = analyse(group, joins=True)
+        check(problem.anchor.definition.convolves, "rows of a matrix are no patch of an image")
         check_products(problem.anchor, problem.dtype, target, exact=True)
-        self.problem: GemmProblem = replace(problem, a=windows_of(group.graph, problem.anchor))
-        self.windows: WindowOperand = self.problem.a
+        if not isinstance(problem.a, JoinedOperand):  # a row of the kernel may be one tap of it
+            problem = replace(problem, a=windows_of(group.graph, problem.anchor))
+        self.problem = problem
+        pieces = [each for each in pieces_of(problem.a) if isinstance(each, WindowOperand)]
+        self.windows = pieces[0]
         self.exact = is_exact(problem.anchor, problem.dtype)
         self.chunk = 16 // problem.dtype.itemsize
         overlap = any(
@@ -58,21 +59,15 @@ class ConvMma(Sketch):
             for size, step in zip(self.windows.kernel, self.windows.stride, strict=True)
         )
         check(overlap, "no pixel is in two windows")
-        layout, last = self.windows.layout, self.windows.axes + 1
-        aligned = layout.vector(self.chunk, last) == self.problem.b.layout.vector(self.chunk, 2)
-        check(
-            aligned
-            and layout.vector(self.chunk, last) == self.chunk
-            and self.windows.channels % self.chunk == 0,
-            f"the image {layout} or the weights are not in runs of 16 bytes",
-        )
+        whole = problem.b.layout.vector(self.chunk, 2) == self.chunk
+        check(whole, f"the weights {problem.b.layout} are not in runs of 16 bytes")
+        for piece in pieces:
+            run = piece.layout.vector(self.chunk, piece.axes + 1)
+            whole = run == self.chunk and piece.channels % run == 0
+            check(whole, f"the image {piece.layout} is not in runs of 16 bytes")
+        self.chunks = sum(piece.channels for piece in pieces) // self.chunk  # of a group
         fields = self.problem.epilogue(self.problem.region()).row_fields
         check(not fields, "the epilogue reads values of each row")
-
-    @cached_property
-    def chunks(self) -> int:
-        """Of 16 bytes, that the channels of a group have."""
-        return self.windows.channels // self.chunk
 
     def knobs(self) -> tuple[Knob, ...]:
         volume = self.windows.axes == 3
@@ -233,8 +228,7 @@ class ConvMma(Sketch):
         emitter = problem.epilogue(region)
         texts = []
         for label, operand in (("A", problem.a), ("B", problem.b)):
-            parameter = region.parameter(operand.base, "in")
-            texts.append(operand_text(label, operand, problem.dtype, parameter))
+            texts.append(operand_text(label, operand, problem.dtype, pointers(operand, region)))
         functor = emitter.functor("Epilogue", "acc")
         width = 8 if self._warp(schedule)[1] % 32 == 0 else 2
         names, newline = ", ".join(region.parameters), "\n"
@@ -256,8 +250,8 @@ struct Config {{
 {functor}
 extern "C" __global__ void __launch_bounds__({shape.threads})
 ENTRY_POINT({region.declarations}) {{
-  conv_mma<Config>(A{{{region.parameter(problem.a.base, "in")}}},
-                   B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}});
+  conv_mma<Config>(A{{{pointers(problem.a, region)}}},
+                   B{{{pointers(problem.b, region)}}}, Epilogue{{{names}}});
 }}
 """
         return self.program(

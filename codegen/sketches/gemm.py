@@ -14,31 +14,26 @@ from functools import cached_property
 
 import torch
 
-from gtco.codegen.emit import PointwiseEmitter, Region, axis_index, index
+from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketch import Illegal, check
+from gtco.codegen.sketches.operands import (
+    GemmOperand,
+    JoinedOperand,
+    Operand,
+    Piece,
+    pieces_of,
+    single_stride,
+)
 from gtco.codegen.sketches.windows import WindowOperand, of_whole_rows, windows_of
 from gtco.ir.graph import Graph, Group, Node
-from gtco.ir.views import Axis, Layout, NotAView, resolve
+from gtco.ir.views import NotAView, resolve
+from gtco.passes.joined import joined_by
 from gtco.passes.scaled import Scale, scale_of
 from gtco.target import Target
 
 HALVES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
-
-
-@dataclass(frozen=True)
-class GemmOperand:
-    """A or B as (batch, rows or columns, K)."""
-
-    base: str
-    layout: Layout
-    constant: bool
-
-    @property
-    def k_major(self) -> bool:
-        """Whether neighbours along K are neighbours in memory."""
-        return self.layout.contiguous_run(2) > 1 or self.layout.contiguous_run(1) <= 1
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,7 @@ class GemmProblem:
         anchor: the linear, matmul or convolution.
         batch, rows, columns, k: the sizes of one product and how many there are.
         dtype: of both operands.
-        a, b: the operands; A may be windows of an image.
+        a, b: the operands; A may be windows of an image, and may lie in several pieces.
         scale: what A is multiplied by, if by anything.
     """
 
@@ -80,7 +75,7 @@ class GemmProblem:
     columns: int
     k: int
     dtype: torch.dtype
-    a: GemmOperand | WindowOperand
+    a: Operand
     b: GemmOperand
     scale: ScaleOperand | None = None
 
@@ -93,25 +88,32 @@ class GemmProblem:
         """A, where a sketch reads whole rows alone.
 
         Raises:
-            Illegal: it is windows of an image.
+            Illegal: it is windows of an image, or lies in pieces.
         """
-        if isinstance(self.a, WindowOperand):
-            raise Illegal("this sketch reads no windows of an image")
-        return self.a
+        if isinstance(self.a, GemmOperand):
+            return self.a
+        kind = "windows of an image" if isinstance(self.a, WindowOperand) else "pieces of a concat"
+        raise Illegal(f"this sketch reads no {kind}")
 
     @property
     def windows(self) -> tuple[str, str]:
-        """What copies windows of an image as A: a struct, and how a template is told of it; both
-        are empty where A is rows."""
-        if not isinstance(self.a, WindowOperand):
+        """What copies windows of an image or pieces as A: a struct, and how a template is told of
+        it; both are empty where A is rows."""
+        if isinstance(self.a, GemmOperand):
             return "", ""
         return f"struct Windows {{\n{self.a.fields}\n}};\n\n", ", Windows"
 
+    @property
+    def atoms_are_apart(self) -> bool:
+        """Whether a piece of K ends where a tap or a piece of A does, so that no step may run
+        beyond the last."""
+        return not isinstance(self.a, GemmOperand)
+
     def atoms(self, elements: int) -> int:
         """How many pieces of `elements` each K comes in."""
-        if isinstance(self.a, WindowOperand):
-            return self.a.atoms(elements)
-        return -(-self.k // elements)
+        if isinstance(self.a, GemmOperand):
+            return -(-self.k // elements)
+        return self.a.atoms(elements)
 
     @property
     def grouped(self) -> bool:
@@ -127,8 +129,10 @@ class GemmProblem:
 
     def epilogue(self, region: Region) -> PointwiseEmitter:
         """The epilogue's emitter; the template hands in `acc`."""
-        scales = None if self.scale is None else self.scale.product
-        nodes = [node for node in self.group.nodes if node is not scales]
+        ahead = joined_by(self.group.graph, self.anchor)
+        if self.scale is not None:
+            ahead = self.scale.product
+        nodes = [node for node in self.group.nodes if node is not ahead]
         return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, nodes)
 
     @cached_property
@@ -160,21 +164,24 @@ class GemmProblem:
             f"{self.columns} columns a group cut the chunks of the row statistics",
         )
 
-    def tensor_map(
-        self, operand: GemmOperand | WindowOperand, size: int, box: int
-    ) -> TensorMapArgument:
+    def tensor_maps(self, size: int, box: int) -> list[TensorMapArgument]:
+        """Those of the pieces of A, of tiles of `box` rows, of `size` there are."""
+        return [self.tensor_map(piece, size, box) for piece in pieces_of(self.a)]
+
+    def tensor_map(self, operand: Piece, size: int, box: int) -> TensorMapArgument:
         """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K."""
         # A copy of f32 rounds it to tf32, of which no part is left over.
         dtype = torch.int32 if is_exact(self.anchor, self.dtype) else self.dtype
         if isinstance(operand, WindowOperand):
             return operand.tensor_map(dtype, min(box, 256))
-        batch_stride, row_stride, _ = (_single_stride(axis) or 0 for axis in operand.layout.dims)
-        row_stride = row_stride or pad_to(self.k, 16)
+        batch_stride, row_stride, _ = (single_stride(axis) or 0 for axis in operand.layout.dims)
+        k = operand.layout.shape[-1]
+        row_stride = row_stride or pad_to(k, 16)
         return TensorMapArgument(
             operand.base,
             operand.layout.offset,
             dtype,
-            (self.k, size, self.batch),
+            (k, size, self.batch),
             (row_stride, batch_stride or row_stride * size),
             (128 // self.dtype.itemsize, min(box, 256), 1),
         )
@@ -211,22 +218,27 @@ def check_products(
     check(exact or not is_exact(anchor, dtype), "this sketch multiplies fp32 as tf32 alone")
 
 
-def analyse(group: Group, *, scales: bool = False) -> GemmProblem:
+def analyse(group: Group, *, scales: bool = False, joins: bool = False) -> GemmProblem:
     """The GEMM in `group`.
 
     Args:
         group: the group.
         scales: whether the kernel can multiply A by a factor of each channel.
+        joins: whether it can read A in pieces.
 
     Raises:
         Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled
-            and cannot be.
+            or read in pieces and cannot be.
     """
     anchors = [node for node in group.nodes if node.definition.family == "gemm"]
     check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")
     (anchor,) = anchors
     graph = group.graph
     out = anchor.outputs[0].sizes
+    concat = joined_by(graph, anchor)
+    check(joins or concat is None, "this sketch reads its operand from one place")
+    if concat is not None:
+        return _analyse_joined(group, anchor, concat)
     if anchor.definition.convolves:
         return _analyse_conv(group, anchor)
     found = scale_of(graph, anchor)
@@ -301,11 +313,33 @@ def _analyse_conv(group: Group, anchor: Node) -> GemmProblem:
     return GemmProblem(group, anchor, groups, rows, columns, k, dtypes.pop(), a, b_operand)
 
 
-def _single_stride(axis: Axis) -> int | None:
-    """The one stride of a dimension, 0 if it has one element, None if it is nested."""
-    if not axis:
-        return 0
-    return axis[0][1] if len(axis) == 1 else None
+def _analyse_joined(group: Group, anchor: Node, concat: Node) -> GemmProblem:
+    graph = group.graph
+    *rows, columns = anchor.outputs[0].sizes
+    try:
+        pieces = tuple(_piece(graph, anchor, name, math.prod(rows)) for name in concat.inputs)
+        b_base, b = resolve(graph, anchor.inputs[1])
+        k = math.prod(b.shape) // columns
+        b = b.reshape((1, columns, k))
+    except NotAView as error:
+        raise Illegal(f"%{anchor.name} reads an operand that is no strided view: {error}") from None
+    dtypes = set()
+    for base in (*(piece.base for piece in pieces), b_base):
+        stored = base in graph.inputs or base in graph.constants
+        check(stored, f"operand %{base} is made in the same kernel")
+        dtypes.add(graph.specs[base].dtype)
+    check(len(dtypes) == 1, f"%{anchor.name} has operands of two dtypes")
+    b_operand = GemmOperand(b_base, b, b_base in graph.constants)
+    a = JoinedOperand(pieces)
+    return GemmProblem(group, anchor, 1, math.prod(rows), columns, k, dtypes.pop(), a, b_operand)
+
+
+def _piece(graph: Graph, anchor: Node, name: str, rows: int) -> Piece:
+    if anchor.definition.convolves:
+        return windows_of(graph, anchor, name)
+    base, layout = resolve(graph, name)
+    layout = layout.reshape((1, rows, layout.shape[-1]))
+    return GemmOperand(base, layout, base in graph.constants)
 
 
 def pad_to(value: int, multiple: int) -> int:
@@ -321,14 +355,15 @@ def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmP
         Illegal: as of `analyse`; or the target, the dtype or an operand's layout has no such way.
     """
     check(target.has_wgmma, f"{target.arch} has no wgmma")
-    problem = analyse(group)
+    problem = analyse(group, joins=True)
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check_products(problem.anchor, problem.dtype, target, exact=exact)
-    if isinstance(problem.a, WindowOperand):
-        problem.a.check_map(problem.dtype)
-    else:
-        check_tensor_map("A", problem.a, problem.dtype)
+    for piece in pieces_of(problem.a):
+        if isinstance(piece, WindowOperand):
+            piece.check_map(problem.dtype)
+        else:
+            check_tensor_map("A", piece, problem.dtype)
     check_tensor_map("B", problem.b, problem.dtype)
     return problem
 
@@ -366,7 +401,7 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
         Illegal: naming its layout.
     """
     dims = operand.layout.dims
-    batch, rows, k = (_single_stride(axis) for axis in dims)
+    batch, rows, k = (single_stride(axis) for axis in dims)
     check(
         batch is not None and rows is not None and k in (0, 1),
         f"operand {label} {operand.layout} is no K-major tile that a tensor map describes",
@@ -377,38 +412,3 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
     unit = 16 // dtype.itemsize
     aligned = all((stride or 0) % unit == 0 for stride in (batch, rows, operand.layout.offset))
     check(aligned, f"operand {label} has rows that are not 16-byte aligned")
-
-
-def operand_text(
-    label: str, operand: GemmOperand | WindowOperand, dtype: torch.dtype, parameter: str
-) -> str:
-    """The struct called `label` through which mma.sync templates read `operand`, of `dtype`."""
-    if isinstance(operand, WindowOperand):
-        return operand.text(label, dtype, parameter)
-    layout = operand.layout
-    dim = 2 if operand.k_major else 1
-    vector = layout.vector(16 // dtype.itemsize, dim)
-    at, parts = index(layout, ("batch", "row", "k")), ""
-    if any(_single_stride(axis) is None for axis in layout.dims[1:]):
-        at, parts = "row_place(batch, row) + k_place(k)", _apart(layout)
-    element = "Config::Element"
-    return f"""struct {label} {{  // %{parameter}, {layout}
-  const {element}* base;
-  static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
-  static constexpr bool CONSTANT = {str(operand.constant).lower()};
-  static constexpr int VECTOR = {vector};
-{parts}  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
-    return base + {at};
-  }}
-}};
-"""
-
-
-def _apart(layout: Layout) -> str:
-    """The parts that row and k have in the place of an element: what is costly is computed once."""
-    row = index(Layout((*layout.dims[:2], ()), layout.offset), ("batch", "row", "k"))
-    k = axis_index(layout.dims[2], "k")
-    return f"""  static constexpr bool APART = true;
-  __device__ __forceinline__ static int row_place(int batch, int row) {{ return {row}; }}
-  __device__ __forceinline__ static int k_place(int k) {{ return {k}; }}
-"""

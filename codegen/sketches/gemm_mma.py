@@ -16,9 +16,9 @@ from gtco.codegen.sketches.gemm import (
     analyse,
     check_products,
     is_exact,
-    operand_text,
     pad_to,
 )
+from gtco.codegen.sketches.operands import operand_text, pointers
 from gtco.ir.graph import Group
 from gtco.target import Target
 
@@ -34,7 +34,7 @@ class GemmMma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self.problem = analyse(group, scales=True)
+        self.problem = analyse(group, scales=True, joins=True)
         if self.problem.scale is not None:
             check(self.problem.scale.operand.k_major, "the factors of a row lie apart")
         check_products(self.problem.anchor, self.problem.dtype, target, exact=True)
@@ -124,8 +124,7 @@ class GemmMma(Sketch):
                 major or extent % 64 == 0, f"{knob} {extent}: a transposed tile spans 64 elements"
             )
             check(major or problem.dtype != FP8, "no instruction transposes tiles of fp8")
-            parameter = region.parameter(operand.base, "in")
-            texts.append(operand_text(label, operand, problem.dtype, parameter))
+            texts.append(operand_text(label, operand, problem.dtype, pointers(operand, region)))
         scaling, scale_rows, handed = "", 0, ""
         if (scale := problem.scale) is not None:
             scale_rows = scale.most(m)
@@ -158,8 +157,8 @@ struct Config {{
 {functor}
 extern "C" __global__ void __launch_bounds__({warps_m * warps_n * 32})
 ENTRY_POINT({region.declarations}) {{
-  gemm_mma<Config>(A{{{region.parameter(problem.a.base, "in")}}},
-                   B{{{region.parameter(problem.b.base, "in")}}}, Epilogue{{{names}}}{handed});
+  gemm_mma<Config>(A{{{pointers(problem.a, region)}}},
+                   B{{{pointers(problem.b, region)}}}, Epilogue{{{names}}}{handed});
 }}
 """
         return self.program(

@@ -12,7 +12,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import FP8, analyse_wgmma, eights, pad_to
-from gtco.codegen.sketches.windows import WindowOperand
+from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.target import Target
 
@@ -129,7 +129,7 @@ class GemmPersistent(Sketch):
         accumulators = rows // 64 * block_n // (1 if self.problem.dtype == FP8 else 2)
         most = ACCUMULATORS[consumers]
         check(accumulators <= most, f"{accumulators} accumulators a thread, of {most}")
-        if isinstance(self.problem.a, WindowOperand):
+        if self.problem.atoms_are_apart:
             whole = self.atoms % schedule["atoms"] == 0
             check(whole, f"{self.atoms} atoms of taps in steps of {schedule['atoms']}")
         self.problem.check_stats(block_n, "tile")
@@ -168,6 +168,7 @@ class GemmPersistent(Sketch):
         smem, blocks, threads = self._smem(schedule), self._blocks(schedule), _threads(schedule)
         down = -(-problem.rows // block_m)
         windows, of = problem.windows
+        more = MoreMaps(len(pieces_of(problem.a)) - 1)
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_persistent.cuh"
 using namespace gtco;
@@ -190,11 +191,11 @@ struct Config {{
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
-            const __grid_constant__ ptx::TensorMap b_map, {region.declarations}) {{
-  gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}});
+            const __grid_constant__ ptx::TensorMap b_map, {more.declarations}{region.declarations}) {{
+  gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}}{more.argument});
 }}
 """
-        a_map = problem.tensor_map(problem.a, problem.rows, block_m)
+        a_map, *more_maps = problem.tensor_maps(problem.rows, block_m)
         b_map = problem.tensor_map(problem.b, problem.columns, block_n)
         return self.program(
             schedule,
@@ -205,6 +206,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             (
                 a_map,
                 eights(b_map) if self.width == 8 else b_map,
+                *more_maps,
                 *(argument for _, argument in region.parameters.values()),
             ),
         )

@@ -12,7 +12,8 @@ from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse, operand_text, pad_to
+from gtco.codegen.sketches.gemm import analyse, pad_to
+from gtco.codegen.sketches.operands import operand_text
 from gtco.ir.graph import Group
 from gtco.target import Target
 

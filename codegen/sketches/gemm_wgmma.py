@@ -13,7 +13,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import EXACT, FP8, analyse_wgmma, eights, is_exact, pad_to, pairs
-from gtco.codegen.sketches.windows import WindowOperand
+from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
 
@@ -193,7 +193,7 @@ class GemmWgmma(Sketch):
         paired = self._width(schedule) > 1 or not self.problem.of_pairs
         check(paired, f"a thread has single columns of {self.problem.columns}, and pairs are read")
         steps = -(-self.steps // schedule["atoms"])
-        if isinstance(self.problem.a, WindowOperand):
+        if self.problem.atoms_are_apart:
             whole = self.steps % schedule["atoms"] == 0
             check(whole, f"{self.steps} atoms of taps in steps of {schedule['atoms']}")
         multicast, cluster_q = schedule["multicast"], schedule["cluster_q"]
@@ -248,7 +248,9 @@ class GemmWgmma(Sketch):
         swap, split, cluster_q = (schedule[name] for name in ("swap", "split", "cluster_q"))
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)
-        p, q = (problem.b, problem.a) if swap else (problem.a, problem.b)
+        p_constant, q_constant = problem.a.constant, problem.b.constant
+        if swap:
+            p_constant, q_constant = q_constant, p_constant
         smem = self._smem(schedule)
         threads = _threads(schedule)
         # Where two fit, the next kernel's prologue runs beside this one's end.
@@ -256,6 +258,7 @@ class GemmWgmma(Sketch):
         blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
         functor = emitter.functor("Epilogue", "acc")
         windows, of = problem.windows
+        more = MoreMaps(len(pieces_of(problem.a)) - 1)
         names = ", ".join(region.parameters)
         source = f"""#include "gemm_wgmma.cuh"
 using namespace gtco;
@@ -267,8 +270,8 @@ struct Config {{
   static constexpr int BLOCK_P = {block_p}, BLOCK_Q = {block_q}, STAGES = {stages};
   static constexpr int SPLIT = {split}, MULTICAST = {schedule["multicast"]};
   static constexpr int CLUSTER_Q = {cluster_q};
-  static constexpr bool P_CONSTANT = {str(p.constant).lower()};
-  static constexpr bool Q_CONSTANT = {str(q.constant).lower()};
+  static constexpr bool P_CONSTANT = {str(p_constant).lower()};
+  static constexpr bool Q_CONSTANT = {str(q_constant).lower()};
   static constexpr int REGISTERS = {min(255, timing.most_registers(threads * blocks_per_sm))};
   static constexpr int ATOMS = {schedule["atoms"]}, DEPTH = {schedule["depth"]};
   static constexpr int WIDTH = {self._width(schedule)};
@@ -279,16 +282,17 @@ struct Config {{
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
-            const __grid_constant__ ptx::TensorMap q_map, {region.declarations}) {{
-  gemm_wgmma<Config{of}>(p_map, q_map, Epilogue{{{names}}});
+            const __grid_constant__ ptx::TensorMap q_map, {more.declarations}{region.declarations}) {{
+  gemm_wgmma<Config{of}>(p_map, q_map, Epilogue{{{names}}}{more.argument});
 }}
 """
-        p_map = problem.tensor_map(p, p_size, block_p)
-        q_map = problem.tensor_map(q, q_size, block_q)
-        if swap:
-            p_map = pairs(p_map) if self._width(schedule) == 2 else p_map
-        elif self._width(schedule) == 8:
-            q_map = eights(q_map)
+        a_map, *more_maps = problem.tensor_maps(problem.rows, block_q if swap else block_p)
+        b_map = problem.tensor_map(problem.b, problem.columns, block_p if swap else block_q)
+        if swap and self._width(schedule) == 2:
+            b_map = pairs(b_map)
+        elif not swap and self._width(schedule) == 8:
+            b_map = eights(b_map)
+        first = (b_map, a_map) if swap else (a_map, b_map)
         return self.program(
             schedule,
             source,
@@ -299,7 +303,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
             ),
             threads,
             smem.nbytes,
-            (p_map, q_map, *(argument for _, argument in region.parameters.values())),
+            (*first, *more_maps, *(argument for _, argument in region.parameters.values())),
             (_cluster(schedule), 1, 1),
         )
 

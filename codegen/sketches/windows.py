@@ -85,6 +85,10 @@ class WindowOperand:
     @property
     def fields(self) -> str:
         """The constants that the device library's window structs have."""
+        return self.fields_of(self.channels)
+
+    def fields_of(self, channels: int) -> str:
+        """The same of as many channels, where this is one of several pieces."""
         pairs = {
             "KERNEL": self.kernel,
             "STRIDE": self.stride,
@@ -96,7 +100,7 @@ class WindowOperand:
             _constants([f"{name}_{axis}" for axis in AXES[self.axes]], sizes)
             for name, sizes in pairs.items()
         ]
-        lines.append(f"static constexpr int CHANNELS = {self.channels};")
+        lines.append(f"static constexpr int CHANNELS = {channels};")
         return "\n".join(f"  {line}" for line in lines)
 
     def check_map(self, dtype: torch.dtype) -> None:
@@ -157,19 +161,17 @@ class WindowOperand:
 
     def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the windows."""
-        places = ("at.z", "at.y", "at.x")[-self.axes :]
-        place = index(self.layout, ("at.image", *places, "at.channel"))
+        place = self.place_of(self.layout, "at.channel")
         vector = math.gcd(self.layout.vector(16 // dtype.itemsize, self.axes + 1), self.channels)
         element = "Config::Element"
         grouped = self.groups > 1
         first = "int group" if grouped else "int"
         channel = "\n    at.channel += group * CHANNELS;" if grouped else ""
-        sizes = _constants([f"SIZE_{axis}" for axis in AXES[self.axes]], self.layout.shape[1:-1])
         strides = [_single_stride(axis) for axis in self.layout.dims[1:]]
         step = (strides[-2] or 0) * self.stride[-1] * dtype.itemsize
         return f"""struct {label} {{  // %{parameter}, {self.layout}
 {self.fields}
-  {sizes}
+  {self.sizes}
   const {element}* base;
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
@@ -177,22 +179,38 @@ class WindowOperand:
   static constexpr bool APART = {str(None not in strides).lower()};
   static constexpr bool SHARES_SECTORS = {str(0 < step < SECTOR).lower()};
   __device__ __forceinline__ static int place(const Pixel& at) {{ return {place}; }}
+  __device__ __forceinline__ const {element}* pixel(const Pixel& at) const {{
+    return base + place(at);
+  }}
   __device__ __forceinline__ const {element}* at({first}, int row, int k, bool& valid) const {{
     auto at = pixel_of<{label}>(row, k);{channel}
     valid = valid && is_inside<{label}>(at);
-    return base + place(at);
+    return pixel(at);
   }}
 }};
 """
 
+    @property
+    def sizes(self) -> str:
+        """The constants of the image's sides."""
+        return _constants([f"SIZE_{axis}" for axis in AXES[self.axes]], self.layout.shape[1:-1])
 
-def windows_of(graph: Graph, node: Node) -> WindowOperand:
-    """The windows that `node`, a convolution or a pooling, reads.
+    def place_of(self, layout: Layout, channel: str) -> str:
+        """Where `channel` of the pixel `at` lies in an image of this geometry."""
+        return index(layout, ("at.image", *("at.z", "at.y", "at.x")[-self.axes :], channel))
+
+
+def windows_of(graph: Graph, node: Node, image: str | None = None) -> WindowOperand:
+    """The windows that `node`, a convolution or a pooling, reads, of its operand or of `image`,
+    which has as many pixels.
 
     Raises:
         NotAView: the image is no strided view.
     """
-    base, layout = resolve(graph, node.inputs[0])
+    base, layout = resolve(graph, node.inputs[0] if image is None else image)
+    if image is not None:
+        pixels = graph.specs[node.inputs[0]].sizes[:-1]
+        layout = layout.reshape((*pixels, layout.shape[-1]))
     attrs = node.attrs
     if "out" in attrs:
         high, wide = map(adaptive_window, layout.shape[1:3], attrs["out"])

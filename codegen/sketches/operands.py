@@ -1,0 +1,198 @@
+"""What a GEMM kernel reads: a matrix, windows of an image, or several of either, one behind another
+along K."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from gtco.codegen.emit import Region, axis_index, index
+from gtco.codegen.sketches.windows import WindowOperand
+from gtco.ir.views import Axis, Layout
+
+
+@dataclass(frozen=True)
+class GemmOperand:
+    """A or B as (batch, rows or columns, K)."""
+
+    base: str
+    layout: Layout
+    constant: bool
+
+    @property
+    def k_major(self) -> bool:
+        """Whether neighbours along K are neighbours in memory."""
+        return self.layout.contiguous_run(2) > 1 or self.layout.contiguous_run(1) <= 1
+
+
+Piece = GemmOperand | WindowOperand
+"""What lies in one place."""
+
+
+@dataclass(frozen=True)
+class JoinedOperand:
+    """Pieces whose channels follow one another: K is taps, and in a tap the channels of each piece.
+
+    Args:
+        pieces: two at least; windows of one geometry, or matrices of as many rows.
+    """
+
+    pieces: tuple[Piece, ...]
+
+    @property
+    def constant(self) -> bool:
+        """Whether nothing in the launch chain writes any of them."""
+        return all(piece.constant for piece in self.pieces)
+
+    @property
+    def k_major(self) -> bool:
+        """Neighbours along K are neighbours in memory, or are treated so."""
+        return True
+
+    @cached_property
+    def channels(self) -> tuple[int, ...]:
+        """Of each piece."""
+        return tuple(piece.layout.shape[-1] for piece in self.pieces)
+
+    @cached_property
+    def windows(self) -> WindowOperand | None:
+        """The geometry of the windows, if they are."""
+        first = self.pieces[0]
+        return first if isinstance(first, WindowOperand) else None
+
+    def atoms(self, elements: int) -> int:
+        """How many parts of `elements` K has, of which none is of two pieces."""
+        taps = 1 if self.windows is None else math.prod(self.windows.kernel)
+        return taps * sum(-(-channels // elements) for channels in self.channels)
+
+    @property
+    def fields(self) -> str:
+        """The constants that the device library's structs have, of windows or rows."""
+        chosen = "".join(
+            f"piece == {number} ? {channels} : " for number, channels in enumerate(self.channels)
+        )
+        shared = "" if self.windows is None else self.windows.fields_of(sum(self.channels)) + "\n"
+        return f"""{shared}  static constexpr int PIECES = {len(self.pieces)};
+  __host__ __device__ static constexpr int channels_of(int piece) {{
+    return {chosen}0;
+  }}"""
+
+    def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
+        """The struct called `label` through which mma.sync templates read the pieces."""
+        element, last = "Config::Element", len(self.pieces) - 1
+        dim = 2 if self.windows is None else self.windows.axes + 1
+        vector = 16 // dtype.itemsize
+        for piece in self.pieces:
+            vector = math.gcd(piece.layout.vector(vector, dim), piece.layout.shape[-1])
+        names = ["base", *(f"base{number}" for number in range(1, last + 1))]
+        bases = "".join(f"  const {element}* {name};\n" for name in names)
+        along = "k" if self.windows is None else "at.channel"
+        chosen, start = "", 0
+        for number, (piece, name) in enumerate(zip(self.pieces, names, strict=True)):
+            end = start + self.channels[number]
+            shifted = f"({along} - {start})" if start else along
+            if self.windows is None:
+                place = index(piece.layout, ("batch", "row", shifted))
+            else:
+                place = self.windows.place_of(piece.layout, shifted)
+            condition = f"if ({along} < {end}) " if number < last else ""
+            chosen += f"    {condition}return {name} + {place};\n"
+            start = end
+        if self.windows is None:
+            body = f"""  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
+{chosen}  }}"""
+        else:
+            body = f"""{self.windows.fields_of(sum(self.channels))}
+  {self.windows.sizes}
+  __device__ __forceinline__ const {element}* pixel(const Pixel& at) const {{
+{chosen}  }}
+  __device__ __forceinline__ const {element}* at(int, int row, int k, bool& valid) const {{
+    const auto at = pixel_of<{label}>(row, k);
+    valid = valid && is_inside<{label}>(at);
+    return pixel(at);
+  }}"""
+        return f"""struct {label} {{  // %{parameter} and {last} more, {self.pieces[0].layout}
+{bases}  static constexpr bool K_MAJOR = true;
+  static constexpr bool CONSTANT = {str(self.constant).lower()};
+  static constexpr int VECTOR = {vector};
+{body}
+}};
+"""
+
+
+Operand = GemmOperand | WindowOperand | JoinedOperand
+
+
+def pieces_of(operand: Operand) -> tuple[Piece, ...]:
+    """What lies in one place each."""
+    return operand.pieces if isinstance(operand, JoinedOperand) else (operand,)
+
+
+@dataclass(frozen=True)
+class MoreMaps:
+    """The tensor maps of so many pieces of A beside the first, as a kernel's parameters."""
+
+    count: int
+
+    @property
+    def declarations(self) -> str:
+        """Of the parameters, with a comma behind each."""
+        return "".join(
+            f"const __grid_constant__ ptx::TensorMap more{number}, " for number in range(self.count)
+        )
+
+    @property
+    def argument(self) -> str:
+        """What a template is handed, behind a comma; "" without any."""
+        names = ", ".join(f"&more{number}" for number in range(self.count))
+        return f", MoreMaps<{self.count}>{{{{{names}}}}}" if names else ""
+
+
+def pointers(operand: Operand, region: Region) -> str:
+    """The kernel's parameters that an operand's struct is made of."""
+    return ", ".join(region.parameter(piece.base, "in") for piece in pieces_of(operand))
+
+
+def operand_text(
+    label: str, operand: Operand, dtype: torch.dtype, parameter: str
+) -> str:
+    """The struct called `label` through which mma.sync templates read `operand`, of `dtype`."""
+    if not isinstance(operand, GemmOperand):
+        return operand.text(label, dtype, parameter)
+    layout = operand.layout
+    dim = 2 if operand.k_major else 1
+    vector = layout.vector(16 // dtype.itemsize, dim)
+    at, parts = index(layout, ("batch", "row", "k")), ""
+    if any(single_stride(axis) is None for axis in layout.dims[1:]):
+        at, parts = "row_place(batch, row) + k_place(k)", _apart(layout)
+    element = "Config::Element"
+    return f"""struct {label} {{  // %{parameter}, {layout}
+  const {element}* base;
+  static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
+  static constexpr bool CONSTANT = {str(operand.constant).lower()};
+  static constexpr int VECTOR = {vector};
+{parts}  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
+    return base + {at};
+  }}
+}};
+"""
+
+
+def _apart(layout: Layout) -> str:
+    """The parts that row and k have in the place of an element: what is costly is computed once."""
+    row = index(Layout((*layout.dims[:2], ()), layout.offset), ("batch", "row", "k"))
+    k = axis_index(layout.dims[2], "k")
+    return f"""  static constexpr bool APART = true;
+  __device__ __forceinline__ static int row_place(int batch, int row) {{ return {row}; }}
+  __device__ __forceinline__ static int k_place(int k) {{ return {k}; }}
+"""
+
+
+def single_stride(axis: Axis) -> int | None:
+    """The one stride of a dimension, 0 if it has one element, None if it is nested."""
+    if not axis:
+        return 0
+    return axis[0][1] if len(axis) == 1 else None
