@@ -55,8 +55,7 @@ class ConvMma(Sketch):
         self.exact = is_exact(problem.anchor, problem.dtype)
         self.chunk = 16 // problem.dtype.itemsize
         overlap = any(
-            size > step
-            for size, step in zip(self.windows.kernel, self.windows.stride, strict=True)
+            size > step for size, step in zip(self.windows.kernel, self.windows.stride, strict=True)
         )
         check(overlap, "no pixel is in two windows")
         whole = problem.b.layout.vector(self.chunk, 2) == self.chunk

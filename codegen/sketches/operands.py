@@ -156,9 +156,7 @@ def pointers(operand: Operand, region: Region) -> str:
     return ", ".join(region.parameter(piece.base, "in") for piece in pieces_of(operand))
 
 
-def operand_text(
-    label: str, operand: Operand, dtype: torch.dtype, parameter: str
-) -> str:
+def operand_text(label: str, operand: Operand, dtype: torch.dtype, parameter: str) -> str:
     """The struct called `label` through which mma.sync templates read `operand`, of `dtype`."""
     if not isinstance(operand, GemmOperand):
         return operand.text(label, dtype, parameter)
