@@ -137,7 +137,7 @@ class Operator:
         for node in self.convolutions:
             return self.group.graph.specs[node.inputs[0]].sizes
         if self.kind == "gemm":
-            problem = analyse(self.group)
+            problem = analyse(self.group, scales=True, joins=True)
             return problem.rows, problem.columns, problem.k
         (anchor,) = (node for node in self.group.nodes if node.op == "attention")
         return self.group.graph.specs[anchor.inputs[0]].sizes

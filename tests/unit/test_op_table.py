@@ -186,6 +186,25 @@ def test_the_convolutions_of_a_model() -> None:
     assert op_table.model_names("unet") == ("unet",)
 
 
+def test_convolutions_of_a_concat() -> None:
+    """They are asked of cuDNN as of the whole concat."""
+    found = op_convolutions.operators("unet", H100, Knowledge(DEVICE))
+    joined = [each for each in found if each.group.compute[0].op == "concat"]
+    assert [(each.name, each.sizes) for each in joined] == [
+        ("3x3 to 256", (1, 64, 64, 768)),
+        ("3x3 to 128", (1, 128, 128, 384)),
+        ("3x3 to 64", (1, 256, 256, 192)),
+    ]
+
+
+@pytest.mark.parametrize("case", ["joined_3", "scaled_bf16"])
+def test_sizes_of_linears_whose_operand_is_prepared(case: str) -> None:
+    group = (groups.JOINED_CASES | groups.SCALED_CASES)[case]()
+    operator = Operator("tiny", "1x1", 1, group)
+    rows, columns, k = operator.sizes
+    assert operator.flops == 2 * rows * columns * k
+
+
 def test_every_model_that_was_asked_for_is_there() -> None:
     sizes = {name: (each.batch, each.tokens, each.width) for name, each in MODELS.items()}
     assert sizes == {
