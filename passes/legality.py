@@ -44,8 +44,8 @@ from gtco.passes.frames import (
     iteration_shape,
     reduced,
 )
-from gtco.passes.operands import Operands
 from gtco.passes.joined import joined_by
+from gtco.passes.operands import Operands
 from gtco.passes.projection import projected_heads
 from gtco.passes.scaled import Scale, scale_of
 from gtco.passes.squeeze import Gates
