@@ -243,6 +243,11 @@ class Legality:
         scale = self.scale(product)
         return (scale is not None and scale.product is node) or self.joined(product) is node
 
+    def _is_prepared(self, node: Node) -> bool:
+        """Whether the kernel of some product does the work of `node` as it copies its operand."""
+        readers = self.flow.readers.get(node.values[0], ())
+        return any(_contracts(reader) and self._is_operand(node, reader) for reader in readers)
+
     def pair(self, first: Node, second: Node) -> str | None:
         """Why no group holds both nodes, or None if one may."""
         key = (first.name, second.name)
@@ -376,6 +381,8 @@ class Legality:
         elif node.op == "merge_stats":
             if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
                 return f"merge_stats and {anchor.op} reduce different things"
+        elif anchor.op == "row_stats" and self._is_prepared(node):
+            return None  # those of what the product gives
         elif not is_anchor(node):
             return self._in_frame(anchor, node)
         return None
@@ -406,14 +413,13 @@ class Legality:
             if len(contractions) > 1:  # of a gate, without its mean
                 return f"%{contractions[0].name} and %{contractions[1].name} are two contractions"
             anchor = (contractions or anchors)[0]  # a projection, if any
-            scale = self.scale(anchor)
-            if scale is not None and scale.product in nodes:
-                for read in self.flow.reads[scale.product.name]:
+            for operand in nodes:
+                if not self._is_operand(operand, anchor):
+                    continue
+                for read in self.flow.reads[operand.name]:
                     if self.flow.producer(read) in nodes:
-                        return f"%{read.value}, which %{scale.product.name} reads, must be stored"
-                nodes = [node for node in nodes if node is not scale.product]
-            joined = self.joined(anchor)
-            nodes = [node for node in nodes if node is not joined]
+                        return f"%{read.value}, which %{operand.name} reads, must be stored"
+            nodes = [node for node in nodes if not self._is_operand(node, anchor)]
             if sum(node.op == "row_stats" for node in reductions) > 1:
                 return "a GEMM ends in one row_stats at most"
         elif kind == "rowwise":

@@ -251,9 +251,11 @@ class CopyOfWindows {
                                        u32 barrier) const {
     const AtomPlace at = atom_place<W, ATOM_K>(i);
     const ptx::TensorMap* map = &first;
+    if constexpr (pieces_of<W> > 1) {
 #pragma unroll
-    for (int piece = 1; piece < pieces_of<W>; ++piece)
-      if (at.piece == piece) map = more.of[piece - 1];
+      for (int piece = 1; piece < pieces_of<W>; ++piece)
+        if (at.piece == piece) map = more.of[piece - 1];
+    }
     if constexpr (!is_windows<W>) {
       if constexpr (BLOCKS > 1)
         ptx::cp_async_bulk_tensor_multicast(to, *map, at.channel, first_, 0, barrier,
