@@ -194,7 +194,9 @@ class ConvMma(Sketch):
         check(columns >= 16, f"{columns} columns a warp are less than a pair of mma tiles")
         check(chunks == 1 or chunks < 2 * self.chunks, f"{chunks} chunks of {self.chunks}")
         accumulators = (1 + self.exact) * rows * columns // 32
-        check(accumulators <= 128, f"{accumulators} accumulators a thread leave no registers")
+        threads = schedule["warps_m"] * schedule["warps_n"] * 32
+        most = min(128, timing.most_registers(threads) // 2)
+        check(accumulators <= most, f"{accumulators} accumulators a thread leave no registers")
         self.problem.check_stats(columns, "warp")
         shape = self._shape(schedule)
         self.check_smem(shape.smem)

@@ -49,7 +49,7 @@ from tests import (
 )
 
 F16, BF16 = torch.float16, torch.bfloat16
-MOST_PROGRAMS = 600
+MOST_PROGRAMS = 650
 WORKERS = 2
 
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {

@@ -369,6 +369,10 @@ def test_whoever_takes_a_group_has_a_default_for_it(arch: str) -> None:
         ({"block_n": 16, "warps_n": 2}, "8 columns a warp are less than a pair of mma tiles"),
         ({"chunks": 8}, "8 chunks of 4"),
         ({"tile_h": 32, "tile_w": 32, "warps_m": 4}, "256 accumulators a thread"),
+        (
+            {"tile_h": 16, "tile_w": 32, "block_n": 128, "warps_m": 8, "warps_n": 2},
+            "128 accumulators a thread",  # of 512, which have 128 registers each
+        ),
         ({"tile_h": 32, "tile_w": 32, "warps_m": 8, "chunks": 4}, "shared memory .* has 166912 B"),
         (
             {"tile_h": 16, "tile_w": 32, "warps_m": 8, "chunks": 4, "stages": 1},
