@@ -99,7 +99,7 @@ class ConvMma(Sketch):
             PATCHES,
             {min(128, columns), min(64, columns)},
             {min(8, power), min(4, power), min(2, power)},
-            (32, 64),
+            (16, 32, 64),
             (1, 2),
         ):
             wide = max(1, n // 64)
@@ -225,6 +225,8 @@ class ConvMma(Sketch):
             split=1,
             registers=shape.registers,
             tiles=rounds,
+            copies=filled // (16 * shape.threads),
+            warps=warps,
             operand_bytes=warps * chunks * (rows + columns) * 16,
         )
 
