@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -368,3 +368,116 @@ GROUPED_CASES: dict[str, Callable[[], Group]] = {
     "groups_tf32": lambda: tf32(convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=2)),
     "groups_fp32": lambda: convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=4),
 }
+
+
+def joined(
+    sizes: tuple[int, ...],
+    widths: tuple[int, ...],
+    columns: int,
+    dtype: torch.dtype,
+    kernel: tuple[int, ...] = (),
+    *,
+    shape: tuple[int, ...] = (),
+    cut: Mapping[int, tuple[int, int, int]] | None = None,
+    constant: int | None = None,
+    expanded: int | None = None,
+    again: int | None = None,
+    stats: bool = False,
+    **windows: tuple[int, ...],
+) -> Group:
+    """relu(product(concat(pieces)) + bias + residual), as a kernel reads it that has no concat.
+
+    Args:
+        sizes: of a piece, without its channels.
+        widths: channels of each piece.
+        columns: of the result.
+        dtype: of everything.
+        kernel: of a convolution; of none a linear is the product.
+        shape: in which the product sees the concat, without the channels.
+        cut: pieces that are part of a larger value: of which size along which dimension, and
+            where they begin there.
+        constant: the piece that is a constant.
+        expanded: the piece whose pixels are all one.
+        again: the piece that is the first once more.
+        stats: whether the next norm's statistics end the group.
+        windows: stride, before, after and dilation of the convolution.
+    """
+    b, pieces = GraphBuilder(), []
+    for number, width in enumerate(widths):
+        whole = [*sizes, width] if number != expanded else [1] * len(sizes) + [width]
+        dim, size, start = (cut or {}).get(number, (0, whole[0], 0))
+        end, whole[dim] = start + whole[dim], size
+        if number == again:
+            pieces.append(pieces[0])
+            continue
+        if number == constant:
+            x = b.constant(f"x{number}", _weights(*whole, dtype=torch.float32).to(dtype))
+        else:
+            x = b.input(f"x{number}", TensorSpec(tuple(whole), dtype))
+        if size > end - start:
+            x = b.add("slice", x, dim=dim, start=start, end=end)
+        if number == expanded:
+            x = b.add("expand", x, shape=(*sizes, width))
+        pieces.append(x)
+    x, depth = b.add("concat", *pieces, dim=len(sizes)), sum(widths)
+    if shape:
+        x = b.add("reshape", x, shape=(*shape, depth))
+    if kernel:
+        ones = (1,) * len(kernel)
+        given = {"stride": ones, "before": ones, "dilation": ones, **windows}
+        w = b.constant("w", _weights(columns, *kernel, depth, dtype=dtype) / math.prod(kernel))
+        y = b.add("conv", x, w, **{"after": given["before"], **given})
+    else:
+        y = b.add("linear", x, b.constant("w", _weights(columns, depth, dtype=dtype)))
+    y = b.add("add", y, b.constant("bias", _weights(columns, dtype=dtype)))
+    y = b.add("relu", b.add("add", y, b.input("residual", b.specs[y])))
+    return Group("joined", b.build([y, b.add("row_stats", y)] if stats else [y]))
+
+
+JOINED_CASES: dict[str, Callable[[], Group]] = {
+    "joined_2": lambda: joined((2, 35), (64, 128), 72, F16),
+    "joined_3": lambda: joined((2, 35), (64, 96, 8), 72, BF16),
+    "joined_8": lambda: joined((3, 17), (8, 16, 72, 24, 136, 40, 64, 32), 40, F16),
+    "joined_one_row": lambda: joined((1,), (40, 72), 24, F16),
+    "joined_odd_columns": lambda: joined((19,), (72, 16), 91, F16),
+    "joined_stats": lambda: joined((2, 19), (40, 80), 128, F16, stats=True),
+    "joined_channels": lambda: joined((33,), (64, 40), 48, F16, cut={0: (1, 192, 64)}),
+    "joined_tokens": lambda: joined((2, 9), (32, 72), 48, F16, cut={1: (1, 10, 1)}),
+    "joined_constant": lambda: joined((2, 9), (32, 72, 64), 48, BF16, constant=1),
+    "joined_expanded": lambda: joined((2, 9), (32, 72), 48, F16, expanded=1),
+    "joined_again": lambda: joined((21,), (32, 72, 32), 48, F16, again=2),
+    "joined_reshaped": lambda: joined((1, 5, 7), (64, 24), 48, F16, shape=(35,)),
+    "joined_fp32": lambda: joined((2, 20), (36, 20), 24, F32),
+    "joined_tf32": lambda: tf32(joined((40,), (36, 20, 64), 24, F32)),
+    "joined_conv": lambda: joined((2, 7, 9), (64, 64), 40, F16, (3, 3)),
+    "joined_conv_stride": lambda: joined(
+        (1, 7, 9), (24, 72, 8), 64, BF16, (3, 3), stride=(2, 1)
+    ),
+    "joined_conv_dilated": lambda: joined(
+        (1, 9, 10), (40, 72), 40, F16, (3, 2), before=(2, 1), after=(1, 2), dilation=(2, 3)
+    ),
+    "joined_conv_1x1_stride": lambda: joined(
+        (1, 9, 11), (128, 72), 32, F16, (1, 1), stride=(2, 2), before=(0, 0)
+    ),
+    "joined_conv_8": lambda: joined((1, 5, 6), (8, 16, 8, 24, 8, 40, 8, 72), 24, F16, (3, 3)),
+    "joined_conv_4x4": lambda: joined((2, 7, 9), (16, 8), 64, F16, (4, 4), before=(0, 0)),
+    "joined_conv_channels": lambda: joined(
+        (2, 5, 6), (72, 64), 64, BF16, (3, 3), cut={1: (3, 192, 64)}
+    ),
+    "joined_conv_cropped": lambda: joined(
+        (2, 5, 6), (40, 64), 32, F16, (3, 3), cut={1: (1, 9, 2)}
+    ),
+    "joined_conv_constant": lambda: joined((1, 5, 6), (64, 16), 32, F16, (3, 3), constant=0),
+    "joined_conv_again": lambda: joined((1, 5, 6), (24, 40, 24), 32, F16, (3, 3), again=2),
+    "joined_conv_reshaped": lambda: joined(
+        (2, 42), (64, 24), 32, F16, (3, 3), shape=(2, 7, 6)
+    ),
+    "joined_conv_stats": lambda: joined((1, 7, 6), (64, 40), 128, F16, (3, 3), stats=True),
+    "joined_conv_fp32": lambda: joined((1, 5, 6), (8, 36), 24, F32, (3, 3)),
+    "joined_conv_tf32": lambda: tf32(joined((1, 5, 6), (48, 20), 24, F32, (3, 3), stride=(1, 2))),
+    "joined_conv_3d": lambda: joined((1, 3, 5, 6), (32, 64, 8), 32, BF16, (3, 3, 3)),
+    "joined_conv_3d_uneven": lambda: joined(
+        (2, 5, 4, 6), (40, 72), 40, F16, (2, 3, 2),
+        stride=(1, 2, 3), before=(1, 2, 0), after=(0, 1, 2), dilation=(3, 1, 2),
+    ),
+}  # fmt: skip

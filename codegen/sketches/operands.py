@@ -114,7 +114,7 @@ class JoinedOperand:
     valid = valid && is_inside<{label}>(at);
     return pixel(at);
   }}"""
-        return f"""struct {label} {{  // %{parameter} and {last} more, {self.pieces[0].layout}
+        return f"""struct {label} {{  // %{parameter}, the first {self.pieces[0].layout}
 {bases}  static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
   static constexpr int VECTOR = {vector};

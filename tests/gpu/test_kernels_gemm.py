@@ -20,13 +20,18 @@ CASES = {
     **groups.SCALED_CASES,
     **groups.CONV_CASES,
     **groups.GROUPED_CASES,
+    **groups.JOINED_CASES,
     "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),
     "fc2_one_row": lambda: groups.residual_linear(1, 3072, 768, torch.float16),
     "fc2_few_rows": lambda: groups.residual_linear(8, 5120, 1280, torch.bfloat16),
     "fc1_many_rows": lambda: groups.norm_linear(1576, 768, 3072, torch.float16, gelu=True),
     "fc2_many_rows": lambda: groups.residual_linear(3001, 1280, 768, torch.bfloat16),
+    "joined_many_rows": lambda: groups.joined((20000,), (64, 72, 8), 128, torch.float16),
+    "joined_conv_many_rows": lambda: groups.joined(
+        (1, 160, 150), (64, 40), 64, torch.bfloat16, (3, 3)
+    ),
 }
-"""The last two have several tiles for each multiprocessor."""
+"""The last four have several tiles for each multiprocessor."""
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,52 @@
+"""Whole models of skips and branches: no launch stores a concat that one product alone reads."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+
+import gtco
+from gtco.check import judge
+from tests.joined_models import ENLARGED, JOINED, STORED, Model, made
+
+
+def concats(case: Model, dtype: torch.dtype) -> list[set[str]]:
+    """The ops of each launch that has a concat; the host build is as near to fp64 as eager."""
+    model, x = made(case, dtype)
+    compiled = gtco.compile(model, (x,), target="host", fallback="error")
+    exact = copy.deepcopy(model).double()(x.double())
+    verdict = judge(compiled(x), model(x), exact, dtype)
+    assert verdict.ok, verdict
+    return [set(each.ops) for each in compiled.launches if "concat" in each.ops]
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("name", JOINED)
+def test_no_launch_stores_what_one_product_reads(name: str, dtype: torch.dtype) -> None:
+    (ops,) = concats(JOINED[name], dtype)
+    assert ops & {"linear", "conv"}
+
+
+@pytest.mark.compiler
+def test_an_enlarged_image_may_be_stored_in_the_concat() -> None:
+    """Either kernel may have it: nobody copies both pieces."""
+    (ops,) = concats(ENLARGED, torch.float16)
+    assert ops & {"resize", "conv"}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("name", STORED)
+def test_what_others_read_is_stored(name: str) -> None:
+    found = concats(STORED[name], torch.float16)
+    assert found and not any(ops & {"linear", "conv"} for ops in found)
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+@pytest.mark.parametrize("name", [*JOINED, *STORED])
+def test_compiled_for_a_gpu(name: str, arch: str) -> None:
+    model, x = made((JOINED | STORED)[name], torch.float16)
+    compiled = gtco.compile(model, (x,), target=arch, fallback="error")
+    assert all(each.kernel != "aten" for each in compiled.launches)
