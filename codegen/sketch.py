@@ -89,6 +89,8 @@ class BlockWork:
         requests: of its warps' loads, each of bytes of one line of 128 that lie side by side; 0
             where that is not counted.
         meetings: how often its threads hand on what they have summed up, where that is often.
+        warps: that copy and multiply in turns, where it may have too few of them to keep a
+            multiprocessor busy; 0 where that is not counted.
         operand_bytes: that its products read from shared memory, where the sketch counts them.
     """
 
@@ -110,6 +112,7 @@ class BlockWork:
     scales: int = 0
     requests: int = 0
     meetings: int = 0
+    warps: int = 0
     operand_bytes: int = 0
 
 

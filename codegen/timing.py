@@ -27,6 +27,9 @@ FULL_TILE = 64
 """Side below which a tile's matrix multiply takes as long as if it had this side."""
 TANH_FLOPS = 12
 """FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
+MULTIPLYING_WARPS = 9
+"""Warps of `mma.sync` that keep a multiprocessor's tensor cores busy: one by itself issued a product
+every 15 clocks (experiments/notes/24-breadth.md)."""
 BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
 LINE = 128
@@ -122,6 +125,8 @@ def chain_us(
         together * block.requests * c.request_us,
     )
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
+    if block.warps:
+        multiply_us /= min(1.0, together * block.warps / MULTIPLYING_WARPS)
     steps, stages = max(1, block.steps), max(1, block.stages - block.depth)
     turn_us = c.deep_turn_us if block.depth else c.turn_us
     round_us = c.latency_us + turn_us + (fill_us + multiply_us) / steps
@@ -131,6 +136,8 @@ def chain_us(
         fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
         multiply_us,
     )
+    if block.warps and together == block.stages == 1:  # nobody multiplies while it copies
+        loop_us = max(loop_us, fill_us + multiply_us)
     results = block.tile_p * block.tile_q
     epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us

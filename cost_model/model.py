@@ -33,8 +33,8 @@ from gtco.cost_model.work import (
 )
 from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow, make_group
-from gtco.passes.legality import family
 from gtco.passes.joined import joined_by
+from gtco.passes.legality import family
 from gtco.passes.scaled import scale_of
 from gtco.target import Target
 

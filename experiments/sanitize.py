@@ -112,6 +112,12 @@ _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_mma": ({},),
     "gemm_persistent": ({"block_m": 64},),
 }
+_PATCHES: Mapping[str, tuple[Schedule, ...]] = {
+    "conv_mma": ({"chunks": 1, "stages": 2}, {"chunks": 2, "stages": 1}, {"chunks": 4}),
+}
+_ONE_CHUNK: Mapping[str, tuple[Schedule, ...]] = {
+    "conv_mma": ({"tile_t": 1, "tile_h": 4, "stages": 3}, {"tile_t": 4, "stages": 1}),
+}
 
 CASES: dict[str, Case] = {
     "norm_gelu": Case(lambda: groups.norm_linear(70, 328, 232, F16, gelu=True), _CLUSTERS),
@@ -123,6 +129,12 @@ CASES: dict[str, Case] = {
     "odd_columns": Case(lambda: groups.plain_linear(19, 72, 91, F16), _SWAPS),
     "batches": Case(lambda: groups.batched_matmul(2, 35, 64, 72, F16, transposed=True), _SWAPS),
     "patches": Case(lambda: groups.patch_embedding(42, 14, 72, F16), _ANY),
+    "windows": Case(
+        lambda: groups.convolution((2, 9, 11, 24), 72, (3, 3), F16, stride=(1, 2)), _PATCHES
+    ),
+    "windows_of_volumes": Case(
+        lambda: groups.convolution((1, 3, 6, 9, 8), 24, (3, 3, 3), BF16), _ONE_CHUNK
+    ),
     "bmm_odd": Case(lambda: groups.batched_matmul(2, 17, 45, 39, BF16), _ANY),
     "packed": Case(lambda: attention_groups.packed(37, 2, 32, epilogue=True), _ANY),
     "masked": Case(

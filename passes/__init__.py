@@ -25,6 +25,7 @@ from gtco.passes.layout import channels_last, pack_few_channels
 from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.patches import pad_patches
+from gtco.passes.pulled import pull_pointwise
 from gtco.passes.rewrite import Log
 from gtco.passes.rolls import move_rolls
 from gtco.passes.rotary import fuse_rotary
@@ -33,6 +34,7 @@ from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
 from gtco.passes.twins import compute_twins_once
+from gtco.passes.upsampling import convolve_before_enlarging
 
 _log = logging.getLogger("gtco.fusion")
 
@@ -50,6 +52,7 @@ PIPELINE: tuple[Pass, ...] = (
     fold_constants,
     merge_branches,  # ahead of fold_convolutions, which rounds weights
     fold_convolutions,
+    convolve_before_enlarging,  # behind what folds into weights
     channels_last,
     pad_channels,
     pack_few_channels,  # behind pad_channels: what a product makes is padded without a copy
@@ -66,6 +69,7 @@ PIPELINE: tuple[Pass, ...] = (
     split_group_norm,
     split_long_reductions,
     join_factors,
+    pull_pointwise,  # behind push_slices, which moves slices the other way
     fold_constants,
 )
 

@@ -274,8 +274,10 @@ def convolution(
     residual: bool = True,
     channels: tuple[int, int] | None = None,
     groups: int = 1,
+    stats: bool = False,
 ) -> Group:
-    """relu(conv(x) + bias + residual); `channels` are those of a larger image that it reads."""
+    """relu(conv(x) + bias + residual); `channels` are those of a larger image that it reads. With
+    `stats` it also has what the next norm needs of its pixels."""
     b = GraphBuilder()
     x = b.input("x", TensorSpec(image, dtype))
     if channels is not None:
@@ -289,7 +291,8 @@ def convolution(
     y = b.add("add", y, b.constant("bias", _weights(columns, dtype=dtype)))
     if residual:
         y = b.add("add", y, b.input("residual", b.specs[y]))
-    return Group("convolution", b.build([b.add("relu", y)]))
+    y = b.add("relu", y)
+    return Group("convolution", b.build([y, b.add("row_stats", y)] if stats else [y]))
 
 
 CONV_CASES: dict[str, Callable[[], Group]] = {

@@ -122,19 +122,22 @@ __device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& 
   const int first_column = (IsGrouped<C>::value ? group * C::N : 0) + n0;
   const int end_column = (IsGrouped<C>::value ? group * C::N : 0) + C::N;
 
+  // A thread has a chunk of one column, and goes from tap to tap.
   const auto copy_weights = [&](u32 to, int step) {
-    constexpr int ROW = Patch::TAPS * C::CHUNKS;  // of a column
-#pragma unroll 4
-    for (int item = thread; item < C::BLOCK_N * ROW; item += THREADS) {
-      const int n = item / ROW, at = item % ROW;
-      const int chunk = step * C::CHUNKS + at % C::CHUNKS;
+#pragma unroll 2
+    for (int item = thread; item < C::BLOCK_N * C::CHUNKS; item += THREADS) {
+      const int n = item / C::CHUNKS, in_step = item % C::CHUNKS;
+      const int chunk = step * C::CHUNKS + in_step;
       const bool valid = n0 + n < C::N && chunk < Patch::CHUNKS;
-      const int k = at / C::CHUNKS * A::CHANNELS + chunk * Patch::CHUNK;
+      const Element* from = valid ? b.at(group, n0 + n, chunk * Patch::CHUNK) : b.base;
       // Where a lane has eight columns side by side, of 32, column 8 t + 2 j + e stands at
       // 8 j + 2 t + e.
       const int place = C::WIDTH == 8 ? (n & ~31) | (n & 6) << 2 | (n & 24) >> 2 | (n & 1) : n;
-      ptx::cp_async<16>(to + (at * COLUMNS + place) * 16, valid ? b.at(group, n0 + n, k) : b.base,
-                        valid);
+      const u32 at = to + (in_step * COLUMNS + place) * 16;
+#pragma unroll 9
+      for (int tap = 0; tap < Patch::TAPS; ++tap)
+        ptx::cp_async<16>(at + tap * (C::CHUNKS * COLUMNS * 16),
+                          from + (valid ? tap * A::CHANNELS : 0), valid);
     }
   };
   const auto copy_image = [&](u32 to, int patch, int step) {
@@ -225,17 +228,25 @@ __device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& 
       }
     }
   };
+  const auto epilogue_of = [&](int patch, int i) {
+    const PatchRows<C, A> rows{Patch::origin(patch), warp_m + i * 16};
+    return FragmentEpilogue<C::WIDTH, WARP_N, C::N % C::BLOCK_N == 0, Functor, PatchRows<C, A>>(
+        functor, rows, first_column + warp_n, end_column);
+  };
+  // What differs by column alone is fetched once; of rows, that of a fragment ahead of its turn.
+  typename decltype(epilogue_of(0, 0))::Fetched fetched;
+  if constexpr (!Functor::INPUTS_BY_ROW) fetched = epilogue_of(blockIdx.x, 0).fetch();
   const auto finish = [&](int patch) {
-    const Pixel origin = Patch::origin(patch);
 #pragma unroll
     for (int i = 0; i < MI; ++i) {
-      const PatchRows<C, A> rows{origin, warp_m + i * 16};
-      const FragmentEpilogue<C::WIDTH, WARP_N, C::N % C::BLOCK_N == 0, Functor, PatchRows<C, A>>
-          epilogue(functor, rows, first_column + warp_n, end_column);
+      const auto here = fetched;
+      if constexpr (Functor::INPUTS_BY_ROW) {
+        if (i + 1 < MI) fetched = epilogue_of(patch, i + 1).fetch();
+      }
       float sums[NI * 4];
 #pragma unroll
       for (int e = 0; e < NI * 4; ++e) sums[e] = Mma::total(acc[i][e / 4], e % 4);
-      epilogue.run(nullptr, epilogue.fetch(), sums);
+      epilogue_of(patch, i).run(nullptr, here, sums);
     }
   };
 
@@ -258,6 +269,9 @@ __device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& 
         ptx::cp_async_wait<C::STAGES - 2>();
         __syncthreads();
         copy(s + C::STAGES - 1);
+      }
+      if constexpr (Functor::INPUTS_BY_ROW) {
+        if (step + 1 == STEPS) fetched = epilogue_of(patch, 0).fetch();
       }
       const int slot = s % C::STAGES;
       multiply_stage(weights_at + (KEEPS_WEIGHTS ? 0 : slot * WEIGHTS * 16),

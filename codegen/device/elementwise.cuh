@@ -55,11 +55,24 @@ class PointTile {
  private:
   static constexpr int ROW_VECTORS = C::COLUMNS / V;
 
+  // All vectors of a thread lie in one column, so that what differs by columns alone is loaded once
+  // and stays in few registers; and each thread has all of them.
+  static constexpr bool ONE_COLUMN = C::THREADS % ROW_VECTORS == 0;
+  static constexpr bool EVEN = C::ROWS * ROW_VECTORS % (C::THREADS * C::VECTORS) == 0;
+
   // Neighbouring threads hold neighbouring vectors, so that every access coalesces.
   __device__ __forceinline__ int item(int s) const { return first_ + s * C::THREADS; }
-  __device__ __forceinline__ int row(int s) const { return item(s) / ROW_VECTORS; }
-  __device__ __forceinline__ int col(int s) const { return item(s) % ROW_VECTORS * V; }
-  __device__ __forceinline__ bool active(int s) const { return item(s) < C::ROWS * ROW_VECTORS; }
+  __device__ __forceinline__ int row(int s) const {
+    if constexpr (ONE_COLUMN) return first_ / ROW_VECTORS + s * (C::THREADS / ROW_VECTORS);
+    return item(s) / ROW_VECTORS;
+  }
+  __device__ __forceinline__ int col(int s) const {
+    if constexpr (ONE_COLUMN) return first_ % ROW_VECTORS * V;
+    return item(s) % ROW_VECTORS * V;
+  }
+  __device__ __forceinline__ bool active(int s) const {
+    return EVEN || item(s) < C::ROWS * ROW_VECTORS;
+  }
 
   int first_;
 };

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -67,6 +67,10 @@ class ConvMma(Sketch):
         self.chunks = sum(piece.channels for piece in pieces) // self.chunk  # of a group
         fields = self.problem.epilogue(self.problem.region()).row_fields
         check(not fields, "the epilogue reads values of each row")
+        stats = self.problem.row_stats
+        check(stats <= 1, f"{stats} values with row statistics, of one at most")
+        self.problem.check_stats(64, "warp")
+        check(any(self._default_schedules()), "no default patch fits the shared memory")
 
     def knobs(self) -> tuple[Knob, ...]:
         volume = self.windows.axes == 3
@@ -84,14 +88,18 @@ class ConvMma(Sketch):
     def defaults(self) -> Iterable[Schedule]:
         """Patches of some shapes with all channels at once or parts of them, ordered by a small
         model."""
-        found = []
+        return sorted(self._default_schedules(), key=self._cost)
+
+    def _default_schedules(self) -> Iterator[Schedule]:
+        """The default schedules that are legal."""
         power = 1 << (self.chunks - 1).bit_length()
         columns = 1 << (self.problem.columns - 1).bit_length()
+        columns = max(columns, 64 if self.problem.row_stats else 16)
         for (t, h, w), n, chunks, tall, stages in itertools.product(
             PATCHES,
-            {min(128, max(16, columns)), min(64, max(16, columns))},
+            {min(128, columns), min(64, columns)},
             {min(8, power), min(4, power), min(2, power)},
-            (32, 64),
+            (16, 32, 64),
             (1, 2),
         ):
             wide = max(1, n // 64)
@@ -110,9 +118,7 @@ class ConvMma(Sketch):
                 self._check(schedule)
             except Illegal:
                 continue
-            found.append(schedule)
-        check(bool(found), "no default patch fits the shared memory")
-        return sorted(found, key=self._cost)
+            yield schedule
 
     def _cost(self, schedule: Schedule) -> float:
         """Microseconds, roughly: without the epilogue's arithmetic."""
@@ -188,7 +194,9 @@ class ConvMma(Sketch):
         check(columns >= 16, f"{columns} columns a warp are less than a pair of mma tiles")
         check(chunks == 1 or chunks < 2 * self.chunks, f"{chunks} chunks of {self.chunks}")
         accumulators = (1 + self.exact) * rows * columns // 32
-        check(accumulators <= 128, f"{accumulators} accumulators a thread leave no registers")
+        threads = schedule["warps_m"] * schedule["warps_n"] * 32
+        most = min(128, timing.most_registers(threads) // 2)
+        check(accumulators <= most, f"{accumulators} accumulators a thread leave no registers")
         self.problem.check_stats(columns, "warp")
         shape = self._shape(schedule)
         self.check_smem(shape.smem)
@@ -217,6 +225,8 @@ class ConvMma(Sketch):
             split=1,
             registers=shape.registers,
             tiles=rounds,
+            copies=filled // (16 * shape.threads),
+            warps=warps,
             operand_bytes=warps * chunks * (rows + columns) * 16,
         )
 

@@ -355,7 +355,7 @@ def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmP
         Illegal: as of `analyse`; or the target, the dtype or an operand's layout has no such way.
     """
     check(target.has_wgmma, f"{target.arch} has no wgmma")
-    problem = analyse(group, joins=True)
+    problem = _as_images(analyse(group, joins=True))
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check_products(problem.anchor, problem.dtype, target, exact=exact)
@@ -366,6 +366,30 @@ def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmP
             check_tensor_map("A", piece, problem.dtype)
     check_tensor_map("B", problem.b, problem.dtype)
     return problem
+
+
+def _as_images(problem: GemmProblem) -> GemmProblem:
+    """The same where rows lie in images that were cut: windows of one pixel have a tensor map, and
+    rows without a single stride have none."""
+    pieces = [piece for piece in pieces_of(problem.a) if isinstance(piece, GemmOperand)]
+    apart = any(single_stride(piece.layout.dims[1]) is None for piece in pieces)
+    *images, _ = problem.anchor.outputs[0].sizes
+    if not (apart and problem.anchor.definition.is_linear and len(images) in (3, 4)):
+        return problem
+    ones, zeros = (1,) * (len(images) - 1), (0,) * (len(images) - 1)
+    found = []
+    for piece in pieces:
+        try:
+            layout = piece.layout.reshape((*images, piece.layout.shape[-1]))
+        except NotAView:
+            return problem
+        found.append(
+            WindowOperand(
+                piece.base, layout, piece.constant, tuple(images[1:]), ones, ones, zeros, ones
+            )
+        )
+    joined = isinstance(problem.a, JoinedOperand)
+    return replace(problem, a=JoinedOperand(tuple(found)) if joined else found[0])
 
 
 def eights(plain: TensorMapArgument) -> TensorMapArgument:

@@ -18,11 +18,10 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Context, Lowering, Value, pair, per_axis, registrar
+from gtco.ir.phases import phases
 
 aten = torch.ops.aten
 
@@ -160,43 +159,23 @@ def _transposed(
         max(-(-max(k, k + m - p) // s), 1)
         for k, m, p, s in zip(kernel, more, padding, stride, strict=True)
     ]
-    phases = ctx.constant(w.name, _phases(weight, stride, taps))
+    apart = ctx.constant(w.name, phases(weight, stride, taps))
     shift = (
         None if bias is None or b is None else ctx.constant(b.name, bias.repeat(math.prod(stride)))
     )
     axes, ones = len(sizes), (1,) * len(sizes)
     wide = ctx.add(
-        "conv2d" if axes == 2 else "conv3d", x, phases, shift,
+        "conv2d" if axes == 2 else "conv3d", x, apart, shift,
         stride=ones, padding=tuple(each - 1 for each in taps), dilation=ones, groups=1,
     )  # fmt: skip
     whole = ctx.shape(wide)[2:]
-    parts = ctx.reshape(wide, (n, *stride, channels, *whole))
-    sides = [each for axis in range(axes) for each in (axes + 2 + axis, 1 + axis)]
+    first, last = (0, axes + 1, *range(1, axes + 1)), (0, *range(2, axes + 2), 1)
+    parts = ctx.reshape(ctx.permute(wide, last), (n, *whole, *stride, channels))
+    sides = [each for axis in range(1, axes + 1) for each in (axis, axes + axis)]
     image = ctx.reshape(
-        ctx.permute(parts, (0, axes + 1, *sides)),
-        (n, channels, *(size * s for size, s in zip(whole, stride, strict=True))),
+        ctx.permute(parts, (0, *sides, 2 * axes + 1)),
+        (n, *(size * s for size, s in zip(whole, stride, strict=True)), channels),
     )
-    for dim, (size, p) in enumerate(zip(result, padding, strict=True), start=2):
+    for dim, (size, p) in enumerate(zip(result, padding, strict=True), start=1):
         image = ctx.slice(image, dim, p, p + size)
-    return image
-
-
-def _phases(weight: Tensor, stride: tuple[int, ...], taps: Sequence[int]) -> Tensor:
-    """The weights of the convolution of stride 1.
-
-    Args:
-        weight: [in, out, kernel height, kernel width] of the transposed convolution.
-        stride: its.
-        taps: of each phase, height and width.
-
-    Returns:
-        [stride height * stride width * out, in, taps height, taps width].
-    """
-    axes = len(taps)
-    sides = list(zip(taps, stride, weight.shape[2:], strict=True))
-    missing = [each for taps, step, size in reversed(sides) for each in (0, taps * step - size)]
-    split = [each for taps, step, _ in sides for each in (taps, step)]
-    phases = F.pad(weight, missing).reshape(*weight.shape[:2], *split)
-    phases = phases.flip([2 + 2 * axis for axis in range(axes)])
-    steps, rest = (range(first, 2 + 2 * axes, 2) for first in (3, 2))
-    return phases.permute(*steps, 1, 0, *rest).flatten(0, axes).contiguous()
+    return ctx.permute(image, first)

@@ -14,8 +14,9 @@ from torch.testing import assert_close
 
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
-from gtco.passes import horizontal, normalization, rotary, split_norm
+from gtco.passes import horizontal, normalization, pulled, rotary, split_norm, upsampling
 from gtco.passes.canonicalize import canonicalize
+from gtco.passes.layout import channels_last
 from tests.pass_checks import COMPUTE, captured, check, random
 
 Case = tuple[Graph, tuple[Tensor, ...]]
@@ -114,6 +115,27 @@ def rotated_heads() -> Case:
     return canonicalize(graph), args
 
 
+def enlarged() -> Case:
+    """A convolution of an enlarged image."""
+    weights = {"w": random(3, 2, 3, 3), "b": random(3, seed=1)}
+
+    def net(c: nn.Module, x: Tensor) -> Tensor:
+        return F.conv2d(F.interpolate(x, scale_factor=2.0, mode="nearest"), c.w, c.b, padding=1)
+
+    return captured(net, random(2, 2, 4, 5), **weights)
+
+
+def cut_deconvolution() -> Case:
+    """What is multiplied behind a transposed convolution, channel by channel."""
+    weights = {"w": random(3, 4, 4, 4), "s": random(4, 1, 1, seed=1)}
+
+    def net(c: nn.Module, x: Tensor) -> Tensor:
+        return F.conv_transpose2d(x, c.w, None, 2, 1) * c.s
+
+    graph, args = captured(net, random(1, 3, 16, 17), **weights)
+    return channels_last(graph), args
+
+
 FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "epsilon left out of layer norm": (
         normalization, "fuse_normalization", small_norm, "eps=match[1]", "eps=0.0",
@@ -142,6 +164,25 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "a rotation that turns the other way": (
         rotary, "fuse_rotary", rotated_heads,
         "sin += torch.where(other, factor, 0.0)", "sin -= torch.where(other, factor, 0.0)",
+    ),
+    "an enlarged image's kernel that is not turned": (
+        upsampling, "convolve_before_enlarging", enlarged, "weight.flip((2, 3))", "weight",
+    ),
+    "cut a pixel further on": (
+        upsampling, "convolve_before_enlarging", enlarged, "start=k - 1 - p, end=k - 1 - p + size",
+        "start=k - 2 - p, end=k - 2 - p + size",
+    ),
+    "rows and columns exchanged": (
+        upsampling, "convolve_before_enlarging", enlarged, "dims=(0, 1, 3, 2, 4, 5)",
+        "dims=(0, 2, 3, 1, 4, 5)",
+    ),
+    "each channel's bias beside itself": (
+        upsampling, "convolve_before_enlarging", enlarged, ".repeat(high * wide)",
+        ".repeat_interleave(high * wide)",
+    ),
+    "factors of other channels": (
+        pulled, "pull_pointwise", cut_deconvolution, "[channels.to(given.device)]",
+        "[channels.to(given.device).flip(0)]",
     ),
     "two biases exchanged": (
         horizontal, "join_siblings", siblings, "torch.cat(biases)",

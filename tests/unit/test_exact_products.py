@@ -11,6 +11,7 @@ from torch import Tensor
 from gtco.check import BOUNDS
 from gtco.codegen.sketch import Sketch
 from gtco.codegen.sketches.attention import Attention
+from gtco.codegen.sketches.conv_mma import ConvMma
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.ir.graph import Group
@@ -47,6 +48,15 @@ def test_products_are_as_accurate_as_torch(kind: type[Sketch], case: str, inputs
     values = inputs_of(group)
     values["x"] = INPUTS[inputs](values["x"])
     ours, eager = errors(kind, group, values)
+    assert ours <= BOUNDS[F32].multiple * eager
+
+
+@pytest.mark.parametrize("inputs", INPUTS)
+def test_convolutions_of_patches_are_as_accurate_as_torch(inputs: str) -> None:
+    group = CASES["convolution"]()
+    values = inputs_of(group)
+    values["x"] = INPUTS[inputs](values["x"])
+    ours, eager = errors(ConvMma, group, values)
     assert ours <= BOUNDS[F32].multiple * eager
 
 

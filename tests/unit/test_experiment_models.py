@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gtco
-from experiments.models import autogtco, convolutional, volumes
+from experiments.models import autogtco, convolutional, diffusion, volumes
 from experiments.models.transformers_zoo import randomize
 from gtco.ir.interpreter import interpret
 
@@ -27,6 +27,7 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "ResNet-50": (convolutional.resnet50_module, 25_557_032),
     "R3D-18": (lambda: volumes.ClipResNet(factored=False), 33_371_472),
     "X3D-S": (volumes.X3D, 3_794_274),
+    "the decoder of Stable Diffusion": (diffusion.Decoder, 49_490_199),
     "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 

@@ -22,6 +22,7 @@ from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.codegen.sketches.columnwise import Columnwise
+from gtco.codegen.sketches.conv_mma import ConvMma
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -48,7 +49,7 @@ from tests import (
 )
 
 F16, BF16 = torch.float16, torch.bfloat16
-MOST_PROGRAMS = 600
+MOST_PROGRAMS = 650
 WORKERS = 2
 
 CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
@@ -58,6 +59,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "skinny": (GemmSkinny, lambda: groups.norm_linear(3, 1288, 1000, F16, gelu=True)),
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
+    "patches": (ConvMma, lambda: groups.convolution((2, 7, 28, 30, 16), 40, (2, 3, 3), F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),
     "attention_wgmma": (AttentionWgmma, lambda: attention_groups.packed(197, 12, 64)),
     "projected": (

@@ -1,0 +1,195 @@
+"""Faults planted in convolutions of patches, each of which the host build must catch; the twins
+without one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from gtco.codegen.program import KernelProgram
+from gtco.codegen.sketches.conv_mma import ConvMma
+from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.ir.graph import Group
+from gtco.target import TARGETS
+from tests import groups
+from tests.faults.templates import check_caught, planted, verdicts
+
+pytestmark = pytest.mark.compiler
+
+ONE = replace(TARGETS["sm_80"], sm_count=1)
+"""Where a block goes from patch to patch of even a small image."""
+SCHEDULE = {
+    "tile_t": 1,
+    "tile_h": 4,
+    "tile_w": 8,
+    "block_n": 32,
+    "chunks": 2,
+    "warps_m": 1,
+    "warps_n": 1,
+    "stages": 2,
+}
+
+
+def _of(make: Callable[[], Group], **changes: int) -> Callable[[], tuple[KernelProgram, Group]]:
+    def scene() -> tuple[KernelProgram, Group]:
+        group = make()
+        return ConvMma(group, ONE).emit({**SCHEDULE, **changes}), group
+
+    return scene
+
+
+def _rows() -> tuple[KernelProgram, Group]:
+    """The epilogue that gemm_wgmma shares, where rows follow one another."""
+    group = groups.residual_linear(33, 72, 24, groups.F16, stats=False)
+    sketch = GemmWgmma(group, TARGETS["sm_90a"])
+    return sketch.emit(next(each for each in sketch.defaults() if not each["swap"])), group
+
+
+SCENES: dict[str, Callable[[], tuple[KernelProgram, Group]]] = {
+    "image": _of(lambda: groups.convolution((2, 7, 21, 24), 72, (3, 3), groups.F16)),
+    "one stage": _of(
+        lambda: groups.convolution((1, 7, 9, 24), 24, (3, 3), groups.F16), stages=1, warps_m=2
+    ),
+    "strides": _of(
+        lambda: groups.convolution(
+            (1, 11, 27, 16), 24, (3, 4), groups.F16, stride=(2, 3), dilation=(1, 2)
+        ),
+        stages=1,
+    ),
+    "volume": _of(
+        lambda: groups.convolution((2, 4, 5, 9, 16), 16, (2, 3, 3), groups.F16), tile_t=2
+    ),
+    "one chunk": _of(lambda: groups.convolution((1, 5, 9, 8), 16, (3, 3), groups.F16), chunks=1),
+    "groups": _of(lambda: groups.convolution((1, 5, 9, 32), 24, (3, 3), groups.F16, groups=2)),
+    "rows": _rows,
+}
+FAULTS: dict[str, tuple[str, str, str]] = {
+    "pixels beyond the border": ("image", "< Patch::CHUNKS && is_inside<A>(at)", "< Patch::CHUNKS"),
+    "frames beyond the border": (
+        "volume",
+        "at.inside(W::SIZE_T, W::SIZE_H, W::SIZE_W)",
+        "at.inside(W::SIZE_H, W::SIZE_W)",
+    ),
+    "rows ahead of the image": ("image", "origin.y * W::STRIDE_H - W::BEFORE_H", "origin.y"),
+    "frames ahead of the volume": ("volume", "origin.z * W::STRIDE_T - W::BEFORE_T", "origin.z"),
+    "the stride of rows": ("strides", "y * W::STRIDE_H) * PITCH", "y) * PITCH"),
+    "the phase of strided columns": (
+        "strides",
+        "x % W::STRIDE_W * PHASE + x / W::STRIDE_W",
+        "x",
+    ),
+    "taps that are not dilated": (
+        "strides",
+        "at % W::KERNEL_W * W::DILATION_W",
+        "at % W::KERNEL_W",
+    ),
+    "frames of taps for their rows": (
+        "volume",
+        "pixel(t * W::DILATION_T, y * W::DILATION_H,",
+        "pixel(y * W::DILATION_T, t * W::DILATION_H,",
+    ),
+    "chunks in one another's planes": (
+        "image",
+        "item % C::CHUNKS * Patch::PLANE",
+        "(item + 1) % C::CHUNKS * Patch::PLANE",
+    ),
+    "one plane for both halves": ("image", "a_half * Patch::PLANE", "0 * Patch::PLANE"),
+    "chunks beyond the channels": (
+        "image",
+        "n0 + n < C::N && chunk < Patch::CHUNKS",
+        "n0 + n < C::N",
+    ),
+    "columns beyond the last": ("image", "n0 + n < C::N && chunk", "chunk"),
+    "patches across": ("image", "number % ACROSS * C::TILE_W", "number % DOWN * C::TILE_W"),
+    "patches of the first image": ("image", "at.image = number / FRAMES;", "at.image = 0;"),
+    "patches of the first frames": ("volume", "number % FRAMES * C::TILE_T", "0 * C::TILE_T"),
+    "windows of the first frame": ("volume", "(t * W::STRIDE_T * HIGH", "(0 * W::STRIDE_T * HIGH"),
+    "a tap beside the last": ("one chunk", "last && a_half, last && b_half", "false, false"),
+    "no zeros for it": ("one chunk", "[thread] = 0;", "[thread];"),
+    "both taps of a pair the same": (
+        "one chunk",
+        "a_half ? next : Patch::tap(tap)",
+        "Patch::tap(tap)",
+    ),
+    "columns as they come": ("image", "(n & 6) << 2 | (n & 24) >> 2", "(n & 6) | (n & 24)"),
+    "another stage's slot": ("image", "slot = s % C::STAGES", "slot = (s + 1) % C::STAGES"),
+    "a stage too early": ("image", "cp_async_wait<C::STAGES - 2>", "cp_async_wait<C::STAGES - 1>"),
+    "a stage that is still read": ("one stage", "__syncthreads();  // the stage", "// the stage"),
+    "no barrier behind the copies": (
+        "one stage",
+        "ptx::cp_async_wait<0>();\n        __syncthreads();",
+        "ptx::cp_async_wait<0>();",
+    ),
+    "weights of the first step": (
+        "image",
+        "copy_weights(weights_at + s % C::STAGES * WEIGHTS * 16, s % STEPS)",
+        "copy_weights(weights_at + s % C::STAGES * WEIGHTS * 16, 0)",
+    ),
+    "channels of the first step": (
+        "image",
+        "IMAGE * 16, patch, s % STEPS)",
+        "IMAGE * 16, patch, 0)",
+    ),
+    "weights in one slot": ("image", "KEEPS_WEIGHTS ? 0 : slot * WEIGHTS", "KEEPS_WEIGHTS ? 0 : 0"),
+    "all but the last patch copied": (
+        "image",
+        "if (patch < C::PATCHES)",
+        "if (patch < C::PATCHES - 1)",
+    ),
+    "all but the last patch": (
+        "image",
+        "patch < C::PATCHES; patch",
+        "patch < C::PATCHES - 1; patch",
+    ),
+    "sums of the patch before": ("image", "[e / 4][e % 4] = 0.0f;", "[e / 4][e % 4] += 0.0f;"),
+    "channels of the first group": ("groups", "group * A::CHANNELS + chunk", "chunk"),
+    "columns of the first group": (
+        "groups",
+        "first_column = (IsGrouped<C>::value ? group",
+        "first_column = (IsGrouped<C>::value ? 0",
+    ),
+    "ahead of the kernel before": ("image", "  ptx::griddepcontrol_wait();\n", ""),
+    "rows of no result stored": (
+        "image",
+        "return result(r).inside(W::O, W::P, W::Q);",
+        "return true;",
+    ),
+    "rows of no result read": ("image", "return has(r) ? at(r) : row(origin);", "return at(r);"),
+    "rows of the patch's first row": (
+        "image",
+        "origin.y + r / C::TILE_W",
+        "origin.y + 0 / C::TILE_W",
+    ),
+    "rows of the first volume": ("volume", "at.image * W::O + at.z", "at.z"),
+    "rows, beyond the last stored": ("rows", "return first + r < end;", "return true;"),
+    "rows, beyond the last read": (
+        "rows",
+        "return min_of(first + r, end - 1);",
+        "return first + r;",
+    ),
+    "rows, all the first": (
+        "rows",
+        "(int r) const { return first + r; }",
+        "(int r) const { return first; }",
+    ),
+}
+
+
+@pytest.mark.parametrize("scene", SCENES)
+def test_without_a_fault(scene: str) -> None:
+    program, group = SCENES[scene]()
+    assert not verdicts(program, group)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults(fault: str) -> None:
+    scene, old, new = FAULTS[fault]
+    program, group = SCENES[scene]()
+    check_caught(planted(program, old, new), group)
+
+
+def test_blocks_of_the_scenes_have_several_patches() -> None:
+    program, _ = SCENES["image"]()
+    assert program.grid[0] * 2 <= 12
