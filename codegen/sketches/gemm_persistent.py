@@ -169,7 +169,7 @@ class GemmPersistent(Sketch):
         down = -(-problem.rows // block_m)
         windows, of = problem.windows
         more = MoreMaps(len(pieces_of(problem.a)) - 1)
-        names = ", ".join(region.parameters)
+        names, declared = ", ".join(region.parameters), more.declarations + region.declarations
         source = f"""#include "gemm_persistent.cuh"
 using namespace gtco;
 
@@ -191,7 +191,7 @@ struct Config {{
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
-            const __grid_constant__ ptx::TensorMap b_map, {more.declarations}{region.declarations}) {{
+            const __grid_constant__ ptx::TensorMap b_map, {declared}) {{
   gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}}{more.argument});
 }}
 """

@@ -259,7 +259,7 @@ class GemmWgmma(Sketch):
         functor = emitter.functor("Epilogue", "acc")
         windows, of = problem.windows
         more = MoreMaps(len(pieces_of(problem.a)) - 1)
-        names = ", ".join(region.parameters)
+        names, declared = ", ".join(region.parameters), more.declarations + region.declarations
         source = f"""#include "gemm_wgmma.cuh"
 using namespace gtco;
 
@@ -282,7 +282,7 @@ struct Config {{
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
-            const __grid_constant__ ptx::TensorMap q_map, {more.declarations}{region.declarations}) {{
+            const __grid_constant__ ptx::TensorMap q_map, {declared}) {{
   gemm_wgmma<Config{of}>(p_map, q_map, Epilogue{{{names}}}{more.argument});
 }}
 """

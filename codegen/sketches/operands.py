@@ -102,7 +102,8 @@ class JoinedOperand:
             chosen += f"    {condition}return {name} + {place};\n"
             start = end
         if self.windows is None:
-            body = f"""  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
+            at = "at(int batch, int row, int k)"
+            body = f"""  __device__ __forceinline__ const {element}* {at} const {{
 {chosen}  }}"""
         else:
             body = f"""{self.windows.fields_of(sum(self.channels))}
