@@ -29,11 +29,14 @@ struct A {  // %in2, (1:0, 28:2688, 28:96, 96:1)
   static constexpr bool APART = true;
   static constexpr bool SHARES_SECTORS = false;
   __device__ __forceinline__ static int place(const Pixel& at) { return at.y * 2688 + at.x * 96 + at.channel; }
+  __device__ __forceinline__ const Config::Element* pixel(const Pixel& at) const {
+    return base + place(at);
+  }
   __device__ __forceinline__ const Config::Element* at(int group, int row, int k, bool& valid) const {
     auto at = pixel_of<A>(row, k);
     at.channel += group * CHANNELS;
     valid = valid && is_inside<A>(at);
-    return base + place(at);
+    return pixel(at);
   }
 };
 

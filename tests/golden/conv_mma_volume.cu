@@ -27,10 +27,13 @@ struct A {  // %in2, (1:0, 16:131072, 64:2048, 64:32, 32:1)
   static constexpr bool APART = true;
   static constexpr bool SHARES_SECTORS = false;
   __device__ __forceinline__ static int place(const Pixel& at) { return at.z * 131072 + at.y * 2048 + at.x * 32 + at.channel; }
+  __device__ __forceinline__ const Config::Element* pixel(const Pixel& at) const {
+    return base + place(at);
+  }
   __device__ __forceinline__ const Config::Element* at(int, int row, int k, bool& valid) const {
     auto at = pixel_of<A>(row, k);
     valid = valid && is_inside<A>(at);
-    return base + place(at);
+    return pixel(at);
   }
 };
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -403,3 +404,11 @@ def test_pieces_are_cheaper_than_a_concat_of_its_own(case: str, target: Target) 
     joined_us = first_us(flow.compute)
     assert joined_us < first_us([concat]) + first_us(product)
     assert roofline_us(group, target) == joined_us
+
+
+def test_windows_that_no_patch_holds_have_a_price() -> None:
+    group = joined((1, 80, 80), (128, 128), 128, F16, (3, 3), dilation=(31, 31))
+    with pytest.raises(Illegal, match="no default patch fits"):
+        ConvMma(group, A100)
+    for target in (A100, H100):
+        assert 0 < roofline_us(group, target) < math.inf
