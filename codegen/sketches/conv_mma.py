@@ -58,12 +58,12 @@ class ConvMma(Sketch):
             size > step for size, step in zip(self.windows.kernel, self.windows.stride, strict=True)
         )
         check(overlap, "no pixel is in two windows")
-        whole = problem.b.layout.vector(self.chunk, 2) == self.chunk
-        check(whole, f"the weights {problem.b.layout} are not in runs of 16 bytes")
         for piece in pieces:
             run = piece.layout.vector(self.chunk, piece.axes + 1)
             whole = run == self.chunk and piece.channels % run == 0
             check(whole, f"the image {piece.layout} is not in runs of 16 bytes")
+        whole = problem.b.layout.vector(self.chunk, 2) == self.chunk
+        check(whole, f"the weights {problem.b.layout} are not in runs of 16 bytes")
         self.chunks = sum(piece.channels for piece in pieces) // self.chunk  # of a group
         fields = self.problem.epilogue(self.problem.region()).row_fields
         check(not fields, "the epilogue reads values of each row")

@@ -66,6 +66,10 @@ def claims() -> Iterator[str]:
     yield f"32 ({more})"
     seconds = [read(path.name)["seconds"] for path in RESULTS.glob("h100-tune-*.json")]
     yield f"`gtco tune` of {spread(seconds)} s of search"
+    tuned = [read(f"h100-tune-{name}.json")["replayed_us"] for name in ("resnet50", "setr_pup")]
+    (none, own), (other, again) = tuned
+    of_none = f"{none:.1f} and {own:.1f} us from no records at all"
+    yield f"in turns before and after: {of_none}, {other:.0f} and {again:.0f} us"
     lent = read("h100-lent.json")["measured"].values()
     faster = [100 * (1 - each["lent"] / each["defaults"]) for each in lent]
     yield f"{spread(faster)}% faster than defaults"
