@@ -28,8 +28,8 @@ FULL_TILE = 64
 TANH_FLOPS = 12
 """FP32 instructions of a GELU, exponential or tanh, as many as of this number of additions."""
 MULTIPLYING_WARPS = 9
-"""Warps of `mma.sync` that keep a multiprocessor's tensor cores busy: one by itself issued a product
-every 15 clocks (experiments/notes/24-breadth.md)."""
+"""Warps of `mma.sync` that keep a multiprocessor's tensor cores busy: one by itself issued a
+product every 15 clocks (experiments/notes/24-breadth.md)."""
 BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
 LINE = 128

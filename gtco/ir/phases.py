@@ -1,4 +1,4 @@
-"""A transposed convolution as one of stride 1: its channels are the pixels that lie at one place."""
+"""A transposed convolution as one of stride 1: its channels are the pixels of one place."""
 
 from __future__ import annotations
 
