@@ -4,8 +4,8 @@
 
 Of each convolution N programs of each sketch, half of them its first defaults and the others drawn
 at random, are judged and timed in chains, one after the other; the best of each sketch stands
-beside its first default and what the draft model predicts of both. With --quick small ones run on the CPU,
-in the host build: a rehearsal that claims no times.
+beside its first default and what the draft model predicts of both. With --quick small ones run on
+the CPU, in the host build: a rehearsal that claims no times.
 """
 
 from __future__ import annotations
