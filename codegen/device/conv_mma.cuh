@@ -233,14 +233,21 @@ __device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& 
     return FragmentEpilogue<C::WIDTH, WARP_N, C::N % C::BLOCK_N == 0, Functor, PatchRows<C, A>>(
         functor, rows, first_column + warp_n, end_column);
   };
-  // What differs by column alone is fetched once; of rows, that of a fragment ahead of its turn.
-  typename decltype(epilogue_of(0, 0))::Fetched fetched;
-  if constexpr (!Functor::INPUTS_BY_ROW) fetched = epilogue_of(blockIdx.x, 0).fetch();
+  // What differs by column alone is fetched once; of rows, that of a fragment ahead of its turn;
+  // where the loop leaves registers for it.
+  using Fetched = typename decltype(epilogue_of(0, 0))::Fetched;
+  constexpr int LOOP = Mma::PARTS * 4 * (MI * NI + MI + NI / 2) + 44;  // registers
+  constexpr int FREE = min_of(255, 65536 / THREADS) - LOOP;
+  constexpr bool AHEAD = FREE * 4 >= static_cast<int>(sizeof(Fetched));
+  constexpr bool BY_ROW = Functor::INPUTS_BY_ROW;
+  Fetched fetched;
+  if constexpr (AHEAD && !BY_ROW) fetched = epilogue_of(blockIdx.x, 0).fetch();
   const auto finish = [&](int patch) {
 #pragma unroll
     for (int i = 0; i < MI; ++i) {
-      const auto here = fetched;
-      if constexpr (Functor::INPUTS_BY_ROW) {
+      if constexpr (!AHEAD) fetched = epilogue_of(patch, i).fetch();
+      const Fetched here = fetched;
+      if constexpr (AHEAD && BY_ROW) {
         if (i + 1 < MI) fetched = epilogue_of(patch, i + 1).fetch();
       }
       float sums[NI * 4];
@@ -270,7 +277,7 @@ __device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& 
         __syncthreads();
         copy(s + C::STAGES - 1);
       }
-      if constexpr (Functor::INPUTS_BY_ROW) {
+      if constexpr (AHEAD && BY_ROW) {
         if (step + 1 == STEPS) fetched = epilogue_of(patch, 0).fetch();
       }
       const int slot = s % C::STAGES;
