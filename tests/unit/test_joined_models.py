@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,7 +47,11 @@ def test_what_others_read_is_stored(name: str) -> None:
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 @pytest.mark.parametrize("name", [*JOINED, *STORED])
-def test_compiled_for_a_gpu(name: str, arch: str) -> None:
+def test_compiled_for_a_gpu_and_kept(name: str, arch: str, tmp_path: Path) -> None:
+    """A file comes back only if each map of a piece lies within a value that its launch reads."""
     model, x = made((JOINED | STORED)[name], torch.float16)
     compiled = gtco.compile(model, (x,), target=arch, fallback="error")
     assert all(each.kernel != "aten" for each in compiled.launches)
+    path = tmp_path / "joined.gtco"
+    compiled.save(path)
+    assert gtco.load(path).launches == compiled.launches
