@@ -21,7 +21,7 @@ class Elementwise(Sketch):
 
     name: ClassVar[str] = "elementwise"
     family: ClassVar[str] = "elementwise"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 1
     schedule_version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
