@@ -452,7 +452,7 @@ def test_default_kernels_compile_without_spills(case: str, arch: str) -> None:
     sketch = ConvMma(COMPILED[case](), TARGETS[arch])
     for program in itertools.islice(defaults(sketch), 0, 5, 2):
         compiled = compile_uncached(program.code, program.name, program.arch)
-        # Beside 128 accumulators, registers of split floats are few; the first default has 64. Where
+        # Beside 128 accumulators, split floats find few registers; the first default has 64. Where
         # there are statistics, the assembler spills a handful to have 128 registers.
         later = program != next(defaults(sketch))
         most = (160 if sketch.exact else 32) if later else 0
