@@ -75,6 +75,7 @@ struct PatchRows {
   Pixel origin;
   int first;
 
+  __device__ __forceinline__ PatchRows from(int r) const { return {origin, first + r}; }
   __device__ __forceinline__ Pixel result(int r) const {
     r += first;
     return {origin.image, origin.y + r / C::TILE_W % C::TILE_H, origin.x + r % C::TILE_W, 0,

@@ -103,6 +103,7 @@ class EpilogueTile {
 struct RowRange {
   int first, end;
 
+  __device__ __forceinline__ RowRange from(int r) const { return {first + r, end}; }
   __device__ __forceinline__ int at(int r) const { return first + r; }
   __device__ __forceinline__ bool has(int r) const { return first + r < end; }
   __device__ __forceinline__ int some(int r) const { return min_of(first + r, end - 1); }
@@ -112,8 +113,8 @@ struct RowRange {
 // (g, t) has, of rows g and g + 8, the WIDTH columns from t WIDTH on of every 4 WIDTH. Two are how
 // wgmma numbers columns; eight, where its other operand came in an order of rows that makes them.
 // INSIDE says that no column lies beyond the last. Rows say where row r of the 16 lies among the
-// results (`at`), whether there is one (`has`), and which to read instead of one that is not
-// (`some`).
+// results (`at`), whether there is one (`has`), which to read instead of one that is not (`some`),
+// and which rows they are `from` one on: a lane's first is added once.
 template <int WIDTH, int COLUMNS, bool INSIDE, class Functor, class Rows = RowRange>
 class FragmentEpilogue {
   static constexpr int V = min_of(WIDTH, Functor::VECTOR), CALLS = WIDTH / V;
@@ -130,7 +131,7 @@ class FragmentEpilogue {
   __device__ __forceinline__ FragmentEpilogue(const Functor& functor, const Rows& rows, int col0,
                                               int column_end)
       : functor_(functor),
-        rows_(rows),
+        rows_(rows.from(threadIdx.x % 32 / 4)),
         col_(col0 + threadIdx.x % 4 * WIDTH),
         column_end_(column_end) {}
 
@@ -142,7 +143,7 @@ class FragmentEpilogue {
       for (int i = 0; i < GROUPS * CALLS; ++i)
         // For a row that is not, those of another: a load that waits for no condition.
         result.at[half][i] =
-            functor_.template inputs<V>(rows_.some(row(half)), column(i), active_column(i));
+            functor_.template inputs<V>(rows_.some(8 * half), column(i), active_column(i));
     return result;
   }
 
@@ -153,14 +154,14 @@ class FragmentEpilogue {
     for (int half = 0; half < 2; ++half) {
       typename Functor::Row values{};
       if constexpr (Functor::ROW_VALUES > 0) {
-        if (active_row(half)) values = rows[row(half)];
+        if (active_row(half)) values = rows[threadIdx.x % 32 / 4 + 8 * half];
       }
       float held[16];
 #pragma unroll
       for (int i = 0; i < GROUPS * CALLS; ++i) {
         const int first = i / CALLS * WIDTH + i % CALLS * V;  // of what the lane has of the row
         functor_.template operator()<V>(
-            rows_.at(row(half)), column(i), values, active_row(half) && active_column(i),
+            rows_.at(8 * half), column(i), values, active_row(half) && active_column(i),
             fetched.at[half % ROWS][i],
             map<V>([&](int j) { return acc[(first + j) / 2 * 4 + half * 2 + (first + j) % 2]; }),
             StatsOfFragment<WIDTH>{held, first % 16, active_row(half)});
@@ -172,8 +173,7 @@ class FragmentEpilogue {
   __device__ __forceinline__ int column(int i) const {
     return col_ + i / CALLS * 4 * WIDTH + i % CALLS * V;
   }
-  __device__ __forceinline__ static int row(int half) { return threadIdx.x % 32 / 4 + 8 * half; }
-  __device__ __forceinline__ bool active_row(int half) const { return rows_.has(row(half)); }
+  __device__ __forceinline__ bool active_row(int half) const { return rows_.has(8 * half); }
   __device__ __forceinline__ bool active_column(int i) const {
     return INSIDE || column(i) < column_end_;
   }
