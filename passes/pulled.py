@@ -45,7 +45,7 @@ class _Run:
 
 
 def _match(edit: Editor, node: Node) -> _Run | None:
-    if _next(edit, node) is not None:
+    if _operand(edit, node) is None or _next(edit, node) is not None:
         return None  # the last of the run is its root
     nodes = [node]
     while True:
