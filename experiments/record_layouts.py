@@ -107,6 +107,34 @@ WGMMA = """\
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) y[thread * (N / 2) + i] = acc[i];
 """
+PLANES = """\
+  const int thread = threadIdx.x;
+  constexpr int LEADING = 77, STRIDE = 9;  // of A, and LEADING + 2 and 8 of B, in 16 bytes
+  constexpr int B_AT = 2 * LEADING;
+  u16* planes = reinterpret_cast<u16*>(smem);
+  for (int i = thread; i < (64 + N) * 2; i += 128) {  // 16 bytes of a row each
+    const bool of_a = i < 128;
+    const int row = (of_a ? i : i - 128) / 2, half = i % 2;
+    const u16* from = (of_a ? a : b) + row * 16 + half * 8;
+    const int at = of_a ? half * LEADING + row / 8 * STRIDE + row % 8
+                        : B_AT + half * (LEADING + 2) + row;
+    for (int e = 0; e < 8; ++e) planes[at * 8 + e] = from[e];
+  }
+  ptx::fence_proxy_async();
+  __syncthreads();
+  float acc[N / 2];
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
+  const u32 at = ptx::shared_address(smem);
+  ptx::wgmma_fence();
+  ptx::Wgmma<ELEMENT, N>::mma(
+      acc, ptx::plane_descriptor<LEADING * 16, STRIDE * 16>(at, 0),
+      ptx::plane_descriptor<(LEADING + 2) * 16, 128>(at, B_AT * 16), 1);
+  ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>(acc);
+#pragma unroll
+  for (int i = 0; i < N / 2; ++i) y[thread * (N / 2) + i] = acc[i];
+"""
 
 
 def kernel(
@@ -280,6 +308,20 @@ def record_wgmma(run: Run, dtype: torch.dtype, columns: int) -> Table:
     return found
 
 
+def record_planes(run: Run, dtype: torch.dtype, columns: int) -> Table:
+    """The same of one product whose operands lie in planes of 16 bytes, `columns` of them at most
+    64."""
+    body = PLANES.replace("ELEMENT", _TYPES[dtype]).replace("N", str(columns))
+    parameters = {"a": "const u16*", "b": "const u16*", "y": "float*"}
+    program = kernel(body, parameters, 128, 2 * (77 + 79) * 16)
+    found: Table = {}
+    for name, (a, b) in probes(64, columns, 16).items():
+        y = torch.zeros(128, columns // 2)
+        run(program, {"a": a.to(dtype).contiguous(), "b": b.to(dtype).contiguous(), "y": y})
+        found[name] = whole(y)
+    return found
+
+
 def record(run: Run) -> Table:
     """Every layout, by instruction."""
     half, brain, single = torch.float16, torch.bfloat16, torch.float32
@@ -293,6 +335,7 @@ def record(run: Run) -> Table:
             _NAMES[each]: {str(n): record_wgmma(run, each, n) for n in WGMMA_COLUMNS}
             for each in (half, brain, single)
         },
+        "wgmma_planes": {_NAMES[each]: record_planes(run, each, 8) for each in (half, brain)},
         "wgmma_e4m3": {str(n): record_wgmma(run, FP8, n) for n in WGMMA_COLUMNS},
     }
 

@@ -22,6 +22,16 @@ __device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) {
   return u64(low) | u64(64u | 1u << 30) << 32;
 }
 
+// The same of a tile in planes of 16 bytes, without a swizzle: eight rows lie side by side, the
+// next eight STRIDE bytes on, and the second half of K's 32 bytes LEADING bytes on.
+template <int LEADING, int STRIDE>
+__device__ __forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
+  static_assert(LEADING % 16 == 0 && LEADING >> 18 == 0, "14 bits of 16 bytes");
+  static_assert(STRIDE % 16 == 0 && STRIDE >> 18 == 0, "14 bits of 16 bytes");
+  const u32 low = (address >> 4) + (offset >> 4 | u32(LEADING / 16) << 16);
+  return u64(low) | u64(u32(STRIDE / 16)) << 32;
+}
+
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }

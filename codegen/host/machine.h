@@ -59,7 +59,7 @@ struct Copy {
 struct Product {
   float* d;
   int n;
-  u32 a, b;
+  u64 a, b;  // descriptors
   bool accumulate;
   Type type;
   const u32* registers;  // A, if it is no tile: `rows` are the thread's two, and B of 16 bits lies

@@ -70,22 +70,30 @@ struct Fragment {  // of A
   Type type;
 };
 
-// The 32 bytes of row `row` of a wgmma tile with rows of 128 bytes, as floats; how many.
-int row_of(float (&values)[32], u32 tile, int row, Type type) {
+// Where 16 of the 32 bytes of row `row` lie of the wgmma tile that a descriptor says: in swizzled
+// rows of 128 bytes, or in planes.
+u32 place_in(u64 tile, int row, int byte) {
+  const u32 address = tile, leading = tile >> 48, stride = tile >> 32 & 0xffff;
+  if (leading == 0) return swizzled(address + row * 128 + byte);
+  return address + (row / 8 * stride + row % 8 + byte / 16 * leading) * 16;
+}
+
+// The 32 bytes of row `row` of a wgmma tile, as floats; how many.
+int row_of(float (&values)[32], u64 tile, int row, Type type) {
   int count = 0;
   for (int byte = 0; byte < 32; byte += 16) {
     u32 bits[4];
-    std::memcpy(bits, shared(swizzled(tile + row * 128 + byte), 16), 16);
+    std::memcpy(bits, shared(place_in(tile, row, byte), 16), 16);
     for (u32 each : bits) count += elements(values + count, each, type);
   }
   return count;
 }
 
 // Column `column` of a wgmma tile of 16 bits with a row of 128 bytes for each of the 16 along K.
-int column_of(float (&values)[32], u32 tile, int column, Type type) {
+int column_of(float (&values)[32], u64 tile, int column, Type type) {
   for (int k = 0; k < 16; ++k) {
     gtco::u16 bits;
-    std::memcpy(&bits, shared(swizzled(tile + k * 128 + column * 2), 2), 2);
+    std::memcpy(&bits, shared(swizzled(u32(tile) + k * 128 + column * 2), 2), 2);
     elements(values + k, bits, type);
   }
   return 16;
@@ -200,12 +208,12 @@ void mma(float* d, const u32* a, u32 b0, u32 b1, Type type) {
 namespace {
 
 // The first lane of a warp stands for it: it reads the 32 bytes of each row.
-void read_rows(u32 tile, int first, int count, int bytes) {
+void read_rows(u64 tile, int first, int count, int bytes) {
   Thread& thread = self();
   const Event event{product_agent(current), thread.product_groups + 1, cluster_number, thread.pc};
   for (int row = first; row < first + count; ++row)
     for (int byte = 0; byte < bytes; byte += 16)
-      check_shared(swizzled(tile + row * 128 + byte), 16, {Kind::ASYNC_READ, event, &thread.clocks},
+      check_shared(place_in(tile, row, byte), 16, {Kind::ASYNC_READ, event, &thread.clocks},
                    current);
 }
 
@@ -227,11 +235,10 @@ void wgmma_fence() {
 void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
-  const u32 a_tile = a, b_tile = b;
-  self().open_products.push_back({d, n, a_tile, b_tile, accumulate, type, nullptr, {}});
+  self().open_products.push_back({d, n, a, b, accumulate, type, nullptr, {}});
   if (current % 32 != 0) return;
-  read_rows(a_tile, current % block_threads % 128 / 32 * 16, 16, 32);
-  read_rows(b_tile, 0, n, 32);
+  read_rows(a, current % block_threads % 128 / 32 * 16, 16, 32);
+  read_rows(b, 0, n, 32);
 }
 
 // A's registers lie as those of mma.sync, and are taken at once.
@@ -239,8 +246,7 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate,
   HERE;
   check_fence(d, n / 2 * sizeof(float));
   check_fence(a, 4 * sizeof(u32));
-  const u32 b_tile = b;
-  Product product{d, n, 0, b_tile, accumulate, type, a, {}};
+  Product product{d, n, 0, b, accumulate, type, a, {}};
   Fragment operands{a, product.rows, type};
   execute_together("wgmma", &operands, [](int first) {
     for (int lane = 0; lane < 32; ++lane)
@@ -255,9 +261,9 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate,
   self().open_products.push_back(product);
   if (current % 32 != 0) return;
   if (type == Type::TF32) {
-    read_rows(b_tile, 0, n, 32);
+    read_rows(b, 0, n, 32);
   } else {
-    read_rows(b_tile, 0, 16, n * 2);
+    read_rows(b, 0, 16, n * 2);
   }
 }
 

@@ -7,6 +7,10 @@
 namespace gtco::ptx {
 
 __forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) { return address + offset; }
+template <int LEADING, int STRIDE>
+__forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
+  return u64(address + offset) | u64(LEADING / 16) << 48 | u64(STRIDE / 16) << 32;
+}
 __forceinline__ void wgmma_fence() { host::wgmma_fence(); }
 __forceinline__ void wgmma_commit_group() { host::wgmma_commit(); }
 

@@ -1,76 +1,22 @@
-"""Convolution on `mma.sync` of patches: a block copies the pixels of its windows once, with their
-border, and reads each tap from shared memory. For few channels, whose windows as rows of a GEMM
-would be drawn from L2 again for each tap."""
+"""Convolution of patches on `mma.sync`, on all targets and of all types."""
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 from typing import ClassVar
 
-from gtco.codegen import timing
-from gtco.codegen.program import KernelProgram
-from gtco.codegen.scalars import C_TYPES
-from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import (
-    EXACT,
-    GROUPED,
-    analyse,
-    check_products,
-    is_exact,
-    pad_to,
-)
-from gtco.codegen.sketches.operands import JoinedOperand, operand_text, pieces_of, pointers
-from gtco.codegen.sketches.windows import WindowOperand, windows_of
-from gtco.ir.graph import Group
-from gtco.target import Target
-
-PATCHES = ((1, 8, 8), (1, 8, 16), (1, 16, 8), (1, 16, 16), (1, 32, 8), (1, 16, 32), (2, 4, 8),
-           (2, 8, 8), (4, 4, 8), (4, 8, 8), (2, 8, 16), (8, 8, 8))  # fmt: skip
-"""Frames, rows and columns of results that defaults have in a patch."""
+from gtco.codegen.sketch import Knob, Schedule
+from gtco.codegen.sketches.conv_patches import ConvPatches, Operands
 
 
-class ConvMma(Sketch):
-    """Patch with its border in planes of 16 bytes -> taps as offsets -> m16n8k16 (fp8 k32, floats
-    k8); stages of channels, or of patches whose weights stay."""
+class ConvMma(ConvPatches):
+    """Planes -> ldmatrix -> m16n8k16 (fp8 k32, floats k8)."""
 
     name: ClassVar[str] = "conv_mma"
-    family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 1
     schedule_version: ClassVar[int] = 1
-    ring: ClassVar[frozenset[str]] = frozenset({"stages"})
-
-    def __init__(self, group: Group, target: Target) -> None:
-        super().__init__(group, target)
-        problem = analyse(group, joins=True)
-        check(problem.anchor.definition.convolves, "rows of a matrix are no patch of an image")
-        check_products(problem.anchor, problem.dtype, target, exact=True)
-        if not isinstance(problem.a, JoinedOperand):  # a row of the kernel may be one tap of it
-            problem = replace(problem, a=windows_of(group.graph, problem.anchor))
-        self.problem = problem
-        pieces = [each for each in pieces_of(problem.a) if isinstance(each, WindowOperand)]
-        self.windows = pieces[0]
-        self.exact = is_exact(problem.anchor, problem.dtype)
-        self.chunk = 16 // problem.dtype.itemsize
-        overlap = any(
-            size > step for size, step in zip(self.windows.kernel, self.windows.stride, strict=True)
-        )
-        check(overlap, "no pixel is in two windows")
-        for piece in pieces:
-            run = piece.layout.vector(self.chunk, piece.axes + 1)
-            whole = run == self.chunk and piece.channels % run == 0
-            check(whole, f"the image {piece.layout} is not in runs of 16 bytes")
-        whole = problem.b.layout.vector(self.chunk, 2) == self.chunk
-        check(whole, f"the weights {problem.b.layout} are not in runs of 16 bytes")
-        self.chunks = sum(piece.channels for piece in pieces) // self.chunk  # of a group
-        fields = self.problem.epilogue(self.problem.region()).row_fields
-        check(not fields, "the epilogue reads values of each row")
-        stats = self.problem.row_stats
-        check(stats <= 1, f"{stats} values with row statistics, of one at most")
-        self.problem.check_stats(64, "warp")
-        check(any(self._default_schedules()), "no default patch fits the shared memory")
+    patches = ((1, 8, 8), (1, 8, 16), (1, 16, 8), (1, 16, 16), (1, 32, 8), (1, 16, 32), (2, 4, 8),
+               (2, 8, 8), (4, 4, 8), (4, 8, 8), (2, 8, 16), (8, 8, 8))  # fmt: skip
 
     def knobs(self) -> tuple[Knob, ...]:
         volume = self.windows.axes == 3
@@ -85,216 +31,13 @@ class ConvMma(Sketch):
             Knob("stages", (1, 2, 3)),
         )
 
-    def defaults(self) -> Iterable[Schedule]:
-        """Patches of some shapes with all channels at once or parts of them, ordered by a small
-        model."""
-        return sorted(self._default_schedules(), key=self._cost)
+    def _check_operands(self) -> None:
+        """All that the base takes."""
 
-    def _default_schedules(self) -> Iterator[Schedule]:
-        """The default schedules that are legal."""
-        power = 1 << (self.chunks - 1).bit_length()
-        columns = 1 << (self.problem.columns - 1).bit_length()
-        columns = max(columns, 64 if self.problem.row_stats else 16)
-        for (t, h, w), n, chunks, tall, stages in itertools.product(
-            PATCHES,
-            {min(128, columns), min(64, columns)},
-            {min(8, power), min(4, power), min(2, power)},
-            (16, 32, 64),
-            (1, 2),
-        ):
-            wide = max(1, n // 64)
-            schedule = {
-                "tile_t": t,
-                "tile_h": h,
-                "tile_w": w,
-                "block_n": n,
-                "chunks": chunks,
-                "warps_m": t * h * w // tall,
-                "warps_n": wide,
-                "stages": stages,
-            }
-            try:
-                self._check_knobs(schedule)
-                self._check(schedule)
-            except Illegal:
-                continue
-            yield schedule
+    def _warps(self, rows: int, columns: int) -> Iterable[tuple[int, int]]:
+        return [(rows // tall, max(1, columns // 64)) for tall in (16, 32, 64)]
 
-    def _cost(self, schedule: Schedule) -> float:
-        """Microseconds, roughly: without the epilogue's arithmetic."""
-        target, shape = self.target, self._shape(schedule)
-        block = self._block_work(schedule)
-        rate = self.problem.matmul_tflops(target) * target.constants.mma_efficiency[self.name]
-        return timing.chain_us(
-            block,
-            math.prod(shape.grid),
-            shape.resident,
-            rate,
-            target,
-            operand_bytes=block.operand_bytes,
-        )
-
-    def _shape(self, schedule: Schedule) -> _Shape:
-        windows, target = self.windows, self.target
-        tile = (schedule["tile_t"], schedule["tile_h"], schedule["tile_w"])[-windows.axes :]
-        patches = windows.layout.shape[0] * math.prod(
-            -(-size // part) for size, part in zip(windows.out, tile, strict=True)
-        )
-        sides = [
-            (part - 1) * step + (size - 1) * apart + 1
-            for part, step, size, apart in zip(
-                tile, windows.stride, windows.kernel, windows.dilation, strict=True
-            )
-        ]
-        chunks, stages, block_n = schedule["chunks"], schedule["stages"], schedule["block_n"]
-        pitch = pad_to(sides[-1], windows.stride[-1])
-        banks = 8 // chunks
-        plane = pad_to(math.prod(sides[:-1]) * pitch - banks, 8) + banks
-        steps = -(-self.chunks // chunks)
-        weights = math.prod(windows.kernel) * chunks * (block_n + 1) * 16
-        image = chunks * plane * 16
-        smem = weights * (1 if steps == 1 else stages) + stages * image + 16
-        threads = schedule["warps_m"] * schedule["warps_n"] * 32
-        registers = self._registers(schedule)
-        resident = timing.resident_blocks(smem, threads, registers, target)
-        across = -(-self.problem.columns // block_n)
-        blocks = patches
-        if stages > 1 or steps > 1:  # a block goes from patch to patch
-            room = max(1, resident * target.sm_count // (across * self.problem.batch))
-            blocks = -(-patches // -(-patches // room))
-        return _Shape(
-            math.prod(tile),
-            patches,
-            math.prod(sides) * chunks * 16,
-            weights,
-            steps,
-            smem,
-            threads,
-            registers,
-            resident,
-            (blocks, across, self.problem.batch),
-        )
-
-    def _registers(self, schedule: Schedule) -> int:
-        """Of a thread, about."""
+    def _operands(self, schedule: Schedule, chunks: int) -> Operands:
         rows, columns = self._warp(schedule)
-        parts = 1 + self.exact
-        return min(255, parts * (rows * columns // 32 + (rows + columns) // 4) + 48)
-
-    @staticmethod
-    def _warp(schedule: Schedule) -> tuple[int, int]:
-        """Rows and columns of a warp's results."""
-        rows = schedule["tile_t"] * schedule["tile_h"] * schedule["tile_w"]
-        return rows // schedule["warps_m"], schedule["block_n"] // schedule["warps_n"]
-
-    def _check(self, schedule: Schedule) -> None:
-        rows, columns = self._warp(schedule)
-        chunks = schedule["chunks"]
-        check(rows >= 16 and rows % 16 == 0, f"{rows} rows a warp are no multiple of 16")
-        check(columns >= 16, f"{columns} columns a warp are less than a pair of mma tiles")
-        check(chunks == 1 or chunks < 2 * self.chunks, f"{chunks} chunks of {self.chunks}")
-        accumulators = (1 + self.exact) * rows * columns // 32
-        threads = schedule["warps_m"] * schedule["warps_n"] * 32
-        most = min(128, timing.most_registers(threads) // 2)
-        check(accumulators <= most, f"{accumulators} accumulators a thread leave no registers")
-        self.problem.check_stats(columns, "warp")
-        shape = self._shape(schedule)
-        self.check_smem(shape.smem)
-        alone = schedule["stages"] == 1 and shape.resident == 1
-        check(not alone, "one block a multiprocessor, which copies nothing while it multiplies")
-
-    def block_work(self, program: KernelProgram) -> BlockWork:
-        return self._block_work(program.schedule)
-
-    def _block_work(self, schedule: Schedule) -> BlockWork:
-        """Of the block that has most patches."""
-        shape, (rows, columns) = self._shape(schedule), self._warp(schedule)
-        rounds = -(-shape.patches // shape.grid[0])
-        weights = shape.weights * (1 if shape.steps == 1 else rounds * shape.steps)
-        filled = rounds * shape.steps * shape.image + weights
-        chunks = rounds * shape.steps * math.prod(self.windows.kernel) * schedule["chunks"]
-        warps = shape.threads // 32
-        return BlockWork(
-            fill_bytes=filled,
-            l2_bytes=filled,
-            steps=rounds * shape.steps,
-            stages=schedule["stages"],
-            mma_flops=2 * shape.rows * schedule["block_n"] * chunks * self.chunk,
-            tile_p=schedule["block_n"],
-            tile_q=shape.rows,
-            split=1,
-            registers=shape.registers,
-            tiles=rounds,
-            copies=filled // (16 * shape.threads),
-            warps=warps,
-            operand_bytes=warps * chunks * (rows + columns) * 16,
-        )
-
-    def _emit(self, schedule: Schedule) -> KernelProgram:
-        self._check(schedule)
-        problem, shape = self.problem, self._shape(schedule)
-        region = problem.region()
-        emitter = problem.epilogue(region)
-        texts = []
-        for label, operand in (("A", problem.a), ("B", problem.b)):
-            texts.append(operand_text(label, operand, problem.dtype, pointers(operand, region)))
-        functor = emitter.functor("Epilogue", "acc")
-        width = 8 if self._warp(schedule)[1] % 32 == 0 else 2
-        names, newline = ", ".join(region.parameters), "\n"
-        source = f"""#include "conv_mma.cuh"
-using namespace gtco;
-
-struct Config {{
-  using Element = {C_TYPES[problem.dtype]};
-  static constexpr int N = {problem.columns}, BLOCK_N = {schedule["block_n"]};
-  static constexpr int TILE_T = {schedule["tile_t"]}, TILE_H = {schedule["tile_h"]};
-  static constexpr int TILE_W = {schedule["tile_w"]}, PATCHES = {shape.patches};
-  static constexpr int BLOCKS = {shape.grid[0]};
-  static constexpr int CHUNKS = {schedule["chunks"]}, STAGES = {schedule["stages"]};
-  static constexpr int WARPS_M = {schedule["warps_m"]}, WARPS_N = {schedule["warps_n"]};
-  static constexpr int WIDTH = {width};
-{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}}};
-
-{newline.join(texts)}
-{functor}
-extern "C" __global__ void __launch_bounds__({shape.threads})
-ENTRY_POINT({region.declarations}) {{
-  conv_mma<Config>(A{{{pointers(problem.a, region)}}},
-                   B{{{pointers(problem.b, region)}}}, Epilogue{{{names}}});
-}}
-"""
-        return self.program(
-            schedule,
-            source,
-            shape.grid,
-            shape.threads,
-            shape.smem,
-            (argument for _, argument in region.parameters.values()),
-        )
-
-
-@dataclass(frozen=True)
-class _Shape:
-    """What a schedule asks for.
-
-    Args:
-        rows: results of a patch.
-        patches: of all images.
-        image, weights: bytes of a stage.
-        steps: of a patch.
-        smem: bytes of a block.
-        threads, registers: of a block, of a thread.
-        resident: blocks that fit a multiprocessor.
-        grid: of blocks, by patches, columns and groups.
-    """
-
-    rows: int
-    patches: int
-    image: int
-    weights: int
-    steps: int
-    smem: int
-    threads: int
-    registers: int
-    resident: int
-    grid: tuple[int, int, int]
+        warps = schedule["warps_m"] * schedule["warps_n"]
+        return {"warps": warps, "operand_bytes": warps * chunks * (rows + columns) * 16}

@@ -1,4 +1,4 @@
-"""Convolutions of patches (`conv_mma`) beside the sketches whose rows are windows.
+"""Convolutions of patches (`conv_mma`, `conv_wgmma`) beside the sketches whose rows are windows.
 
     python -m experiments.studies.conv_patches OUT.json [--programs N] [--quick]
 
@@ -14,6 +14,7 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,8 @@ from experiments.op_rivals import outcomes
 from experiments.publish import markdown, microseconds, provenance, publish
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
+from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.record import TuningRecord
@@ -43,6 +46,8 @@ CONVOLUTIONS: Mapping[str, tuple[tuple[int, ...], int, int]] = {
     "a detector's first, 32 to 32": ((1, 320, 320, 32), 32, 1),
     "32 to 64": ((1, 320, 320, 32), 64, 1),
     "a U-Net's first, 64 to 64": ((1, 256, 256, 64), 64, 1),
+    "a decoder's last, 128 to 128": ((1, 512, 512, 128), 128, 1),
+    "a decoder's first, 512 to 512": ((1, 128, 128, 512), 512, 1),
     "ResNet's first stage": ((1, 56, 56, 64), 64, 1),
     "the same, batch 32": ((32, 56, 56, 64), 64, 1),
     "MobileNet's first": ((1, 225, 225, 16), 32, 2),
@@ -66,7 +71,10 @@ def group_of(name: str, quick: bool) -> Group:
 def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
     """The programs of each sketch, the first default ahead."""
     found: list[Candidate] = []
-    for sketch in derive(group, "gemm", target).sketches:
+    sketches = list(derive(group, "gemm", target).sketches)
+    with suppress(Illegal):
+        sketches.append(ConvWgmma(group, target))  # no group derives it yet
+    for sketch in sketches:
         sampler = Sampler((sketch,), seed=0)
         first = list(reversed(sampler.defaults(max(1, programs // 2))))
         found += [*reversed(first), *sampler.random(programs - len(first))]

@@ -28,6 +28,7 @@ def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
     for header in (
         *own,
         "attention_tiles.cuh",
+        "patches.cuh",
         "pieces.cuh",
         "windows.cuh",
         "softmax.cuh",

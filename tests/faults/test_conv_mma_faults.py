@@ -74,7 +74,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "rows ahead of the image": ("image", "origin.y * W::STRIDE_H - W::BEFORE_H", "origin.y"),
     "frames ahead of the volume": ("volume", "origin.z * W::STRIDE_T - W::BEFORE_T", "origin.z"),
-    "the stride of rows": ("strides", "y * W::STRIDE_H) * PITCH", "y) * PITCH"),
+    "the stride of rows": ("strides", "y_of(r) * W::STRIDE_H) * PITCH", "y_of(r)) * PITCH"),
     "the phase of strided columns": (
         "strides",
         "x % W::STRIDE_W * PHASE + x / W::STRIDE_W",
@@ -105,7 +105,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "patches across": ("image", "number % ACROSS * C::TILE_W", "number % DOWN * C::TILE_W"),
     "patches of the first image": ("image", "at.image = number / FRAMES;", "at.image = 0;"),
     "patches of the first frames": ("volume", "number % FRAMES * C::TILE_T", "0 * C::TILE_T"),
-    "windows of the first frame": ("volume", "(t * W::STRIDE_T * HIGH", "(0 * W::STRIDE_T * HIGH"),
+    "windows of the first frame": ("volume", "(t_of(r) * W::STRIDE_T", "(0 * W::STRIDE_T"),
     "a tap beside the last": ("one chunk", "last && a_half, last && b_half", "false, false"),
     "no zeros for it": ("one chunk", "[thread] = 0;", "[thread];"),
     "both taps of a pair the same": (
@@ -119,20 +119,24 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "a stage that is still read": ("one stage", "__syncthreads();  // the stage", "// the stage"),
     "no barrier behind the copies": (
         "one stage",
-        "ptx::cp_async_wait<0>();\n        __syncthreads();",
-        "ptx::cp_async_wait<0>();",
+        "// the tensor cores read it\n      __syncthreads();",
+        "// the tensor cores read it",
     ),
     "weights of the first step": (
         "image",
-        "copy_weights(weights_at + s % C::STAGES * WEIGHTS * 16, s % STEPS)",
-        "copy_weights(weights_at + s % C::STAGES * WEIGHTS * 16, 0)",
+        "copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS)",
+        "copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, 0)",
     ),
     "channels of the first step": (
         "image",
         "IMAGE * 16, patch, s % STEPS)",
         "IMAGE * 16, patch, 0)",
     ),
-    "weights in one slot": ("image", "KEEPS_WEIGHTS ? 0 : slot * WEIGHTS", "KEEPS_WEIGHTS ? 0 : 0"),
+    "weights in one slot": (
+        "image",
+        "KEEPS_WEIGHTS ? 0 : slot * Patch",
+        "KEEPS_WEIGHTS ? 0 : 0 * Patch",
+    ),
     "all but the last patch copied": (
         "image",
         "if (patch < C::PATCHES)",
@@ -159,8 +163,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "rows of no result read": ("image", "return has(r) ? at(r) : row(origin);", "return at(r);"),
     "rows of the patch's first row": (
         "image",
-        "origin.y + r / C::TILE_W",
-        "origin.y + 0 / C::TILE_W",
+        "origin.y + Patch::y_of(r)",
+        "origin.y + Patch::y_of(0)",
     ),
     "rows of the first volume": ("volume", "at.image * W::O + at.z", "at.z"),
     "rows, beyond the last stored": ("rows", "return first + r < end;", "return true;"),

@@ -13,6 +13,8 @@ from torch import Tensor
 from gtco.codegen.sampler import Sampler
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.conv_mma import ConvMma
+from gtco.codegen.sketches.conv_patches import ConvPatches
+from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.cost_model.judge import Judge, random_values
 from gtco.ir.graph import Group
 from gtco.runtime.run import run_group
@@ -20,7 +22,7 @@ from gtco.target import Target, target_of_capability
 from tests import groups
 from tests.kernel_checks import wrong_statistics
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kind", [ConvMma, ConvWgmma])]
 
 F16, BF16, F32 = groups.F16, groups.BF16, groups.F32
 SCHEDULES = 8
@@ -53,7 +55,7 @@ def values_of(group: Group, device: str = "cuda") -> dict[str, Tensor]:
     return random_values(group, torch.device(device), seed=1)
 
 
-def check(sketch: ConvMma, given: Mapping[str, Tensor], count: int) -> None:
+def check(sketch: ConvPatches, given: Mapping[str, Tensor], count: int) -> None:
     """The first default and `count` random programs are right, twice with the same bits. The judge
     works where the values are."""
     group = sketch.group
@@ -73,31 +75,33 @@ def check(sketch: ConvMma, given: Mapping[str, Tensor], count: int) -> None:
         assert not wrong_statistics(group, first), where
 
 
-def sketch_of(group: Group, target: Target) -> ConvMma:
+def sketch_of(kind: type[ConvPatches], group: Group, target: Target) -> ConvPatches:
     """The sketch of `group`; skips where it refuses."""
     try:
-        return ConvMma(group, target)
+        return kind(group, target)
     except Illegal as error:
         pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_patches_match_fp64(case: str, target: Target) -> None:
+def test_patches_match_fp64(kind: type[ConvPatches], case: str, target: Target) -> None:
     group = CASES[case]()
-    check(sketch_of(group, target), values_of(group), SCHEDULES)
+    check(sketch_of(kind, group, target), values_of(group), SCHEDULES)
 
 
 @pytest.mark.parametrize("case", ["conv_3x3", "conv_wide_channels", "conv_3x3x3", "groups_dilated"])
-def test_one_multiprocessors_blocks_take_all_patches(case: str, target: Target) -> None:
+def test_one_multiprocessors_blocks_take_all_patches(
+    kind: type[ConvPatches], case: str, target: Target
+) -> None:
     """As if there were one: few blocks, each from patch to patch of a small image."""
     group = CASES[case]()
-    check(sketch_of(group, replace(target, sm_count=1)), values_of(group), SCHEDULES)
+    check(sketch_of(kind, group, replace(target, sm_count=1)), values_of(group), SCHEDULES)
 
 
 @pytest.mark.parametrize("odd", [torch.inf, torch.nan])
 @pytest.mark.parametrize("kernel", [(3, 3), (3, 3, 3)])
 def test_the_tail_of_an_odd_number_of_taps(
-    kernel: tuple[int, ...], odd: float, target: Target
+    kind: type[ConvPatches], kernel: tuple[int, ...], odd: float, target: Target
 ) -> None:
     """Beside the last tap, zeros meet zeros: what is no number stays in its own windows. The CPU
     judges, for cuDNN's Winograd would spread it over a tile."""
@@ -106,12 +110,14 @@ def test_the_tail_of_an_odd_number_of_taps(
     values = values_of(group, "cpu")
     values["x"][(0,) * (len(kernel) + 1)] = odd
     values["x"][..., -1, 3, 2] = odd
-    check(sketch_of(group, target), values, SCHEDULES)
+    check(sketch_of(kind, group, target), values, SCHEDULES)
 
 
-def test_images_and_groups_do_not_reach_one_another(target: Target) -> None:
+def test_images_and_groups_do_not_reach_one_another(
+    kind: type[ConvPatches], target: Target
+) -> None:
     group = groups.convolution((3, 5, 6, 32), 48, (3, 3), F16, groups=2)
     values = values_of(group, "cpu")
     values["x"][1] = torch.nan
     values["x"][0, ..., 16:] = torch.inf
-    check(sketch_of(group, target), values, SCHEDULES)
+    check(sketch_of(kind, group, target), values, SCHEDULES)
