@@ -90,8 +90,11 @@ NARROW_CASES: dict[str, Callable[[], Group]] = {
     "heads_of_60": lambda: packed(17, 2, 60, BF16, batch=3, epilogue=True),
     "heads_of_30": lambda: cross((4, 3), 49, 49, 30, mask=F16, mask_lead=(1, 3)),
     "heads_of_2": lambda: cross((3,), 33, 17, 2, 10),
+    "heads_of_160": lambda: packed(65, 2, 160, epilogue=True),
+    "heads_of_192": lambda: cross((2,), 37, 77, 192, 136, BF16, mask=F32),
+    "tf32_of_160": lambda: tf32(cross((1, 2), 33, 65, 160, dtype=F32)),
 }
-"""Heads that are no multiple of 16 bytes, for `Attention` alone."""
+"""Heads that are no multiple of 16 bytes, or wide, for `Attention` alone."""
 TF32_CASES: dict[str, Callable[[], Group]] = {
     "tf32_vit_b": lambda: tf32(packed(197, 12, 64, F32)),
     "tf32_epilogue": lambda: tf32(packed(37, 3, 36, F32, batch=2, epilogue=True)),

@@ -21,8 +21,6 @@ from gtco.ir.graph import Group
 from gtco.ir.views import NotAView, resolve
 from gtco.target import Target
 
-MAX_HEAD = 128
-"""Widest head: wider ones leave no registers for the scores."""
 MAX_BLOCK_K = 320
 """Most keys a tile that a search tries: of wide heads more find no room in shared memory."""
 MOST_KEYS = 4096
@@ -50,6 +48,8 @@ class AttentionSketch(Sketch):
     multiplies_exactly: ClassVar[bool] = False
     narrowest_copy: ClassVar[int] = 16
     """Bytes of an operand that lie side by side and are copied at once, at least."""
+    widest_head: ClassVar[int] = 128
+    """Wider ones leave no registers for the scores."""
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -74,7 +74,8 @@ class AttentionSketch(Sketch):
             whole = width * self.dtype.itemsize % self.narrowest_copy == 0
             narrow = f"a head of {width} elements is no multiple of {self.narrowest_copy} bytes"
             check(whole, narrow)
-            check(width <= MAX_HEAD, f"a head of {width} elements, at most {MAX_HEAD}")
+            wide = f"a head of {width} elements, at most {self.widest_head}"
+            check(width <= self.widest_head, wide)
         lead = out[:-2]
         self.q = self._operand(0, (*lead, self.queries, self.width))
         self.k = self._operand(1, (*lead, self.keys, self.width))
@@ -298,11 +299,15 @@ class Attention(AttentionSketch):
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
     multiplies_exactly: ClassVar[bool] = True
     narrowest_copy: ClassVar[int] = 4  # of cp.async
+    widest_head: ClassVar[int] = 192  # of 256, queries and results fill the registers
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self._epilogue()
         self.no_tma = self._why_no_tma()
+        if max(self.width, self.value_width) > AttentionSketch.widest_head:
+            none = f"heads of {self.width} and {self.value_width} elements leave no registers"
+            check(any(self.defaults()), none)
 
     def _why_no_tma(self) -> str:
         """Why TMA cannot bring the operands, or ""."""

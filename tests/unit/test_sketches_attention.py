@@ -151,7 +151,8 @@ def test_refusals() -> None:
     for group, reason in (
         (groups.cross((1,), 16, 16, 64, dtype=torch.float64), "no tensor core multiplies"),
         (groups.cross((1,), 16, 16, 15), "no multiple of 4 bytes"),
-        (groups.cross((1,), 16, 16, 256), "at most 128"),
+        (groups.cross((1,), 16, 16, 256), "at most 192"),
+        (groups.cross((1,), 16, 16, 192, dtype=torch.float32), "192 elements leave no registers"),
     ):
         with pytest.raises(Illegal, match=reason):
             Attention(group, H100)
