@@ -34,6 +34,7 @@ class WgmmaProducts {
   }
   __device__ __forceinline__ int column(int i) const { return i % PARTS * COLUMNS; }
   __device__ __forceinline__ void clear() { empty_ = true; }
+  __device__ __forceinline__ static void show() { ptx::fence_proxy_async(); }
 
   __device__ __forceinline__ void sums(int i, float (&to)[COLUMNS / 2]) const {
 #pragma unroll

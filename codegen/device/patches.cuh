@@ -110,9 +110,10 @@ struct PatchRows {
 // the weights, K-major.
 //
 // Products have FRAGMENTS of 16 rows x COLUMNS columns, of which PARTS have the same rows, and the
-// first `row` and `column` of each. They `clear` their sums, `multiply` the weights and pixels of a
-// stage, which they have read then, or after `wait` where they are READ_LATER, and give the `sums`
-// of a fragment. LOOP are the registers that a thread needs for it.
+// first `row` and `column` of each. They `clear` their sums, `show` a thread's copies to what
+// multiplies, `multiply` the weights and pixels of a stage, which they have read then, or after
+// `wait` where they are READ_LATER, and give the `sums` of a fragment. LOOP are the registers that
+// a thread needs for it.
 template <class C, class Products, class A, class B, class Functor>
 __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
@@ -236,7 +237,7 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
       } else {
         ptx::cp_async_wait<C::STAGES - 2>();
       }
-      if constexpr (Products::READ_LATER) ptx::fence_proxy_async();  // the tensor cores read it
+      Products::show();
       __syncthreads();
       if constexpr (Products::READ_LATER) products.multiply(weights, image);
       if constexpr (C::STAGES > 1) copy(s + C::STAGES - 1);

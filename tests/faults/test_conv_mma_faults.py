@@ -119,8 +119,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "a stage that is still read": ("one stage", "__syncthreads();  // the stage", "// the stage"),
     "no barrier behind the copies": (
         "one stage",
-        "// the tensor cores read it\n      __syncthreads();",
-        "// the tensor cores read it",
+        "Products::show();\n      __syncthreads();",
+        "Products::show();",
     ),
     "weights of the first step": (
         "image",

@@ -50,7 +50,7 @@ SCENES: dict[str, Callable[[], tuple[KernelProgram, Group]]] = {
 FAULTS: dict[str, tuple[str, str, str]] = {
     "threads' copies not shown to wgmma": (
         "image",
-        "if constexpr (Products::READ_LATER) ptx::fence_proxy_async();",
+        "      Products::show();\n",
         "",
     ),
     "products not awaited": ("image", "      products.wait();\n", ""),

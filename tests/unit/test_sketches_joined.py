@@ -231,20 +231,20 @@ LARGE: dict[str, Callable[[], Group]] = {
     "linear of 8": lambda: joined((1, 1024), (64, 72, 8, 64, 128, 40, 64, 256), 256, F16),
     "linear of fp32": lambda: joined((196,), (64, 36), 64, F32),
     "convolution": lambda: joined((1, 28, 28), (128, 72), 256, F16, (3, 3)),
-    "volume": lambda: joined((1, 8, 28, 28), (64, 32, 32), 64, BF16, (3, 3, 3)),
+    "volume": lambda: joined((1, 8, 28, 28), (64, 64), 64, BF16, (3, 3, 3)),
 }
 
 
 @pytest.mark.parametrize("case", LARGE)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_kernels_compile_without_spills(case: str, place: int) -> None:
-    """Of each sketch that takes it, the preferred one first."""
+    """The first default of each sketch that takes it, the preferred one first."""
     group = LARGE[case]()
 
     def sketch(target: Target) -> Sketch:
         return derive(group, "gemm", target).sketches[: 1 + place][-1]
 
-    assert not list(compile_for_all(sketch, 2))
+    assert not list(compile_for_all(sketch, 0))
 
 
 @pytest.mark.parametrize("case", ["linear", "convolution", "volume"])
