@@ -28,6 +28,7 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "R3D-18": (lambda: volumes.ClipResNet(factored=False), 33_371_472),
     "X3D-S": (volumes.X3D, 3_794_274),
     "the decoder of Stable Diffusion": (diffusion.Decoder, 49_490_199),
+    "the U-Net of Stable Diffusion 1": (diffusion.Denoiser, 859_520_964),
     "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 
@@ -51,6 +52,10 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = 
     ),
     "SE-ResNet9": (lambda: convolutional.SEResNet9(1), ((3, 1, 64, 64),)),
     "U-Net": (lambda: convolutional.UNet(8), ((1, 3, 24, 40),)),
+    "a latent's noise": (
+        lambda: diffusion.Denoiser((32, 64), 2, 24),
+        ((2, 4, 8, 6), (2,), (2, 7, 24)),
+    ),
     "diffusion block": (lambda: convolutional.ResidualBlock(64, 2), ((2, 64, 6, 5),)),
     "encoder layer": (lambda: autogtco.EncoderLayer(64, 96), ((1, 21, 64),) * 2),
     "decoder layer": (
