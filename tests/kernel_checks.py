@@ -31,6 +31,8 @@ def inputs_of(group: Group, seed: int = 0, device: str = "cpu") -> dict[str, Ten
 def sample(sketch: Sketch, count: int, seed: int = 0) -> list[KernelProgram]:
     """The best default schedule's program and `count` random legal ones."""
     first = next(defaults(sketch))
+    if count == 0:
+        return [first]
     legal = [program for _, program in itertools.islice(sketch.legal(), 1000)]
     return [first, *random.Random(seed).sample(legal, min(count, len(legal)))]
 

@@ -1,5 +1,5 @@
-"""A latent diffusion model (Rombach et al., CVPR 2022): the decoder of its autoencoder, and the U-Net
-that predicts the noise of latents."""
+"""A latent diffusion model (Rombach et al., CVPR 2022): the decoder of its autoencoder, and the
+U-Net that predicts the noise of latents."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def _linear() -> Group:
 
 
 def _convolution() -> Group:
-    return joined((2, 7, 9), (72, 64, 40), 72, F16, (3, 3))
+    return joined((2, 6, 7), (72, 64, 40), 72, F16, (2, 2))
 
 
 COPIED: Way = (_convolution, GemmWgmma)

@@ -33,7 +33,8 @@ CASES: dict[str, Callable[[], Group]] = {
 }
 LARGE = {"qkv", "fc1", "fc1_huge", "fc2", "projection", "patch_16", "attention_vit_384",
          "attention_detr_self", "attention_cvt", "attention_vit_h", "gelu_197",
-         "tf32_fc1", "tf32_projection", "fp32_fc1"}  # fmt: skip
+         "tf32_fc1", "tf32_projection", "fp32_fc1", "fp8_fc1", "fp8_fc2",
+         "attention_detr_cross"}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

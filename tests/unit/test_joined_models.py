@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 
 import pytest
@@ -24,8 +25,10 @@ def concats(case: Model, dtype: torch.dtype) -> list[set[str]]:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("name", JOINED)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    zip(JOINED, itertools.cycle((torch.float16, torch.bfloat16, torch.float32)), strict=False),
+)
 def test_no_launch_stores_what_one_product_reads(name: str, dtype: torch.dtype) -> None:
     (ops,) = concats(JOINED[name], dtype)
     assert ops & {"linear", "conv"}
@@ -45,8 +48,10 @@ def test_what_others_read_is_stored(name: str) -> None:
     assert found and not any(ops & {"linear", "conv"} for ops in found)
 
 
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
-@pytest.mark.parametrize("name", [*JOINED, *STORED])
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    zip((*JOINED, *STORED), itertools.cycle(("sm_90a", "sm_90a", "sm_80")), strict=False),
+)
 def test_compiled_for_a_gpu_and_kept(name: str, arch: str, tmp_path: Path) -> None:
     """A file comes back only if each map of a piece lies within a value that its launch reads."""
     model, x = made((JOINED | STORED)[name], torch.float16)

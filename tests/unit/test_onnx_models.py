@@ -65,17 +65,12 @@ def export(
 
 
 BY_SCRIPT = {
-    models.vit: 14,
     models.vit_spelled_out: 11,
     models.setr: 15,
-    models.hf_vit: 11,
     models.hf_vit_classifier: 12,
     models.hf_deit: 13,
     models.hf_dinov2: 14,
-    models.hf_beit: 15,
     models.hf_clip_vision: 16,
-    models.hf_siglip_vision: 17,
-    models.hf_swin: 18,
     models.hf_convnext: 19,
     models.hf_segformer: 20,
     models.hf_detr: 17,
@@ -86,15 +81,11 @@ BY_SCRIPT = {
 BY_DYNAMO = {
     models.vit: 18,
     models.hf_vit: 21,
-    models.hf_deit: 18,
     models.hf_dinov2: 19,
     models.hf_beit: 20,
-    models.hf_clip_vision: 21,
     models.hf_siglip_vision: 20,
     models.hf_swin: 21,
-    models.hf_convnext: 19,
-    models.hf_segformer: 21,
-    models.hf_detr: 18,
+    hf_resnet: 18,
 }
 """The same for the dynamo exporter, which writes from 18 on."""
 MODELS = [

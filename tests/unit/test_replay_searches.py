@@ -127,10 +127,7 @@ def test_the_heaviest_tasks_with_enough_programs_are_drawn() -> None:
     assert len(list(measure_pools.draws([TINY, TINY], target, 9, 40))) == len(
         list(measure_pools.draws([TINY], target, 9, 40))
     )
-    assert list(measure_pools.draws([TINY], target, 1, 10**5)) == []
     assert list(measure_pools.draws([TINY], target, 1, 40, "attention")) == []
-    (small,) = measure_pools.draws([TINY], target, 1, 10**5, "gemm")
-    assert small.task.key == draw.task.key and 40 < len(small.programs) < 10**5
 
 
 class Later:

@@ -32,7 +32,7 @@ WGMMA_CASES = [case for case in groups.CONV_CASES if case not in UNALIGNED]
 @pytest.mark.parametrize("case", [*groups.CONV_CASES, *groups.GROUPED_CASES])
 def test_windows_gathered_by_threads(case: str) -> None:
     group = (groups.CONV_CASES | groups.GROUPED_CASES)[case]()
-    for program in sample(GemmMma(group, A100), 2):
+    for program in sample(GemmMma(group, A100), 1):
         assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
 
 
@@ -41,7 +41,7 @@ def test_windows_gathered_by_threads(case: str) -> None:
 def test_windows_gathered_by_the_copy_engine(case: str) -> None:
     group = groups.CONV_CASES[case]()
     sketch = GemmWgmma(group, H100)
-    for program in sample(sketch, 3):
+    for program in sample(sketch, 1):
         assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
     swapped = next(each for each in sketch.defaults() if each["swap"])
     assert not wrong_outputs(sketch.emit(swapped), group, inputs_of(group, seed=2), run_on_host)

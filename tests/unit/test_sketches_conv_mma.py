@@ -105,13 +105,12 @@ def finite(group: Group, values: Mapping[str, Tensor]) -> Tensor:
 def test_every_case_is_right(case: str) -> None:
     group = CASES[case]()
     values = inputs_of(group, seed=1)
-    for program in drawn(ConvMma(group, A100), 2):
+    for program in drawn(ConvMma(group, A100), 1):
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("stages", [1, 2, 3])
-@pytest.mark.parametrize("chunks", [1, 2, 4, 8])
+@pytest.mark.parametrize(("chunks", "stages"), [(1, 1), (2, 2), (4, 3), (8, 1), (8, 2), (1, 3)])
 def test_blocks_that_go_from_patch_to_patch(chunks: int, stages: int) -> None:
     """Of five chunks of channels, the last step has fewer, or only one step has any. Three blocks'
     worth of columns leaves each few blocks for its twelve patches."""
@@ -146,8 +145,10 @@ def test_patches_of_more_frames_than_there_are(t: int) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("stride", [(1, 2), (2, 1), (2, 3), (3, 2), (3, 3)])
-@pytest.mark.parametrize("dilation", [(1, 1), (1, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("stride", "dilation"),
+    [((1, 2), (1, 1)), ((2, 1), (1, 2)), ((2, 3), (2, 3)), ((3, 2), (1, 2)), ((3, 3), (1, 1))],
+)
 def test_strides_and_dilation(stride: tuple[int, int], dilation: tuple[int, int]) -> None:
     group = groups.convolution(
         (1, 19, 23, 16), 16, (4, 5), F16, stride=stride, before=(1, 3), after=(2, 0),
@@ -447,10 +448,10 @@ COMPILED: dict[str, Callable[[], Group]] = {
 
 
 @pytest.mark.parametrize("case", COMPILED)
-@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_120"])
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
 def test_default_kernels_hardly_spill(case: str, arch: str) -> None:
     sketch = ConvMma(COMPILED[case](), TARGETS[arch])
-    for program in itertools.islice(defaults(sketch), 0, 5, 2):
+    for program in itertools.islice(defaults(sketch), 0, 3, 2):
         compiled = compile_uncached(program.code, program.name, program.arch)
         # As `compile_for_all` has it: the assembler spills a handful to have 128 registers.
         assert compiled.spill_bytes <= 64, dict(program.schedule)

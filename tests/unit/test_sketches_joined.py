@@ -100,11 +100,10 @@ def test_pieces_in_patches(case: str) -> None:
 def test_pieces_gathered_by_the_copy_engine(case: str) -> None:
     group = CASES[case]()
     sketch = GemmWgmma(group, H100)
-    programs = sample(sketch, 1)
-    turned = 1 - programs[0].schedule["swap"]
-    other = next(each for each in sketch.defaults() if each["swap"] == turned)
-    for program in (*programs, sketch.emit(other)):
-        assert not wrong(program, group)
+    first, *others = sketch.defaults()
+    other = next(each for each in others if each["swap"] != first["swap"])
+    for schedule in (first, other):
+        assert not wrong(sketch.emit(schedule), group)
 
 
 # -- schedules of the copy engine ------------------------------------------------------------------
@@ -191,15 +190,14 @@ def every(group: Group) -> list[Sketch]:
 
 @pytest.mark.compiler
 @pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-@pytest.mark.parametrize("piece", ["x0", "x1", "x2"])
 @pytest.mark.parametrize("kernel", [(), (3, 3)])
 def test_what_is_no_number_in_a_piece_is_in_its_results_alone(
-    kernel: tuple[int, ...], piece: str, odd: float
+    kernel: tuple[int, ...], odd: float
 ) -> None:
     """One element of one pixel: the judge wants torch's own answer where that is no number."""
     group = joined((2, 9, 8), (64, 24, 40), 72, F16, kernel)
     values = inputs_of(group, seed=1)
-    values[piece][1, 2, 3, -1] = odd
+    values["x1" if kernel else "x2"][1, 2, 3, -1] = odd
     for sketch in every(group):
         program = sample(sketch, 0)[0]
         assert not wrong_outputs(program, group, values, run_on_host)
