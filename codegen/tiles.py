@@ -261,7 +261,7 @@ class TileEmitter(TileLoads):
             return
         head = f"tile.store({name}, [&](int row, int col, bool active, const auto& x)"
         if layout.even is not None:
-            self._store_even(out, layout, layout.even, dtype, head)
+            self._store_even(out, layout, layout.even, head)
             return
         check(all(PAIR not in axis for axis in layout.dims), f"%{output} has pairs along rows")
         self._fit(layout, dtype, stored=True)
@@ -276,12 +276,11 @@ class TileEmitter(TileLoads):
             f"store<1>({out} + {at}, {one}, {self._guard()}); }});"
         )
 
-    def _store_even(
-        self, out: str, layout: Layout, even: Layout, dtype: torch.dtype, head: str
-    ) -> None:
+    def _store_even(self, out: str, layout: Layout, even: Layout, head: str) -> None:
         """Store the even columns at `out`; `even` is their part of `layout`, `head` how a store
         begins."""
-        self._fit(even, dtype, stored=True)
+        self.neighbours += 1
+        self.widest = min(self.widest, 2 * even.vector(4))
         vector = self.vector
         whole = vector % 2 == 0 and self.space.columns % vector == 0
         if whole and even.vector(vector // 2) == vector // 2:
