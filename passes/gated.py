@@ -32,21 +32,28 @@ ALIGNMENT = 4
 """Columns of the result; of others, fewer are stored at a time than a kernel computes."""
 
 
+_Parts = tuple[tuple[Node, Tensor], tuple[Node, Tensor]]
+"""Of each half, the linear that makes it and which of its columns it is."""
+
+
 @dataclass(frozen=True)
 class _Gate:
     """What is computed of two halves.
 
     Args:
-        nodes: the product and the pointwise nodes behind the halves that only it reads, in order.
+        product: the root's value.
+        nodes: the product, the pointwise nodes that lead to it from the halves, and those that go
+            on with nothing but numbers, in order.
         halves: the values that the even and the odd columns become.
-        parts: of each half, the linear that makes it and which of its columns it is.
+        parts: what makes each half.
         between: pointwise nodes of the linear's columns ahead of the slices, in order.
     """
 
+    product: str
     nodes: tuple[Node, ...]
     halves: tuple[str, str]
-    parts: tuple[tuple[Node, Tensor], tuple[Node, Tensor]]
-    between: tuple[Node, ...] = ()
+    parts: _Parts
+    between: tuple[Node, ...]
 
     @property
     def columns(self) -> int:
@@ -60,12 +67,14 @@ def _match(edit: Editor, node: Node) -> _Gate | None:
     if found is None or len(found[1]) != 2:
         return None
     nodes, (first, second) = found
+    nodes = _with_next(edit, nodes)
     inside = {each.name for each in nodes}
     inner = [each.values[0] for each in nodes[:-1]]
     for value in (first, second, *inner):
         if edit.is_output(value) or any(user.name not in inside for user in edit.users(value)):
             return None
-    return _of_slices(edit, nodes, (first, second)) or _of_linears(edit, nodes, (first, second))
+    made = _of_slices(edit, first, second) or _of_linears(edit, first, second)
+    return made and _Gate(node.values[0], nodes, (first, second), *made)
 
 
 def _computed_of(edit: Editor, root: Node) -> tuple[tuple[Node, ...], tuple[str, ...]] | None:
@@ -95,6 +104,21 @@ def _computed_of(edit: Editor, root: Node) -> tuple[tuple[Node, ...], tuple[str,
     return (tuple(nodes.values()), tuple(leaves)) if leads_from(root.values[0]) else None
 
 
+def _with_next(edit: Editor, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
+    """`nodes` and the pointwise ones that follow the last, of it and of numbers."""
+    (value,) = nodes[-1].values
+    if not edit.read_once(value) or len(nodes) == MOST_NODES:
+        return nodes
+    (reader,) = edit.users(value)
+    others = [name for name in reader.inputs if name != value]
+    sizes = edit.shape(value)
+    pointwise = reader.definition.is_pointwise and not reader.definition.of_pairs
+    alike = reader.outputs[0].sizes == sizes and reader.outputs[0].dtype in FLOATS
+    if not (pointwise and alike and all(_is_number(edit, name, sizes[-1]) for name in others)):
+        return nodes
+    return _with_next(edit, (*nodes, reader))
+
+
 def _is_number(edit: Editor, value: str, columns: int) -> bool:
     """Whether `value` has one element for each row, or is constant and has one for each column."""
     sizes = edit.shape(value)
@@ -103,8 +127,8 @@ def _is_number(edit: Editor, value: str, columns: int) -> bool:
     return value in edit.constants and sizes[-1] == columns and math.prod(sizes[:-1]) == 1
 
 
-def _of_slices(edit: Editor, nodes: tuple[Node, ...], halves: tuple[str, str]) -> _Gate | None:
-    """The gate whose halves are those of what one linear makes."""
+def _of_slices(edit: Editor, *halves: str) -> tuple[_Parts, tuple[Node, ...]] | None:
+    """What makes the halves of what one linear makes."""
     slices = [edit.producer(half, "slice") for half in halves]
     if None in slices or len({each.inputs[0] for each in slices if each}) != 1:
         return None
@@ -136,11 +160,11 @@ def _of_slices(edit: Editor, nodes: tuple[Node, ...], halves: tuple[str, str]) -
     if linear is None:
         return None
     first, second = ((linear, torch.arange(start, start + width // 2)) for start in starts)
-    return _Gate(nodes, halves, (first, second), tuple(between))
+    return (first, second), tuple(between)
 
 
-def _of_linears(edit: Editor, nodes: tuple[Node, ...], halves: tuple[str, str]) -> _Gate | None:
-    """The gate whose halves are two linears of one tensor."""
+def _of_linears(edit: Editor, *halves: str) -> tuple[_Parts, tuple[Node, ...]] | None:
+    """What makes halves that are two linears of one tensor."""
     linears = [_constant_linear(edit, half) for half in halves]
     first, second = linears
     if first is None or second is None or first.inputs[0] != second.inputs[0]:
@@ -150,7 +174,7 @@ def _of_linears(edit: Editor, nodes: tuple[Node, ...], halves: tuple[str, str]) 
     if not alike or weights[0] != weights[1]:
         return None
     columns = torch.arange(first.outputs[0].sizes[-1])
-    return _Gate(nodes, halves, ((first, columns), (second, columns)))
+    return ((first, columns), (second, columns)), ()
 
 
 def _constant_linear(edit: Editor, value: str) -> Node | None:
@@ -161,8 +185,7 @@ def _constant_linear(edit: Editor, value: str) -> Node | None:
 
 
 def _check(edit: Editor, match: _Gate) -> str | None:
-    root = match.nodes[-1]
-    if edit.is_output(root.values[0]):
+    if edit.is_output(match.nodes[-1].values[0]):
         return "the model returns it, and would get all columns"
     if match.columns % ALIGNMENT:
         return f"{match.columns} columns are no multiple of {ALIGNMENT}"
@@ -183,9 +206,13 @@ def _replace(edit: Editor, match: _Gate) -> str:
     each_twice = torch.arange(count).repeat_interleave(2)
     for node in match.nodes:
         moved[node.values[0]] = _again(edit, node, moved, each_twice)
-    result = moved[match.nodes[-1].values[0]]
-    dim = edit.specs[result].rank - 1
-    return edit.add("slice", result, dim=dim, start=0, end=2 * count, step=2)
+    (last,) = match.nodes[-1].values
+    dim = edit.specs[last].rank - 1
+    even = edit.add("slice", moved[last], dim=dim, start=0, end=2 * count, step=2)
+    if last == match.product:
+        return even
+    edit.replace(last, even)
+    return match.product
 
 
 def _again(edit: Editor, node: Node, moved: dict[str, str], columns: Tensor) -> str:

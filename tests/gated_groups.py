@@ -57,8 +57,7 @@ def gated(
 
 CASES: dict[str, Callable[[], Group]] = {
     "norm": lambda: gated(70, 136, 96, F16, act="gelu", norm=True),
-    "bf16": lambda: gated(19, 72, 20, BF16, batch=2),
-    "few_columns": lambda: gated(33, 64, 4, F16, bias=False),
+    "bf16": lambda: gated(19, 72, 20, BF16, batch=2, bias=False),
     "factors": lambda: gated(21, 64, 52, F16, factors=True),
     "heads": lambda: gated(19, 72, 96, BF16, batch=2, heads=6),
     "one_row": lambda: gated(1, 200, 60, F16, act="relu"),
