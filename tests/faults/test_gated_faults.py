@@ -22,12 +22,12 @@ FAULTS = {
 
 @pytest.mark.parametrize("kind", [GemmMma, GemmWgmma])
 def test_the_kernel_itself_is_right(kind: type[Sketch]) -> None:
-    group = CASES["norm"]()
+    group = CASES["factors"]()
     assert not verdicts(next(defaults(kind(group, TARGETS["sm_90a"]))), group)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_caught(fault: str) -> None:
     kind, old, new = FAULTS[fault]
-    group = CASES["norm"]()
+    group = CASES["factors"]()
     check_caught(planted(next(defaults(kind(group, TARGETS["sm_90a"]))), old, new), group)
