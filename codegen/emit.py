@@ -140,6 +140,9 @@ class Region:
 
     def fit_vector(self, layout: Layout) -> None:
         """Narrow the vector so that 16-byte accesses of `layout` stay aligned."""
+        if (even := layout.even) is not None:
+            self.vector = min(self.vector, 2 * even.vector(max(1, self.vector // 2)))
+            return
         if not layout.dims[-1] or all(stride == 0 for _, stride in layout.dims[-1]):
             return
         self.vector = min(self.vector, layout.vector(self.vector))
@@ -412,7 +415,13 @@ class PointwiseEmitter:
         layout = self._outputs[output]
         parameter = region.parameter(output, "out")
         name = self.names[value]
-        if layout.vector(region.vector) >= region.vector:
+        if layout.even is not None:
+            check(region.vector >= 2, f"%{output} needs columns in vectors of at least two")
+            at = index(layout, ("row", "col"))
+            even = f"map<V / 2>([&](int i) {{ return {name}[2 * i]; }})"
+            self.tile_lines.append("static_assert(V % 2 == 0);")
+            self.tile_lines.append(f"store<V / 2>({parameter} + {at}, {even}, active);")
+        elif layout.vector(region.vector) >= region.vector:
             at = index(layout, ("row", "col"))
             self.tile_lines.append(f"store<V>({parameter} + {at}, {name}, active);")
         else:

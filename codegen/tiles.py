@@ -21,7 +21,7 @@ from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.tile_loads import AT, Space, TileLoads
 from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Pattern
-from gtco.ir.views import Layout, NotAView, resolve, store_layout
+from gtco.ir.views import PAIR, Layout, NotAView, resolve, store_layout
 
 MAX_ELEMENTS = 2**31 - 1
 """Most elements of one buffer: kernels index with 32 bits."""
@@ -259,8 +259,12 @@ class TileEmitter(TileLoads):
             one = f"map<1>([&](int) {{ return {name}; }})"
             self.lines.append(f"store<1>({out} + {at}, {one}, tile.leads());")
             return
-        self._fit(layout, dtype, stored=True)
         head = f"tile.store({name}, [&](int row, int col, bool active, const auto& x)"
+        if layout.even is not None:
+            self._store_even(out, layout, layout.even, head)
+            return
+        check(all(PAIR not in axis for axis in layout.dims), f"%{output} has pairs along rows")
+        self._fit(layout, dtype, stored=True)
         if self.space.columns % self.vector == 0 and layout.vector(self.vector) >= self.vector:
             at = index(layout, ("row", "col"))
             self.lines.append(f"{head} {{ store<V>({out} + {at}, x, active); }});")
@@ -270,6 +274,25 @@ class TileEmitter(TileLoads):
         self.lines.append(
             f"{head} {{ for (int i = 0; i < V; ++i) "
             f"store<1>({out} + {at}, {one}, {self._guard()}); }});"
+        )
+
+    def _store_even(self, out: str, layout: Layout, even: Layout, head: str) -> None:
+        """Store the even columns at `out`; `even` is their part of `layout`, `head` how a store
+        begins."""
+        self.neighbours += 1
+        self.widest = min(self.widest, 2 * even.vector(4))
+        vector = self.vector
+        whole = vector % 2 == 0 and self.space.columns % vector == 0
+        if whole and even.vector(vector // 2) == vector // 2:
+            at = index(layout, ("row", "col"))
+            kept = "map<V / 2>([&](int i) { return x[2 * i]; })"
+            self.lines.append(f"{head} {{ store<V / 2>({out} + {at}, {kept}, active); }});")
+            return
+        at = index(layout, ("row", "(col + i)"))
+        one = "map<1>([&](int) { return x[i]; })"
+        self.lines.append(
+            f"{head} {{ for (int i = 0; i < V; ++i) "
+            f"store<1>({out} + {at}, {one}, {self._guard()} && (col + i) % 2 == 0); }});"
         )
 
     # -- text -----------------------------------------------------------------------------------

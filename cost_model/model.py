@@ -26,6 +26,7 @@ from gtco.cost_model.work import (
     Work,
     fp32_instructions,
     gathered_bytes,
+    halved_nodes,
     node_flops,
     read_bytes,
     weight_bytes,
@@ -66,14 +67,14 @@ def roofline_us(group: Group, target: Target) -> float:
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
     drawn = max(moved, gathered_bytes(graph))
     times = [_per_us(weights, target.dram_gbps), _per_us(drawn, target.l2_gbps)]
-    arithmetic_us = 0.0
+    arithmetic_us, halved = 0.0, halved_nodes(graph)
     for node in group.compute:
         if node.definition.family == "gemm":
             arithmetic_us += _gemm_us(graph, node, target)
         elif node.definition.family == "attention":
             arithmetic_us += _attention_us(graph, node, target)
         else:
-            arithmetic_us += fp32_instructions(graph, node) / (target.fp32_tflops * 1e6)
+            arithmetic_us += fp32_instructions(graph, node, halved) / (target.fp32_tflops * 1e6)
     fixed_us = target.constants.fixed_boundaries * target.boundary_us
     if kind in ("library", *PROGRAMMED):
         fixed_us += target.boundary_us

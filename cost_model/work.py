@@ -7,6 +7,7 @@ numbers, so that models are trained and searches replayed from records alone.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
 
@@ -16,6 +17,7 @@ from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import BlockWork
 from gtco.codegen.timing import TANH_FLOPS
 from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.views import takes_even
 from gtco.passes.dataflow import trace
 from gtco.target import Target
 
@@ -141,6 +143,7 @@ def group_work(group: Group) -> GroupWork:
     graph = group.graph
     matmul_flops = pointwise_flops = tf32 = 0
     half = int(graph.specs[graph.outputs[0]].dtype.itemsize == 2)
+    halved = halved_nodes(graph)
     for node in group.compute:
         flops = node_flops(graph, node)
         if node.definition.family in CONTRACTIONS:
@@ -151,7 +154,7 @@ def group_work(group: Group) -> GroupWork:
             q, k = (graph.specs[name] for name in node.inputs[:2])
             pointwise_flops += TANH_FLOPS * q.numel // max(1, q.sizes[-1]) * k.sizes[-2]
         elif node.definition.family not in CONTRACTIONS:
-            pointwise_flops += fp32_instructions(graph, node)
+            pointwise_flops += fp32_instructions(graph, node, halved)
     return GroupWork(
         matmul_flops,
         pointwise_flops,
@@ -181,9 +184,40 @@ def node_flops(graph: Graph, node: Node) -> int:
     return node.definition.flops(specs, node.outputs, node.attrs)
 
 
-def fp32_instructions(graph: Graph, node: Node) -> int:
-    """The same in fp32 instructions: a transcendental is many."""
-    return (TANH_FLOPS if node.definition.slow else 1) * node_flops(graph, node)
+def fp32_instructions(graph: Graph, node: Node, halved: frozenset[str] = frozenset()) -> int:
+    """The same in fp32 instructions: a transcendental is many, and of `halved_nodes` every other
+    element is computed."""
+    instructions = (TANH_FLOPS if node.definition.slow else 1) * node_flops(graph, node)
+    return instructions // 2 if node.name in halved else instructions
+
+
+def halved_nodes(graph: Graph) -> frozenset[str]:
+    """The pointwise nodes of `graph` of which one column of each pair is wanted, and which compute
+    no other: those behind which only the even columns are stored."""
+    if not any(_takes_even(graph, node) for node in graph.nodes):
+        return frozenset()
+    wanted = dict.fromkeys(graph.outputs, _EVEN | _ODD)
+    halved = set()
+    for node in reversed(graph.nodes):
+        own = functools.reduce(operator.or_, (wanted.get(name, 0) for name in node.values))
+        if node.definition.is_pointwise and own in (_EVEN, _ODD):
+            halved.add(node.name)
+        if _takes_even(graph, node):
+            read = _EVEN
+        elif node.definition.of_pairs:
+            read = (_EVEN if own & _ODD else 0) | (_ODD if own & _EVEN else 0)
+        else:
+            read = own if node.definition.is_pointwise else _EVEN | _ODD
+        for name in node.inputs:
+            wanted[name] = wanted.get(name, 0) | read
+    return frozenset(halved)
+
+
+_EVEN, _ODD = 1, 2
+
+
+def _takes_even(graph: Graph, node: Node) -> bool:
+    return node.definition.is_view and takes_even(node, graph.specs[node.inputs[0]].sizes)
 
 
 def weight_bytes(graph: Graph) -> int:

@@ -20,6 +20,7 @@ from gtco.passes.channels import pad_channels
 from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.factors import join_factors
 from gtco.passes.fold_constants import fold_constants
+from gtco.passes.gated import pair_gates
 from gtco.passes.horizontal import join_siblings
 from gtco.passes.layout import channels_last, pack_few_channels
 from gtco.passes.long_reductions import split_long_reductions
@@ -64,6 +65,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_siblings,
     compute_twins_once,
     push_slices,
+    pair_gates,  # behind push_slices, which would move its slice; ahead of sums of the weights
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     move_rolls,  # behind split_norms, which leaves the norms ahead of rolls as they are
     split_group_norm,

@@ -8,17 +8,29 @@ through the permuted layout, and the reader finds contiguous memory.
 
     %a = attention(%q, %k, %v)   %p = permute(%a)   %r = reshape(%p)   %y = linear(%r, %w)
     the group of %a stores %r
+
+So does that of a value of pairs which everybody reads through the slice of the even columns:
+
+    %h = mul(%y, swap_pairs(%y))   %z = slice(%h, dim=2, start=0, end=2560, step=2)
+    the group of %h stores %z
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 
 from gtco.ir.graph import Graph, Group, Node, subgraph
-from gtco.ir.views import Layout, NotAView, apply_view, store_layout, through_views
+from gtco.ir.views import (
+    Layout,
+    NotAView,
+    apply_view,
+    store_layout,
+    takes_even,
+    through_views,
+)
 from gtco.passes.frames import has_windows
 
 
@@ -39,26 +51,50 @@ def trace(graph: Graph, value: str) -> Read:
 def stored_form(graph: Graph, value: str) -> str:
     """The view of compute value `value` that its group stores: usually `value` itself.
 
-    The longest chain of reshapes and permutes that every reader goes through, if it holds a
-    permute and a kernel can store through it. What the graph returns is stored as it was made:
-    the runtime returns views of it.
+    The longest chain of reshapes, permutes and slices that keep one of a pair which every reader
+    goes through, if it holds more than reshapes and a kernel can store through it. What the graph
+    returns is stored as it was made: the runtime returns views of it.
     """
     returned = set(graph.outputs)
     best = current = value
-    permuted = False
+    moved = False
     while current not in returned and len(graph.users[current]) == 1:
         (view,) = graph.users[current]
-        if view.op not in ("reshape", "permute") or view.name in returned:
+        reorders = view.op in ("reshape", "permute")
+        if not (reorders or keeps_one(graph.producers.get, view)) or view.name in returned:
             break
         current = view.name
-        permuted = permuted or view.op == "permute"
-        if permuted:
+        moved = moved or view.op != "reshape"
+        if moved:
             try:
                 store_layout(graph, value, current)
             except NotAView:
                 continue
             best = current
     return best
+
+
+def keeps_one(producer: Callable[[str], Node | None], view: Node) -> bool:
+    """Whether `view` keeps the even columns of what was computed of pairs of columns.
+
+    Args:
+        producer: the node that makes a value, or None.
+        view: any view.
+    """
+    source = producer(view.inputs[0])
+    if source is None or len(source.outputs) != 1 or not takes_even(view, source.outputs[0].sizes):
+        return False
+    pending, seen = [source], {source.name}
+    while pending:
+        node = pending.pop()
+        if node.definition.of_pairs:
+            return True
+        if node.definition.is_pointwise:
+            made_by = (producer(name) for name in node.inputs)
+            found = {node.name: node for node in made_by if node and node.name not in seen}
+            seen.update(found)
+            pending.extend(found.values())
+    return False
 
 
 class Flow:

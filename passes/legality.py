@@ -7,7 +7,8 @@ or a row value (one element per row):
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
                  stored result may end it. merge_stats of stats from outside are row values. The
                  product that scales a linear's operand, channel by channel, may precede it, or the
-                 concat that joins the channels of a linear's or conv's.
+                 concat that joins the channels of a linear's or conv's. Of pairs of columns it may
+                 store one of each, which nobody in the group reads.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
                  first two that read one image; then pointwise nodes of each result, and a concat of

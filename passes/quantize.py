@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
+from gtco.passes.dataflow import keeps_one
 from gtco.passes.rewrite import Editor
 
 FP8 = torch.float8_e4m3fn
@@ -133,9 +134,12 @@ def operands(graph: Graph) -> dict[str, Operand]:
 
 
 def _base(edit: Editor, value: str) -> tuple[str, tuple[Node, ...]]:
-    """What `value` is a reshape or a permutation of, and the views on the way from there."""
+    """What `value` is a reshape or a permutation of, and the views on the way from there; or of
+    which it keeps one of each pair, where nobody else reads it."""
     views: list[Node] = []
-    while (node := edit.producer(value, "reshape", "permute")) is not None:
+    while (node := edit.producer(value, "reshape", "permute", "slice")) is not None:
+        if node.op == "slice" and not (edit.read_once(value) and keeps_one(edit.producer, node)):
+            break
         views.append(node)
         value = node.inputs[0]
     return value, tuple(reversed(views))

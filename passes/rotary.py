@@ -27,6 +27,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
+from gtco.passes.columns import linear_of
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 from gtco.passes.views import without_repeats
 from gtco.passes.weighted_sums import (
@@ -274,24 +275,7 @@ def _from_linears(
     if of_v is not None:
         made.append((of_v, torch.arange(of_v.columns.shape[1])))
     batch, heads, tokens, width = edit.shape(q.operand)
-    x = of_q.linear.inputs[0]
-    weights, biases = [], []
-    for each, order in made:
-        columns = each.columns[:, order].flatten()
-        weight = edit.constants[each.linear.inputs[1]]
-        columns = columns.to(weight.device)
-        weights.append(weight[columns])
-        bias = each.linear.inputs[2:]
-        biases.append(
-            edit.constants[bias[0]].expand(weight.shape[0])[columns]
-            if bias
-            else weight.new_zeros(len(columns))
-        )
-    hint = of_q.linear.inputs[1]
-    inputs = [x, edit.add_constant(f"{hint}_paired", torch.cat(weights))]
-    if any(len(each.linear.inputs) == 3 for each, _ in made):
-        inputs.append(edit.add_constant(f"{hint}_paired_bias", torch.cat(biases)))
-    y = edit.add("linear", *inputs, **of_q.linear.attrs)
+    y = linear_of(edit, [(each.linear, each.columns[:, order].flatten()) for each, order in made])
     shape = (batch, tokens, len(made), heads, width)
     y = edit.add("reshape", y, shape=shape)
     tables = [_table(edit, match, made, name, shape) for name in ("cos", "sin")]

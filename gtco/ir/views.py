@@ -19,6 +19,9 @@ from gtco.ir.graph import Graph, Node
 Axis = tuple[tuple[int, int], ...]
 """(extent, stride in elements) pairs of one dimension, outermost first."""
 
+PAIR = (2, 0)
+"""Ends a dimension of which only the even elements are stored: the odd ones have no place."""
+
 
 class NotAView(ValueError):
     """The view cannot be expressed by strides: the elements must be moved."""
@@ -182,6 +185,14 @@ class Layout:
             width //= 2
         return width
 
+    @property
+    def even(self) -> Layout | None:
+        """Where the even elements of the last dimension go, if two neighbours have one place each:
+        see `store_layout`. None of any other layout."""
+        if not self.dims or self.dims[-1][-1:] != (PAIR,):
+            return None
+        return Layout((*self.dims[:-1], self.dims[-1][:-1]), self.offset)
+
     def __str__(self) -> str:
         dims = ", ".join("x".join(f"{e}:{s}" for e, s in axis) or "1:0" for axis in self.dims)
         return f"({dims})" + (f"+{self.offset}" if self.offset else "")
@@ -251,10 +262,20 @@ def resolve(graph: Graph, value: str) -> tuple[str, Layout]:
     return base, layout
 
 
+def takes_even(view: Node, sizes: tuple[int, ...]) -> bool:
+    """Whether `view` of a value of these sizes is its columns 0, 2, 4, ..., of an even number."""
+    if view.op != "slice" or not sizes or sizes[-1] % 2 or view.attrs.get("step", 1) != 2:
+        return False
+    taken = range(*slice(view.attrs["start"], view.attrs["end"], 2).indices(sizes[-1]))
+    return view.attrs["dim"] % len(sizes) == len(sizes) - 1 and taken == range(0, sizes[-1], 2)
+
+
 def store_layout(graph: Graph, value: str, stored: str) -> Layout:
     """Where elements of `value` go in the contiguous buffer of `stored`, a view of it.
 
-    `stored` is reached from `value` through reshapes and permutes only.
+    `stored` is reached from `value` through reshapes and permutes, and at most one slice that
+    `takes_even`: each column and its neighbour have one place then, which is the even one's
+    (`Layout.even`).
 
     Raises:
         NotAView: another view lies between, or strides cannot express it.
@@ -267,13 +288,16 @@ def store_layout(graph: Graph, value: str, stored: str) -> Layout:
             raise NotAView(f"%{stored} is no view of %{value}")
         chain.append(node)
         current = node.inputs[0]
-    layout = Layout.contiguous(graph.specs[stored].sizes)
+    layout, paired = Layout.contiguous(graph.specs[stored].sizes), False
     for node in chain:
         if node.op == "reshape":
             layout = layout.reshape(graph.specs[node.inputs[0]].sizes)
         elif node.op == "permute":
             dims = [dim % len(layout.dims) for dim in node.attrs["dims"]]
             layout = layout.permute([dims.index(position) for position in range(len(dims))])
+        elif takes_even(node, graph.specs[node.inputs[0]].sizes) and not paired:
+            paired = True
+            layout = Layout((*layout.dims[:-1], (*layout.dims[-1], PAIR)), layout.offset)
         else:
             raise NotAView(f"{node.op} drops or repeats elements")
     return layout

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
-from gtco.passes import horizontal, normalization, pulled, rotary, split_norm, upsampling
+from gtco.passes import gated, horizontal, normalization, pulled, rotary, split_norm, upsampling
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
 from tests.pass_checks import COMPUTE, captured, check, random
@@ -79,6 +79,19 @@ def spread_of_another() -> Case:
         return apart * torch.rsqrt((z * z).mean(-1, keepdim=True) + EPS)
 
     graph, args = captured(norm, random(4, 8), 2 + random(4, 8, seed=1))
+    return canonicalize(graph), args
+
+
+def geglu() -> Case:
+    """Half of a linear, scaled and shifted, times the GELU of the other."""
+
+    def run(c: nn.Module, x: Tensor) -> Tensor:
+        value, gate = (F.linear(x, c.w).relu() * c.factors).chunk(2, -1)
+        return F.linear(value * F.gelu(gate), c.out)
+
+    weights = {"w": (16, 8), "factors": (16,), "out": (4, 8)}
+    tensors = {name: random(*shape, seed=len(name)).float() for name, shape in weights.items()}
+    graph, args = captured(run, random(3, 8).float(), **tensors)
     return canonicalize(graph), args
 
 
@@ -183,6 +196,15 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "factors of other channels": (
         pulled, "pull_pointwise", cut_deconvolution, "[channels.to(given.device)]",
         "[channels.to(given.device).flip(0)]",
+    ),
+    "values beside gates of other columns": (
+        gated, "pair_gates", geglu, ".reshape(2, count).t().flatten()", ".flip(0)",
+    ),
+    "numbers of gates in the order of before": (
+        gated, "pair_gates", geglu, "made[order])", "torch.arange(2 * count))",
+    ),
+    "what is computed of the gates": (
+        gated, "pair_gates", geglu, "start=0, end=2 * count", "start=1, end=2 * count",
     ),
     "two biases exchanged": (
         horizontal, "join_siblings", siblings, "torch.cat(biases)",

@@ -9,7 +9,7 @@ from gtco.codegen.rules import derive
 from gtco.cost_model.judge import Judge, random_values
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
-from tests import groups
+from tests import gated_groups, groups
 from tests.kernel_checks import sample
 
 pytestmark = pytest.mark.gpu
@@ -21,17 +21,19 @@ CASES = {
     **groups.CONV_CASES,
     **groups.GROUPED_CASES,
     **groups.JOINED_CASES,
+    **{f"gated_{name}": make for name, make in gated_groups.CASES.items()},
     "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),
     "fc2_one_row": lambda: groups.residual_linear(1, 3072, 768, torch.float16),
     "fc2_few_rows": lambda: groups.residual_linear(8, 5120, 1280, torch.bfloat16),
     "fc1_many_rows": lambda: groups.norm_linear(1576, 768, 3072, torch.float16, gelu=True),
     "fc2_many_rows": lambda: groups.residual_linear(3001, 1280, 768, torch.bfloat16),
+    "gated_many_rows": lambda: gated_groups.gated(3001, 320, 1280, torch.float16, act="gelu"),
     "joined_many_rows": lambda: groups.joined((20000,), (64, 72, 8), 128, torch.float16),
     "joined_conv_many_rows": lambda: groups.joined(
         (1, 160, 150), (64, 40), 64, torch.bfloat16, (3, 3)
     ),
 }
-"""The last four have several tiles for each multiprocessor."""
+"""The last five have several tiles for each multiprocessor."""
 
 
 @pytest.mark.parametrize("case", CASES)

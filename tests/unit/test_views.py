@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 
-from gtco.ir.graph import GraphBuilder
+from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.spec import TensorSpec
 from gtco.ir.views import Layout, NotAView, resolve, store_layout
 
@@ -107,3 +107,34 @@ def test_store_layout_puts_heads_beside_each_other() -> None:
     buffer = torch.empty(120, dtype=torch.long)
     buffer[torch.tensor(elements(layout))] = data.flatten()
     assert torch.equal(buffer.reshape(2, 5, 12), data.permute(0, 2, 1, 3).reshape(2, 5, 12))
+
+
+def even_columns(columns: int, start: int = 0, again: int = 1) -> tuple[Graph, str, str]:
+    """[3, columns] of which one of each pair is stored by heads of two, and both values."""
+    builder = GraphBuilder()
+    value = stored = builder.add(
+        "relu", builder.input("x", TensorSpec((3, columns), torch.float32))
+    )
+    for _ in range(again):
+        stored = builder.add("slice", stored, dim=1, start=start, end=columns, step=2)
+    rows, left = builder.specs[stored].sizes
+    stored = builder.add("reshape", stored, shape=(rows, left // 2, 2))
+    stored = builder.add("permute", stored, dims=(1, 0, 2))
+    return builder.build([stored]), value, stored
+
+
+def test_one_of_each_pair_is_stored() -> None:
+    graph, value, stored = even_columns(12)
+    layout = store_layout(graph, value, stored)
+    data, buffer = torch.arange(36).reshape(3, 12), torch.empty(18, dtype=torch.long)
+    assert layout.even is not None and layout.even.shape == (3, 6)
+    assert layout.even.vector(8) == 2
+    buffer[torch.tensor(elements(layout.even))] = data[:, ::2].flatten()
+    assert torch.equal(buffer.reshape(3, 3, 2), data[:, ::2].reshape(3, 3, 2).permute(1, 0, 2))
+    assert Layout.contiguous((3, 12)).even is None
+
+
+@pytest.mark.parametrize(("start", "again"), [(1, 1), (0, 2)])
+def test_nothing_else_is_dropped(start: int, again: int) -> None:
+    with pytest.raises(NotAView, match="slice drops or repeats elements"):
+        store_layout(*even_columns(16, start, again))
