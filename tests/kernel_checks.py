@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 
@@ -11,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gtco.codegen.program import KernelProgram
+from gtco.codegen.sampler import Sampler
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.cost_model.judge import Judge, random_values
 from gtco.ir.graph import Group
@@ -30,11 +29,8 @@ def inputs_of(group: Group, seed: int = 0, device: str = "cpu") -> dict[str, Ten
 
 def sample(sketch: Sketch, count: int, seed: int = 0) -> list[KernelProgram]:
     """The best default schedule's program and `count` random legal ones."""
-    first = next(defaults(sketch))
-    if count == 0:
-        return [first]
-    legal = [program for _, program in itertools.islice(sketch.legal(), 1000)]
-    return [first, *random.Random(seed).sample(legal, min(count, len(legal)))]
+    drawn = Sampler((sketch,), seed).random(count) if count else []
+    return [next(defaults(sketch)), *(each.program for each in drawn)]
 
 
 def defaults(sketch: Sketch) -> Iterator[KernelProgram]:

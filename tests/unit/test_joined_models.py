@@ -11,6 +11,7 @@ import torch
 
 import gtco
 from gtco.check import judge
+from tests.groups import BF16, F16, F32
 from tests.joined_models import ENLARGED, JOINED, STORED, Model, made
 
 
@@ -27,7 +28,7 @@ def concats(case: Model, dtype: torch.dtype) -> list[set[str]]:
 @pytest.mark.compiler
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    zip(JOINED, itertools.cycle((torch.float16, torch.bfloat16, torch.float32)), strict=False),
+    list(zip(JOINED, itertools.cycle((F16, BF16, F32)), strict=False)),
 )
 def test_no_launch_stores_what_one_product_reads(name: str, dtype: torch.dtype) -> None:
     (ops,) = concats(JOINED[name], dtype)
@@ -50,7 +51,7 @@ def test_what_others_read_is_stored(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "arch"),
-    zip((*JOINED, *STORED), itertools.cycle(("sm_90a", "sm_90a", "sm_80")), strict=False),
+    list(zip((*JOINED, *STORED), itertools.cycle(("sm_90a", "sm_90a", "sm_80")), strict=False)),
 )
 def test_compiled_for_a_gpu_and_kept(name: str, arch: str, tmp_path: Path) -> None:
     """A file comes back only if each map of a piece lies within a value that its launch reads."""
