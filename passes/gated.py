@@ -197,7 +197,7 @@ def _replace(edit: Editor, match: _Gate) -> str:
     order = torch.arange(2 * count).reshape(2, count).t().flatten()
     made = torch.cat([columns for _, columns in match.parts])
     edit.root(match.parts[0][0])
-    y = linear_of(edit, match.parts, order)
+    y = linear_of(edit, match.parts, "paired", order)
     moved = {match.parts[0][0].values[0]: y}
     for node in match.between:
         y = moved[node.values[0]] = _again(edit, node, moved, made[order])

@@ -13,10 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import Pattern
+from gtco.passes.columns import ALL, linear_of
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 ALIGNMENT = 8
@@ -108,21 +107,13 @@ def _check(edit: Editor, match: _Siblings) -> str | None:
 
 def _replace(edit: Editor, match: _Siblings) -> str:
     linears = match.linears
-    x, first, *_ = linears[0].inputs
-    weights = [edit.constants[node.inputs[1]] for node in linears]
-    inputs = [x, edit.add_constant(f"{first}_joined", torch.cat(weights))]
-    if any(len(node.inputs) == 3 for node in linears):
-        biases = [
-            edit.constants[node.inputs[2]] if len(node.inputs) == 3 else w.new_zeros(w.shape[0])
-            for node, w in zip(linears, weights, strict=True)
-        ]
-        inputs.append(edit.add_constant(f"{first}_joined_bias", torch.cat(biases)))
-    joined = edit.add("linear", *inputs, **linears[0].attrs)
+    joined = linear_of(edit, [(node, ALL) for node in linears], "joined")
     dim, start = edit.specs[joined].rank - 1, 0
     parts = []
-    for w in weights:
-        parts.append(edit.add("slice", joined, dim=dim, start=start, end=start + w.shape[0]))
-        start += w.shape[0]
+    for node in linears:
+        end = start + node.outputs[0].sizes[-1]
+        parts.append(edit.add("slice", joined, dim=dim, start=start, end=end))
+        start = end
     for node, part in zip(linears[1:], parts[1:], strict=True):
         edit.replace(node.name, part)
     return parts[0]

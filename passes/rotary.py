@@ -275,7 +275,8 @@ def _from_linears(
     if of_v is not None:
         made.append((of_v, torch.arange(of_v.columns.shape[1])))
     batch, heads, tokens, width = edit.shape(q.operand)
-    y = linear_of(edit, [(each.linear, each.columns[:, order].flatten()) for each, order in made])
+    columns = [(each.linear, each.columns[:, order].flatten()) for each, order in made]
+    y = linear_of(edit, columns, "paired")
     shape = (batch, tokens, len(made), heads, width)
     y = edit.add("reshape", y, shape=shape)
     tables = [_table(edit, match, made, name, shape) for name in ("cos", "sin")]

@@ -13,6 +13,7 @@ import pytest
 
 from experiments import measure_pools, replay_searches, train_ranker
 from experiments.replay_searches import at, ranking, reached, replay, spearman, table
+from gtco.codegen.rules import Derivation, derive
 from gtco.codegen.sampler import Candidate
 from gtco.cost_model.database import Database
 from gtco.cost_model.measure import MeasureError, Subject
@@ -20,7 +21,8 @@ from gtco.cost_model.pool import SUFFIX, PoolTask, read_pool, write_pool
 from gtco.cost_model.ranker import Ranker
 from gtco.cost_model.record import LIBRARY, TuningRecord
 from gtco.cost_model.search import Strategy
-from gtco.target import find_target
+from gtco.ir.graph import Group
+from gtco.target import Target, find_target
 from tests.pools import synthetic_pool
 from tests.records import key
 
@@ -128,6 +130,19 @@ def test_the_heaviest_tasks_with_enough_programs_are_drawn() -> None:
         list(measure_pools.draws([TINY], target, 9, 40))
     )
     assert list(measure_pools.draws([TINY], target, 1, 40, "attention")) == []
+
+
+def test_tasks_with_few_programs_are_drawn_by_family_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def least(group: Group, family: str, target: Target) -> Derivation:
+        """The last sketch, whose schedules are few enough to list."""
+        return Derivation(derive(group, family, target).sketches[-1:], ())
+
+    monkeypatch.setattr(measure_pools, "derive", least)
+    target = find_target("sm_90a")
+    assert list(measure_pools.draws([TINY], target, 1, 10**5)) == []
+    (draw,) = measure_pools.draws([TINY], target, 1, 40)
+    (small,) = measure_pools.draws([TINY], target, 1, 10**5, "gemm")
+    assert small.task.key == draw.task.key and 40 < len(small.programs) < 10**5
 
 
 class Later:

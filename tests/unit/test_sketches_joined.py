@@ -189,15 +189,22 @@ def every(group: Group) -> list[Sketch]:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("odd", [torch.nan, torch.inf])
-@pytest.mark.parametrize("kernel", [(), (3, 3)])
+@pytest.mark.parametrize(
+    ("piece", "kernel", "odd"),
+    [
+        ("x0", (3, 3), torch.nan),
+        ("x1", (), torch.inf),
+        ("x2", (), torch.nan),
+        ("x2", (3, 3), torch.inf),
+    ],
+)
 def test_what_is_no_number_in_a_piece_is_in_its_results_alone(
-    kernel: tuple[int, ...], odd: float
+    piece: str, kernel: tuple[int, ...], odd: float
 ) -> None:
     """One element of one pixel: the judge wants torch's own answer where that is no number."""
     group = joined((2, 9, 8), (64, 24, 40), 72, F16, kernel)
     values = inputs_of(group, seed=1)
-    values["x1" if kernel else "x2"][1, 2, 3, -1] = odd
+    values[piece][1, 2, 3, -1] = odd
     for sketch in every(group):
         program = sample(sketch, 0)[0]
         assert not wrong_outputs(program, group, values, run_on_host)
@@ -229,20 +236,22 @@ LARGE: dict[str, Callable[[], Group]] = {
     "linear of 8": lambda: joined((1, 1024), (64, 72, 8, 64, 128, 40, 64, 256), 256, F16),
     "linear of fp32": lambda: joined((196,), (64, 36), 64, F32),
     "convolution": lambda: joined((1, 28, 28), (128, 72), 256, F16, (3, 3)),
-    "volume": lambda: joined((1, 8, 28, 28), (64, 64), 64, BF16, (3, 3, 3)),
+    "volume": lambda: joined((1, 8, 28, 28), (64, 32, 32), 64, BF16, (3, 3, 3)),
 }
+# The copy engine's pieces of 32 channels end in as many zeros, which cost more than a concat.
+PRICED = LARGE | {"volume": lambda: joined((1, 8, 28, 28), (64, 64), 64, BF16, (3, 3, 3))}
 
 
 @pytest.mark.parametrize("case", LARGE)
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_kernels_compile_without_spills(case: str, place: int) -> None:
-    """The first default of each sketch that takes it, the preferred one first."""
+    """Of each sketch that takes it, the preferred one first."""
     group = LARGE[case]()
 
     def sketch(target: Target) -> Sketch:
         return derive(group, "gemm", target).sketches[: 1 + place][-1]
 
-    assert not list(compile_for_all(sketch, 0))
+    assert not list(compile_for_all(sketch, 2))
 
 
 @pytest.mark.parametrize("case", ["linear", "convolution", "volume"])
@@ -385,10 +394,10 @@ def test_a_piece_that_is_made_in_the_kernel(kind: type[Sketch]) -> None:
 # -- prices ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", LARGE)
+@pytest.mark.parametrize("case", PRICED)
 @pytest.mark.parametrize("target", [A100, H100], ids=["sm_80", "sm_90a"])
 def test_pieces_are_cheaper_than_a_concat_of_its_own(case: str, target: Target) -> None:
-    group = LARGE[case]()
+    group = PRICED[case]()
     flow = Flow(group.graph)
     concat, *product = flow.compute
     assert concat.op == "concat"

@@ -10,6 +10,8 @@ import pytest
 
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.conv_mma import ConvMma
+from gtco.codegen.sketches.conv_patches import ConvPatches
+from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
@@ -18,8 +20,6 @@ from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
 
-ONE = replace(TARGETS["sm_80"], sm_count=1)
-"""Where a block goes from patch to patch of even a small image."""
 SCHEDULE = {
     "tile_t": 1,
     "tile_h": 4,
@@ -32,12 +32,27 @@ SCHEDULE = {
 }
 
 
-def _of(make: Callable[[], Group], **changes: int) -> Callable[[], tuple[KernelProgram, Group]]:
+Scene = Callable[[], tuple[KernelProgram, Group]]
+
+
+def _of(
+    make: Callable[[], Group],
+    kind: type[ConvPatches] = ConvMma,
+    arch: str = "sm_80",
+    **changes: int,
+) -> Scene:
+    """By one multiprocessor, where a block goes from patch to patch of even a small image."""
+
     def scene() -> tuple[KernelProgram, Group]:
         group = make()
-        return ConvMma(group, ONE).emit({**SCHEDULE, **changes}), group
+        sketch = kind(group, replace(TARGETS[arch], sm_count=1))
+        return sketch.emit({**SCHEDULE, **changes}), group
 
     return scene
+
+
+def _of_wgmma(make: Callable[[], Group], **changes: int) -> Scene:
+    return _of(make, ConvWgmma, "sm_90a", **{"tile_h": 8, "warps_m": 4, **changes})
 
 
 def _rows() -> tuple[KernelProgram, Group]:
@@ -47,7 +62,7 @@ def _rows() -> tuple[KernelProgram, Group]:
     return sketch.emit(next(each for each in sketch.defaults() if not each["swap"])), group
 
 
-SCENES: dict[str, Callable[[], tuple[KernelProgram, Group]]] = {
+SCENES: dict[str, Scene] = {
     "image": _of(lambda: groups.convolution((2, 7, 21, 24), 72, (3, 3), groups.F16)),
     "one stage": _of(
         lambda: groups.convolution((1, 7, 9, 24), 24, (3, 3), groups.F16), stages=1, warps_m=2
@@ -63,6 +78,17 @@ SCENES: dict[str, Callable[[], tuple[KernelProgram, Group]]] = {
     ),
     "one chunk": _of(lambda: groups.convolution((1, 5, 9, 8), 16, (3, 3), groups.F16), chunks=1),
     "groups": _of(lambda: groups.convolution((1, 5, 9, 32), 24, (3, 3), groups.F16, groups=2)),
+    "wgmma": _of_wgmma(
+        lambda: groups.convolution((2, 17, 21, 24), 40, (3, 3), groups.F16), tile_h=16
+    ),
+    "warpgroups": _of_wgmma(
+        lambda: groups.convolution((1, 14, 27, 16), 24, (3, 2), groups.BF16, stride=(1, 2)),
+        tile_w=16,
+        warps_m=8,
+    ),
+    "wgmma, one stage": _of_wgmma(
+        lambda: groups.convolution((1, 9, 9, 48), 16, (3, 3), groups.F16), stages=1
+    ),
     "rows": _rows,
 }
 FAULTS: dict[str, tuple[str, str, str]] = {
@@ -177,6 +203,41 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "rows",
         "(int r) const { return first + r; }",
         "(int r) const { return first; }",
+    ),
+    "threads' copies not shown to wgmma": (
+        "wgmma",
+        "      Products::show();\n",
+        "",
+    ),
+    "products not awaited": ("wgmma", "      products.wait();\n", ""),
+    "no fence ahead of products": ("wgmma", "    ptx::wgmma_fence();\n", ""),
+    "products never committed": ("wgmma", "    ptx::wgmma_commit_group();\n", ""),
+    "wgmma, sums of the patch before": (
+        "wgmma",
+        "void clear() { empty_ = true; }",
+        "void clear() {}",
+    ),
+    "sums of the last tap alone": ("wgmma", "          add = 1;\n", "          add = 0;\n"),
+    "planes as far apart as those of weights": (
+        "wgmma",
+        "plane_descriptor<Patch::PLANE * 16,",
+        "plane_descriptor<Patch::COLUMNS * 16,",
+    ),
+    "lines as far apart as pixels": ("wgmma", "W::STRIDE_H * Patch::PITCH * 16>", "128>"),
+    "columns of one plane": ("wgmma", "<Patch::COLUMNS * 16, 128>", "<16, 128>"),
+    "columns of one eight": ("wgmma", "<Patch::COLUMNS * 16, 128>", "<Patch::COLUMNS * 16, 16>"),
+    "the first square twice": ("wgmma", "Patch::first_pixel(i * 64)", "Patch::first_pixel(0)"),
+    "the first warpgroup's pixels": (
+        "warpgroups",
+        "Patch::first_pixel(row_)",
+        "Patch::first_pixel(0)",
+    ),
+    "the first warp's rows": ("wgmma", "% 128 / 32 * 16", "% 128 / 32 * 0"),
+    "squares of lines": ("warpgroups", "r / (8 * SIDE) % (C::TILE_W / 8) * 8", "r / 8 % 2 * 8"),
+    "wgmma, a stage that is still read": (
+        "wgmma, one stage",
+        "__syncthreads();  // the stage",
+        "// the stage",
     ),
 }
 
