@@ -269,11 +269,14 @@ class TileEmitter(TileLoads):
             at = index(layout, ("row", "col"))
             self.lines.append(f"{head} {{ store<V>({out} + {at}, x, active); }});")
             return
+        self._store_each(out, layout, head, self._guard())
+
+    def _store_each(self, out: str, layout: Layout, head: str, guard: str) -> None:
+        """Store element by element where `guard` holds; `head` is how a store begins."""
         at = index(layout, ("row", "(col + i)"))
         one = "map<1>([&](int) { return x[i]; })"
         self.lines.append(
-            f"{head} {{ for (int i = 0; i < V; ++i) "
-            f"store<1>({out} + {at}, {one}, {self._guard()}); }});"
+            f"{head} {{ for (int i = 0; i < V; ++i) store<1>({out} + {at}, {one}, {guard}); }});"
         )
 
     def _store_even(self, out: str, layout: Layout, even: Layout, head: str) -> None:
@@ -288,12 +291,7 @@ class TileEmitter(TileLoads):
             kept = "map<V / 2>([&](int i) { return x[2 * i]; })"
             self.lines.append(f"{head} {{ store<V / 2>({out} + {at}, {kept}, active); }});")
             return
-        at = index(layout, ("row", "(col + i)"))
-        one = "map<1>([&](int) { return x[i]; })"
-        self.lines.append(
-            f"{head} {{ for (int i = 0; i < V; ++i) "
-            f"store<1>({out} + {at}, {one}, {self._guard()} && (col + i) % 2 == 0); }});"
-        )
+        self._store_each(out, layout, head, f"{self._guard()} && (col + i) % 2 == 0")
 
     # -- text -----------------------------------------------------------------------------------
 
