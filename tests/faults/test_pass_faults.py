@@ -14,7 +14,16 @@ from torch.testing import assert_close
 
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
-from gtco.passes import gated, horizontal, normalization, pulled, rotary, split_norm, upsampling
+from gtco.passes import (
+    columns,
+    gated,
+    horizontal,
+    normalization,
+    pulled,
+    rotary,
+    split_norm,
+    upsampling,
+)
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
 from tests.pass_checks import COMPUTE, captured, check, random
@@ -206,13 +215,9 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "what is computed of the gates": (
         gated, "pair_gates", geglu, "start=0, end=2 * count", "start=1, end=2 * count",
     ),
-    "two biases exchanged": (
-        horizontal, "join_siblings", siblings, "torch.cat(biases)",
-        "torch.cat([biases[1], biases[0], *biases[2:]])",
-    ),
-    "two weights exchanged": (
-        horizontal, "join_siblings", siblings, "torch.cat(weights)",
-        "torch.cat([weights[1], weights[0], *weights[2:]])",
+    "linears in another order than their readers": (
+        horizontal, "join_siblings", siblings,
+        "for node in linears], ", "for node in linears[::-1]], ",
     ),
 }  # fmt: skip
 
@@ -251,3 +256,14 @@ def test_a_planted_fault_is_caught(fault: str) -> None:
     module, name, case, old, new = FAULTS[fault]
     with pytest.raises(AssertionError, match="not close"):
         judge(planted(module, old, new), name, case)
+
+
+@pytest.mark.parametrize("parts", ["weights", "biases"])
+def test_a_fault_in_columns_of_several_linears_is_caught(
+    parts: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchanged = f"torch.cat([{parts}[1], {parts}[0], *{parts}[2:]])"
+    wrong = planted(columns, f"torch.cat({parts})", exchanged)
+    monkeypatch.setattr(horizontal, "linear_of", wrong.linear_of)
+    with pytest.raises(AssertionError, match="not close"):
+        judge(horizontal, "join_siblings", siblings)

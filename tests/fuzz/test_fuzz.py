@@ -170,8 +170,8 @@ FAULTS: dict[str, tuple[ModuleType, str, str, str, Program, str]] = {
         "if _row_mean(edit, mean) else None",
         program(*MEAN_OF_ANOTHER), "wrong fused",
     ),
-    "two biases exchanged": (
-        horizontal, "join_siblings", "torch.cat(biases)", "torch.cat(biases[::-1])",
+    "linears in another order than their readers": (
+        horizontal, "join_siblings", "for node in linears], ", "for node in linears[::-1]], ",
         program(*LINEARS, **SQUARES), "wrong fused",
     ),
     "a variance without epsilon, folded into a convolution": (
