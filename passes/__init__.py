@@ -36,6 +36,7 @@ from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
 from gtco.passes.twins import compute_twins_once
 from gtco.passes.upsampling import convolve_before_enlarging
+from gtco.passes.wide_heads import spell_out_wide_heads
 
 _log = logging.getLogger("gtco.fusion")
 
@@ -61,6 +62,7 @@ PIPELINE: tuple[Pass, ...] = (
     fuse_attention,
     fuse_normalization,
     fuse_rotary,
+    spell_out_wide_heads,
     sum_samples,
     join_siblings,
     compute_twins_once,

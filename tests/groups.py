@@ -149,6 +149,7 @@ def batched_matmul(
     *,
     transposed: bool = False,
     shared: bool = False,
+    out_dtype: torch.dtype | None = None,
 ) -> Group:
     """matmul(a, b); with `transposed` b is stored as (columns, k), with `shared` there is one b."""
     b = GraphBuilder()
@@ -157,7 +158,8 @@ def batched_matmul(
     shape = (*products, columns, k) if transposed else (*products, k, columns)
     y = b.input("y", TensorSpec(shape, dtype))
     other = b.add("permute", y, dims=(0, 1, 3, 2)) if transposed else y
-    return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other))]))
+    wide = {} if out_dtype is None else {"out_dtype": out_dtype}
+    return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other, **wide))]))
 
 
 def tf32(group: Group) -> Group:
@@ -229,6 +231,7 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "bmm": lambda: batched_matmul(3, 33, 64, 40, F16),
     "bmm_odd": lambda: batched_matmul(2, 17, 197, 197, BF16),
     "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),
+    "bmm_wide": lambda: batched_matmul(2, 33, 80, 48, F16, transposed=True, out_dtype=F32),
     "bmm_shared": lambda: batched_matmul(2, 33, 64, 48, F16, transposed=True, shared=True),
     "tf32_fc1": lambda: tf32(norm_linear(197, 768, 3072, F32, gelu=True)),
     "tf32_projection": lambda: tf32(residual_linear(197, 768, 768, F32)),

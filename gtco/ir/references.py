@@ -84,8 +84,18 @@ def quantize(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() * scale.float()).clamp(-most, most).to(FP8)
 
 
-def matmul(a: Tensor, b: Tensor, *, products: str | None = None) -> Tensor:
-    return torch.matmul(a, b)
+def matmul(
+    a: Tensor,
+    b: Tensor,
+    *,
+    out_dtype: torch.dtype | None = None,
+    products: str | None = None,
+) -> Tensor:
+    """`a @ b`; `out_dtype` as of `linear`."""
+    if out_dtype is None:
+        return torch.matmul(a, b)
+    wide = torch.promote_types(out_dtype, a.dtype)
+    return torch.matmul(a.to(wide), b.to(wide))
 
 
 def attention(

@@ -23,6 +23,7 @@ from gtco.passes import (
     rotary,
     split_norm,
     upsampling,
+    wide_heads,
 )
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
@@ -158,6 +159,15 @@ def cut_deconvolution() -> Case:
     return channels_last(graph), args
 
 
+def wide_head() -> Case:
+    """Attention of one head that no kernel holds."""
+    q, k, v = (random(1, 1, 5, 272, seed=seed) for seed in range(3))
+    graph, args = captured(
+        lambda c, *args: F.scaled_dot_product_attention(*args, scale=0.02), q, k, v
+    )
+    return canonicalize(graph), args
+
+
 FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "epsilon left out of layer norm": (
         normalization, "fuse_normalization", small_norm, "eps=match[1]", "eps=0.0",
@@ -214,6 +224,9 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     ),
     "what is computed of the gates": (
         gated, "pair_gates", geglu, "start=0, end=2 * count", "start=1, end=2 * count",
+    ),
+    "a wide head whose scores are not scaled": (
+        wide_heads, "spell_out_wide_heads", wide_head, 'other=node.attrs["scale"]', "other=1.0",
     ),
     "linears in another order than their readers": (
         horizontal, "join_siblings", siblings,
