@@ -250,7 +250,8 @@ class AttentionBlock {
         state.multiply_keys(scores, tiles_.keys(slot), key);
         tiles_.leave_keys(keys, values, tile);
         state.mask_scores(scores, tile_mask, query0_ + row_, key0);
-        state.rescale(scores);
+        state.weigh(scores);
+        state.rescale();
       }
       tiles_.await_values();
       if (any) state.multiply_values(scores, tiles_.values(slot), key);
