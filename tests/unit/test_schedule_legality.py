@@ -95,13 +95,12 @@ def test_what_the_sketch_itself_offers_is_allowed(case: str) -> None:
 
 def test_values_of_shipped_records_are_allowed() -> None:
     """A search of another time, or of another group, may have found what none tries today."""
-    versions = {kind.name: kind.version for kind in SKETCHES}
     cases = {"gemm_wgmma": 0, "attention": 0, "attention_wgmma": 0}
     for case in cases:
         sketch = sketch_of(case)
         legal = {knob.name: knob for knob in sketch.knobs()}
         for record in shipped_records():
-            if (record.sketch, record.version) != (case, versions[case]):
+            if record.sketch != case or record.version < sketch.schedule_version:
                 continue
             cases[case] += 1
             for name, value in record.schedule.items():
