@@ -36,12 +36,14 @@ CHANNELS = 16
 """Of a pixel, a block reads as many at least: 32 bytes of halves come from memory together."""
 
 
-def blocks_of(images: int, channels: int) -> int:
-    """Blocks that read so many images, each all pixels of one."""
-    return images * max(1, channels // CHANNELS)
+def blocks_of(images: int, channels: int, together: int = CHANNELS) -> int:
+    """Blocks that read so many images, each so many neighbouring channels of all pixels of one."""
+    return images * max(1, channels // together)
 
 
-def parts_that_fill(images: int, pixels: int, channels: int) -> Iterator[int]:
+def parts_that_fill(
+    images: int, pixels: int, channels: int, together: int = CHANNELS
+) -> Iterator[int]:
     """Into how many parts of equally many pixels images may be cut so that there is a block for
     each multiprocessor, the fewest first: 1 where there are enough blocks.
 
@@ -49,8 +51,9 @@ def parts_that_fill(images: int, pixels: int, channels: int) -> Iterator[int]:
         images: how many there are.
         pixels: of an image.
         channels: of a pixel.
+        together: of these, neighbours that a block reads.
     """
-    least = -(-BLOCKS // blocks_of(images, channels))
+    least = -(-BLOCKS // blocks_of(images, channels, together))
     return (n for n in range(least, pixels + 1) if pixels % n == 0)
 
 

@@ -92,40 +92,39 @@ class ColumnTile {
     return reduce(f, lowest<T>(), [](T a, T b) { return math::max_nan(a, b); });
   }
 
-  // Mean and sum of squared deviations of each result; f32[results, 2]. Rows under way are taken
-  // together, the mean first, and merged with those before: no large mean takes the spread's
-  // digits.
+  // Mean and sum of squared deviations of each result; f32[results, 2]. A thread sums how far its
+  // rows are from the first of them, and the squares of that: what cancels is of the size of the
+  // spread, however large the mean is.
   template <class F>
   __device__ __forceinline__ void store_moments(float* stats, F f) {
-    Moments own[V];
+    float origin[V], total[V], squares[V];
 #pragma unroll
-    for (int i = 0; i < V; ++i) own[i] = {0.0f, 0.0f};
+    for (int i = 0; i < V; ++i) total[i] = squares[i] = 0.0f;
     float count = 0.0f;  // rows so far
     walk([&] {
       const Vec<float, N> x = f();
-      float here = 0.0f;
+      if (first_ == 0) {
 #pragma unroll
-      for (int s = 0; s < C::VECTORS; ++s) here += active(s) ? 1.0f : 0.0f;
-      const float scale = here > 0.0f ? 1.0f / here : 0.0f;
-      const float all = count + here;
-      const float share = all > 0.0f ? here / all : 0.0f;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        float total = 0.0f, spread = 0.0f;
-#pragma unroll
-        for (int s = 0; s < C::VECTORS; ++s) total += active(s) ? x[s * V + i] : 0.0f;
-        const float centre = total * scale;
-#pragma unroll
-        for (int s = 0; s < C::VECTORS; ++s) {
-          const float apart = x[s * V + i] - centre;
-          spread += active(s) ? apart * apart : 0.0f;
-        }
-        const float apart = centre - own[i].mean;
-        own[i].mean += apart * share;
-        own[i].m2 += spread + apart * (count * share) * apart;  // no inf * 0
+        for (int i = 0; i < V; ++i) origin[i] = x[i];
       }
-      count = all;
+#pragma unroll
+      for (int s = 0; s < C::VECTORS; ++s) {
+        count += active(s) ? 1.0f : 0.0f;
+#pragma unroll
+        for (int i = 0; i < V; ++i) {
+          const float apart = active(s) ? x[s * V + i] - origin[i] : 0.0f;
+          total[i] += apart;
+          squares[i] = fmaf(apart, apart, squares[i]);
+        }
+      }
     });
+    Moments own[V];
+    const float share = count > 0.0f ? 1.0f / count : 0.0f;
+#pragma unroll
+    for (int i = 0; i < V; ++i) {
+      const float mean = total[i] * share;
+      own[i] = {origin[i] + mean, ptx::max_nan(squares[i] - total[i] * mean, 0.0f)};
+    }
     float* counts = slots<float>() + 2 * V * C::THREADS;
     meet(
         [&] {

@@ -48,7 +48,8 @@ def test_instance_norm_has_groups_of_one_channel() -> None:
         ((1, 320, 64, 64), 32, 16),
         ((2, 640, 32, 32), 32, 8),
         ((1, 1280, 16, 16), 32, None),
-        ((1, 128, 512, 512), 32, 16),  # of few channels: a block for each multiprocessor
+        ((1, 128, 256, 256), 32, 16),  # of few channels: a block for each multiprocessor
+        ((1, 128, 512, 512), 32, 32),  # of twice as many channels each, from device memory
         ((1, 64, 128, 128), 64, 32),
         ((8, 64, 128, 128), 64, 4),
         ((160, 6, 80, 80), 3, 1),

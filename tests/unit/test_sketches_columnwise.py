@@ -76,9 +76,9 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "rows of others count": ("mean_54", "active(s) ? combine(", "true ? combine("),
     "a row is skipped": ("mean_54", "first_ < C::LENGTH; first_ +=", "first_ < C::LENGTH - 1; first_ += 1 +"),  # noqa: E501
     "the lower threads are lost": ("gated", "if (down_ + from < n) take", "if (false) take"),
-    "not the mean of both": ("channels", "own[i].mean += apart * share", "own[i].mean += apart"),
-    "means apart have no spread": (
-        "channels_of_f32", "spread + apart * (count * share) * apart", "spread",
+    "the mean of what is apart": ("channels", "origin[i] + mean,", "mean,"),
+    "a spread around the first row": (
+        "channels_of_f32", "squares[i] - total[i] * mean", "squares[i]",
     ),
     "one column of a result": ("groups_of_3", "i < C::DEPTH; ++i)\n      result = merged",
                                "i < 1; ++i)\n      result = merged"),
