@@ -110,7 +110,7 @@ class AttentionWgmma(AttentionSketch):
         turns_us = TILE_US * block.steps + REFILL_US * refills + MERGE_US * (schedule["parts"] - 1)
         return model_us + waves * turns_us
 
-    def _overlaps(self, schedule: Schedule) -> bool:
+    def overlaps(self, schedule: Schedule) -> bool:
         """Whether values are multiplied while the next tile's softmax runs: where the registers
         for it cost no block that would be there else."""
         if schedule["block_k"] >= self.keys:
@@ -121,7 +121,7 @@ class AttentionWgmma(AttentionSketch):
         return held <= min(255, most) and blocks[0] == blocks[1]
 
     def _registers(self, schedule: Schedule) -> int:
-        if self._overlaps(schedule):
+        if self.overlaps(schedule):
             return self._overlapped_registers(schedule)
         return self._loop_registers(schedule)
 
@@ -211,7 +211,7 @@ struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
   static constexpr int BOX = {box}, STAGES = {schedule["stages"]};
-  static constexpr bool OVERLAPS = {str(self._overlaps(schedule)).lower()};
+  static constexpr bool OVERLAPS = {str(self.overlaps(schedule)).lower()};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
