@@ -155,10 +155,8 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   const int row = group * 64 + warp % 4 * 16;  // the warp's first of the block's queries
   const int head = blockIdx.y, query0 = blockIdx.x * BLOCK_Q;
   const int key_count = C::CAUSAL ? min_of(C::LK, query0 + BLOCK_Q) : C::LK;
-  // Where products overlap, a loop that the compiler knew to have two tiles would be unrolled, and
-  // spill.
-  const int tiles =
-      C::OVERLAPS ? ptx::uniform(ceil_div(key_count, TILE)) : ceil_div(key_count, TILE);
+  // A loop that the compiler knew to have two tiles would be unrolled, and spill.
+  const int tiles = C::LK <= TILE ? 1 : ptx::uniform(ceil_div(key_count, TILE));
   if (thread == 0) {
     ptx::mbarrier_init(queries_full, 1);
     for (int s = 0; s < STAGES; ++s) {
