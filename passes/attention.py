@@ -89,9 +89,17 @@ def _transposed(edit: Editor, value: str) -> str | None:
     node = edit.producer(value, "permute")
     if node is None:
         return None
-    rank = len(node.attrs["dims"])
-    swapped = (*range(rank - 2), rank - 1, rank - 2)
-    return node.inputs[0] if tuple(node.attrs["dims"]) == swapped else None
+    dims = tuple(node.attrs["dims"])
+    return node.inputs[0] if dims == _last_exchanged(len(dims)) else None
+
+
+def _last_exchanged(rank: int) -> tuple[int, ...]:
+    return (*range(rank - 2), rank - 1, rank - 2)
+
+
+def transpose(edit: Editor, value: str) -> str:
+    """`value` with its last two dimensions exchanged."""
+    return edit.add("permute", value, dims=_last_exchanged(edit.specs[value].rank))
 
 
 def _see_through(edit: Editor, value: str, inner: list[str]) -> str:
@@ -265,10 +273,7 @@ def _may_forbid_all(edit: Editor, match: _Attention) -> bool:
 
 
 def _replace(edit: Editor, match: _Attention) -> str:
-    k = match.k
-    if match.k_is_transposed:
-        rank = edit.specs[k].rank
-        k = edit.add("permute", k, dims=(*range(rank - 2), rank - 1, rank - 2))
+    k = transpose(edit, match.k) if match.k_is_transposed else match.k
     q, scale = match.q, match.scale
     if match.heads is not None:
         # A power of two for all leaves factors of at most 1, exact and without overflow.

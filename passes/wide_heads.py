@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
-from gtco.passes.attention import MAX_HEAD
+from gtco.passes.attention import MAX_HEAD, transpose
 from gtco.passes.legality import MAX_COLUMNS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
@@ -46,16 +46,15 @@ def _check(edit: Editor, node: Node) -> str | None:
 
 def _replace(edit: Editor, node: Node) -> str:
     q, k, v = node.inputs
-    dtype, rank = edit.dtype(q), edit.specs[q].rank
-    kept = {"products": node.attrs["products"]} if "products" in node.attrs else {}
+    dtype = edit.dtype(q)
     wide = torch.promote_types(dtype, torch.float32)
     whole = {} if dtype == wide else {"out_dtype": wide}
-    turned = edit.add("permute", k, dims=(*range(rank - 2), rank - 1, rank - 2))
-    scores = edit.add("matmul", q, turned, **whole, **kept)
-    weights = edit.add("softmax", edit.add("mul", scores, other=node.attrs["scale"]), dim=rank - 1)
+    scores = edit.add("matmul", q, transpose(edit, k), **whole)
+    scores = edit.add("mul", scores, other=node.attrs["scale"])
+    weights = edit.add("softmax", scores, dim=edit.specs[scores].rank - 1)
     if dtype != wide:
         weights = edit.add("cast", weights, dtype=dtype)
-    return edit.add("matmul", weights, v, **kept)
+    return edit.add("matmul", weights, v)
 
 
 RULES: tuple[Rule[Any], ...] = (

@@ -225,19 +225,19 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     auto& results = reinterpret_cast<float (&)[ceil_div(C::DV, 16) * 8]>(state.out);
     u32 weights[STEPS][4];
     RingPlace<STAGES> before{0, 0};  // the place of the tile whose weights these are
-    const auto await_values = [&](const RingPlace<STAGES>& place) {
-      ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * place.slot,
-                         place.phase);
+    const auto await_values = [&] {
+      ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * before.slot,
+                         before.phase);
     };
-    const auto issue_values = [&](const RingPlace<STAGES>& place, bool accumulate) {
+    const auto issue_values = [&](bool accumulate) {
       multiply_values<Element, Values, C::DV>(
-          state.out, weights, v_ring + place.slot * VALUE_BYTES + Values::part(part), accumulate);
+          state.out, weights, v_ring + before.slot * VALUE_BYTES + Values::part(part), accumulate);
     };
-    const auto finish_values = [&](const RingPlace<STAGES>& place) {
+    const auto finish_values = [&] {
       ptx::wgmma_wait_group<0>(results);
       ptx::wgmma_pin(weights);
       if constexpr (!ALL_IN_FLIGHT) {
-        if (lane == 0) ptx::mbarrier_arrive(values_empty + 8 * place.slot);
+        if (lane == 0) ptx::mbarrier_arrive(values_empty + 8 * before.slot);
       }
     };
     // Thread 0 refills the slot of tile `done`, which all warps have left, or are about to.
@@ -248,7 +248,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
         copy(done + STAGES, slot);
       }
     };
-    // The scores of a tile become `weights`, while the values of the tile before, if `Behind`, are
+    // The scores of a tile become `weights`, while, if `behind`, the values of the tile before are
     // multiplied by those so far.
     const auto weigh = [&](int tile, auto behind) {
       constexpr bool BEHIND = decltype(behind)::value;
@@ -257,7 +257,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       auto& all_scores = reinterpret_cast<float (&)[KEYS / 2]>(scores);
       ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
       if constexpr (BEHIND) {
-        await_values(before);
+        await_values();
         ptx::wgmma_pin(results);
         ptx::wgmma_pin(weights);
       }
@@ -274,7 +274,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
                                     k / 4 * ATOM + i * N * 128 + k % 4 * 32),
               k > 0);
       ptx::wgmma_commit_group();
-      if constexpr (BEHIND) issue_values(before, tile > 1);
+      if constexpr (BEHIND) issue_values(tile > 1);
       ptx::wgmma_wait_group<BEHIND>(all_scores);
       if constexpr (!ALL_IN_FLIGHT) {
         refill(tile - 1, keys_empty, copy_keys);
@@ -289,9 +289,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       if constexpr (BEHIND) {
         // The assembler moves a wait up as far as it can: up to an arrival that wants the sums.
         ptx::wgmma_pin(all_scores);
-        const u32 sums = ptx::after(ptx::after(keys_empty, state.total[0]), state.total[1]);
-        if (lane == 0) ptx::mbarrier_arrive(sums + 8 * s);
-        finish_values(before);
+        const u32 empty = ptx::after(ptx::after(keys_empty, state.total[0]), state.total[1]);
+        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+        finish_values();
       } else if constexpr (!ALL_IN_FLIGHT) {
         if (lane == 0) ptx::mbarrier_arrive(keys_empty + 8 * s);
       }
@@ -303,12 +303,12 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       from.advance();
     };
     const auto add_values = [&](bool accumulate) {  // of the last tile that was weighed
-      await_values(before);
+      await_values();
       ptx::wgmma_pin(results);
       ptx::wgmma_pin(weights);
       ptx::wgmma_fence();
-      issue_values(before, accumulate);
-      finish_values(before);
+      issue_values(accumulate);
+      finish_values();
     };
     load_mask(0);
     ptx::mbarrier_wait(queries_full, 0);

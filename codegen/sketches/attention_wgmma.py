@@ -116,9 +116,9 @@ class AttentionWgmma(AttentionSketch):
         if schedule["block_k"] >= self.keys:
             return False
         apart, held = self._loop_registers(schedule), self._overlapped_registers(schedule)
-        most = timing.most_registers(self._threads(schedule))
-        blocks = [self._fitting(schedule, registers) for registers in (apart, held)]
-        return held <= min(255, most) and blocks[0] == blocks[1]
+        if held > min(255, timing.most_registers(self._threads(schedule))):
+            return False
+        return self._fitting(schedule, held) == self._fitting(schedule, apart)
 
     def _registers(self, schedule: Schedule) -> int:
         if self.overlaps(schedule):

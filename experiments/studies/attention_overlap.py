@@ -2,9 +2,9 @@
 
     python -m experiments.studies.attention_overlap OUT.json [--programs N] [--quick]
 
-Of each workload the sketch's first N schedules of several tiles, and what a record names, run in
-both orders wherever the registers allow it, also where that leaves room for fewer blocks. Each is
-judged on random inputs and timed in interleaved rounds, in chains of twelve dependent launches.
+Of each workload the sketch's first N schedules of several tiles, and what records name of SETR, run
+in both orders wherever the registers allow it, also where that leaves room for fewer blocks. Each
+is judged on random inputs and timed in interleaved rounds, in chains of twelve dependent launches.
 
 With --quick small workloads run on the CPU, in the host build: a rehearsal that claims no times.
 """
@@ -38,7 +38,7 @@ from gtco.target import HOST, Target
 
 APART, OVERLAPPED = "apart", "overlapped"
 SETR: Schedule = {"block_q": 64, "block_k": 192, "parts": 1, "stages": 2}
-"""What records name of it."""
+"""What records name of SETR's attention."""
 WORKLOADS: Mapping[str, Workload] = {
     "setr": Workload((1, 16), 576, 576, 64, packed=True),
     "detr_encoder": Workload((1, 8), 1050, 1050, 32),
@@ -68,6 +68,11 @@ KINDS: Mapping[str, type[AttentionWgmma]] = {APART: Apart, OVERLAPPED: Overlappe
 Row = dict[str, Any]
 
 
+def label_of(kind: str, schedule: Schedule) -> str:
+    """The order and the knobs."""
+    return f"{kind}: " + " ".join(f"{knob}={value}" for knob, value in schedule.items())
+
+
 def row(name: str, workload: Workload, target: Target, programs: int, clocks: Clocks) -> Row:
     """The result of one workload, ready for JSON."""
     group = workload.group()
@@ -78,11 +83,10 @@ def row(name: str, workload: Workload, target: Target, programs: int, clocks: Cl
     errors: dict[str, str] = {}
     found: list[Row] = []
     for schedule in chosen:
-        knobs = " ".join(f"{knob}={value}" for knob, value in schedule.items())
         said_by_rule = OVERLAPPED if rule.overlaps(schedule) else APART
         found.append({"schedule": dict(schedule), "rule": said_by_rule})
         for kind, sketch_of in KINDS.items():
-            label = f"{kind}: {knobs}"
+            label = label_of(kind, schedule)
             try:
                 sketch = sketch_of(group, target)
                 clock = clocks(Candidate(sketch, sketch.emit(schedule)), group)
@@ -92,13 +96,12 @@ def row(name: str, workload: Workload, target: Target, programs: int, clocks: Cl
             except Exception as error:  # a program that fails spoils no other
                 errors[label] = said(error)
                 continue
-            found[-1][f"{kind}_us"] = label
             if clock is not None:
                 timed[label] = clock
     rounds_us = alternated(timed)
     for each in found:
         for kind in KINDS:
-            rounds = rounds_us.get(each.pop(f"{kind}_us", ""))
+            rounds = rounds_us.get(label_of(kind, each["schedule"]))
             each[f"{kind}_us"] = statistics.median(rounds) if rounds else None
     return {"workload": name, "sizes": str(workload), "programs": found, "errors": errors}
 

@@ -34,8 +34,8 @@ TF32_KINDS: dict[str, Schedule] = {
 FAULTS = {
     "no wgmma.fence before products that read registers": (
         "a ring",
-        "ptx::wgmma_fence();\n      issue_values(before, accumulate);",
-        "issue_values(before, accumulate);",
+        "ptx::wgmma_fence();\n      issue_values(accumulate);",
+        "issue_values(accumulate);",
     ),
     "no wgmma.fence before products whose last results were read": (
         "a ring",
@@ -54,12 +54,12 @@ FAULTS = {
     ),
     "values that nobody waits for": (
         "two parts",
-        "if constexpr (BEHIND) {\n        await_values(before);",
+        "if constexpr (BEHIND) {\n        await_values();",
         "if constexpr (BEHIND) {",
     ),
     "the last values that nobody waits for": (
         "one tile",
-        "      await_values(before);\n      ptx::wgmma_pin(results);",
+        "      await_values();\n      ptx::wgmma_pin(results);",
         "      ptx::wgmma_pin(results);",
     ),
     "a tile that comes before the last one was used": (
@@ -74,8 +74,8 @@ FAULTS = {
     ),
     "a warp without queries that gives no values back": (
         "a ring",
-        "if (lane == 0) ptx::mbarrier_arrive(values_empty + 8 * place.slot);",
-        "if (lane == 0 && has_queries) ptx::mbarrier_arrive(values_empty + 8 * place.slot);",
+        "if (lane == 0) ptx::mbarrier_arrive(values_empty + 8 * before.slot);",
+        "if (lane == 0 && has_queries) ptx::mbarrier_arrive(values_empty + 8 * before.slot);",
     ),
     "a warp without queries that gives no keys back": (
         "apart",
@@ -94,8 +94,8 @@ FAULTS = {
     ),
     "results rescaled while values are multiplied": (
         "a ring",
-        "        finish_values(before);\n      } else if",
-        "        state.rescale();\n        finish_values(before);\n      } else if",
+        "        finish_values();\n      } else if",
+        "        state.rescale();\n        finish_values();\n      } else if",
     ),
     "scores read while keys are multiplied": (
         "a ring",
@@ -114,13 +114,13 @@ FAULTS = {
     ),
     "the values of the tile of these scores": (
         "a ring",
-        "if constexpr (BEHIND) issue_values(before, tile > 1);",
-        "if constexpr (BEHIND) issue_values(from, tile > 1);",
+        "v_ring + before.slot * VALUE_BYTES",
+        "v_ring + from.slot * VALUE_BYTES",
     ),
     "the values of another part": (
         "two parts",
-        "v_ring + place.slot * VALUE_BYTES + Values::part(part)",
-        "v_ring + place.slot * VALUE_BYTES",
+        "v_ring + before.slot * VALUE_BYTES + Values::part(part)",
+        "v_ring + before.slot * VALUE_BYTES",
     ),
     "keys behind the last": (
         "a ring",
