@@ -157,7 +157,7 @@ FAULTS: dict[str, tuple[ModuleType, str, str, str, Program, str]] = {
         program(ATTENTION), "crash fused: AssertionError: %matmul_1: softmax(q @ k.T",
     ),
     "a replacement of another shape": (
-        attention, "fuse_attention", "    k = match.k\n",
+        attention, "fuse_attention", "    q, scale = match.q, match.scale\n",
         "    return match.softmax.inputs[0]\n",
         program(ATTENTION, shape=(2, 8, 6)), "crash fused: AssertionError: %matmul_1: softmax(q @",
     ),
