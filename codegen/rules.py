@@ -14,6 +14,7 @@ from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.codegen.sketches.columnwise import Columnwise
 from gtco.codegen.sketches.conv_mma import ConvMma
+from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -34,6 +35,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     GemmMma,
     GemmPersistent,
     ConvMma,
+    ConvWgmma,
     Attention,
     AttentionWgmma,
     AttentionProjection,

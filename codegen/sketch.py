@@ -92,6 +92,8 @@ class BlockWork:
         warps: that copy and multiply in turns, where it may have too few of them to keep a
             multiprocessor busy; 0 where that is not counted.
         operand_bytes: that its products read from shared memory, where the sketch counts them.
+        in_turns: how many such blocks of one stage, on one multiprocessor, hide no copies behind
+            each other's products.
     """
 
     fill_bytes: int
@@ -114,6 +116,7 @@ class BlockWork:
     meetings: int = 0
     warps: int = 0
     operand_bytes: int = 0
+    in_turns: int = 0
 
 
 class Sketch(ABC):

@@ -250,8 +250,7 @@ class AttentionBlock {
         state.multiply_keys(scores, tiles_.keys(slot), key);
         tiles_.leave_keys(keys, values, tile);
         state.mask_scores(scores, tile_mask, query0_ + row_, key0);
-        state.weigh(scores);
-        state.rescale();
+        state.rescale(scores);
       }
       tiles_.await_values();
       if (any) state.multiply_values(scores, tiles_.values(slot), key);

@@ -5,17 +5,16 @@
 // memory once for 64 of them; PARTS warpgroups share each 64 queries: every one takes its part of
 // each tile of keys, and the parts are merged at the end. Scores stay where the first product
 // leaves them, since that is where the second wants its weights. Tiles arrive in a ring of STAGES;
-// where all of them find room, no slot is used twice. Where it OVERLAPS, the values of a tile are
-// multiplied while the softmax of the next one runs.
+// where all of them find room, no slot is used twice.
 //
 // Of tf32 wgmma reads no operand but K-major, so that the values are wanted by columns. A warpgroup
 // more, which has no queries, transposes each tile of them where it lies, while the others have
 // the scores.
 //
-// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, OVERLAPS, CAUSAL, SCALE,
-// and where things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands
-// Q, K, V: `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64
-// queries or BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, CAUSAL, SCALE, and where
+// things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
+// `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64 queries or
+// BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
 #pragma once
 
 #include "epilogue.cuh"
@@ -106,12 +105,13 @@ __device__ __forceinline__ void multiply_columns(float (&out)[COLUMNS / 2],
         out, weights[k], ptx::wgmma_descriptor(values, Tile::step(k)), k > 0 || accumulate);
 }
 
-// Issues out (+)= weights v for STEPS steps of keys, V at `values` as of `Tile`.
+// out (+)= weights v for STEPS steps of keys, V at `values` as of `Tile`; done when it returns.
 template <class Element, class Tile, int DV, int STEPS>
 __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 2][4],
                                                 const u32 (&weights)[STEPS][4], u32 values,
                                                 bool accumulate) {
   constexpr int WHOLE = DV / 64, REST = ceil_div(DV % 64, 16) * 16;
+  ptx::wgmma_fence();
 #pragma unroll
   for (int i = 0; i < WHOLE; ++i)
     multiply_columns<Element, Tile, 64>(reinterpret_cast<float (&)[32]>(out[i * 8]), weights,
@@ -120,6 +120,7 @@ __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 
     multiply_columns<Element, Tile, REST>(reinterpret_cast<float (&)[REST / 2]>(out[WHOLE * 8]),
                                           weights, values + Tile::columns(WHOLE), accumulate);
   ptx::wgmma_commit_group();
+  ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[ceil_div(DV, 16) * 8]>(out));
 }
 
 template <class C, class Q, class K, class V, class Mask, class Functor>
@@ -147,23 +148,20 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
   const u32 queries_full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 keys_full = queries_full + 8, values_full = keys_full + 8 * STAGES;
-  const u32 keys_empty = values_full + 8 * STAGES, values_empty = keys_empty + 8 * STAGES;
-  const u32 transposed = values_empty + 8 * STAGES;
+  const u32 empty = values_full + 8 * STAGES, transposed = empty + 8 * STAGES;
 
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
   const int row = group * 64 + warp % 4 * 16;  // the warp's first of the block's queries
   const int head = blockIdx.y, query0 = blockIdx.x * BLOCK_Q;
   const int key_count = C::CAUSAL ? min_of(C::LK, query0 + BLOCK_Q) : C::LK;
-  // A loop that the compiler knew to have two tiles would be unrolled, and spill.
-  const int tiles = C::LK <= TILE ? 1 : ptx::uniform(ceil_div(key_count, TILE));
+  const int tiles = ceil_div(key_count, TILE);
   if (thread == 0) {
     ptx::mbarrier_init(queries_full, 1);
     for (int s = 0; s < STAGES; ++s) {
       ptx::mbarrier_init(keys_full + 8 * s, 1);
       ptx::mbarrier_init(values_full + 8 * s, 1);
-      ptx::mbarrier_init(keys_empty + 8 * s, WARPS);
-      ptx::mbarrier_init(values_empty + 8 * s, WARPS);
+      ptx::mbarrier_init(empty + 8 * s, WARPS);
       if constexpr (TRANSPOSERS > 0) ptx::mbarrier_init(transposed + 8 * s, TRANSPOSERS);
     }
     ptx::fence_mbarrier_init();
@@ -175,14 +173,12 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
 
-  const auto copy_keys = [&](int tile, int slot) {
+  const auto copy_tile = [&](int tile, int slot) {
     ptx::mbarrier_arrive_expect_tx(keys_full + 8 * slot, KEY_BYTES);
 #pragma unroll
     for (int i = 0; i < D_ATOMS * BOXES; ++i)
       keys.copy(k_ring + slot * KEY_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128, i / BOXES * E,
                 tile * TILE + i % BOXES * BOX, head, keys_full + 8 * slot);
-  };
-  const auto copy_values = [&](int tile, int slot) {
     ptx::mbarrier_arrive_expect_tx(values_full + 8 * slot, VALUE_BYTES);
     Values::template copy<BOX>(values, v_ring + slot * VALUE_BYTES, tile * TILE, head,
                                values_full + 8 * slot);
@@ -194,10 +190,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       queries.copy(q_tile + i * QUERY_ATOM, i % D_ATOMS * E, query0 + i / D_ATOMS * 64, head,
                    queries_full);
 #pragma unroll 1
-    for (int tile = 0; tile < min_of(tiles, STAGES); ++tile) {
-      copy_keys(tile, tile);
-      copy_values(tile, tile);
-    }
+    for (int tile = 0; tile < min_of(tiles, STAGES); ++tile) copy_tile(tile, tile);
   }
   __syncwarp();
   fill_row_values<BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
@@ -211,56 +204,20 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   constexpr int LAST = C::LK - (ceil_div(C::LK, TILE) - 1) * TILE - (PARTS - 1) * KEYS;
   constexpr int FREE = Mask::PRESENT || C::CAUSAL ? 0 : max_of(0, LAST);
   MaskTile<C, Mask, KEYS> tile_mask;
-  // Of warps without queries nothing is stored. They have a softmax all the same where products are
-  // under way, which a branch would make the assembler take one after another.
   const auto load_mask = [&](int tile) {
     if constexpr (Mask::PRESENT) {
-      if (C::OVERLAPS || has_queries)
-        tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
+      if (has_queries) tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
     }
   };
   RingPlace<STAGES> from{0, 0};
   if (TRANSPOSERS == 0 || warp < WARPS) {
-    constexpr int STEPS = KEYS / Softmax::template OPERAND_KEYS<Element>;
-    auto& results = reinterpret_cast<float (&)[ceil_div(C::DV, 16) * 8]>(state.out);
-    u32 weights[STEPS][4];
-    RingPlace<STAGES> before{0, 0};  // the place of the tile whose weights these are
-    const auto await_values = [&] {
-      ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * before.slot,
-                         before.phase);
-    };
-    const auto issue_values = [&](bool accumulate) {
-      multiply_values<Element, Values, C::DV>(
-          state.out, weights, v_ring + before.slot * VALUE_BYTES + Values::part(part), accumulate);
-    };
-    const auto finish_values = [&] {
-      ptx::wgmma_wait_group<0>(results);
-      ptx::wgmma_pin(weights);
-      if constexpr (!ALL_IN_FLIGHT) {
-        if (lane == 0) ptx::mbarrier_arrive(values_empty + 8 * before.slot);
-      }
-    };
-    // Thread 0 refills the slot of tile `done`, which all warps have left, or are about to.
-    const auto refill = [&](int done, u32 empty, const auto& copy) {
-      if (thread == 0 && done >= 0 && done + STAGES < tiles) {
-        const int slot = done % STAGES;
-        ptx::mbarrier_wait(empty + 8 * slot, done / STAGES & 1);
-        copy(done + STAGES, slot);
-      }
-    };
-    // The scores of a tile become `weights`, while, if `behind`, the values of the tile before are
-    // multiplied by those so far.
-    const auto weigh = [&](int tile, auto behind) {
-      constexpr bool BEHIND = decltype(behind)::value;
+    load_mask(0);
+    ptx::mbarrier_wait(queries_full, 0);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile, from.advance()) {
       const int s = from.slot;
       float scores[KEYS / 8][4];  // (16, KEYS)
-      auto& all_scores = reinterpret_cast<float (&)[KEYS / 2]>(scores);
       ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
-      if constexpr (BEHIND) {
-        await_values();
-        ptx::wgmma_pin(results);
-        ptx::wgmma_pin(weights);
-      }
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < ceil_div(C::D, E / 4); ++k)
@@ -274,55 +231,32 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
                                     k / 4 * ATOM + i * N * 128 + k % 4 * 32),
               k > 0);
       ptx::wgmma_commit_group();
-      if constexpr (BEHIND) issue_values(tile > 1);
-      ptx::wgmma_wait_group<BEHIND>(all_scores);
+      ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[KEYS / 2]>(scores));
+      // The slot of the tile before, which all warps have left, or are about to.
       if constexpr (!ALL_IN_FLIGHT) {
-        refill(tile - 1, keys_empty, copy_keys);
-        refill(tile - 1 - C::OVERLAPS, values_empty, copy_values);
+        if (thread == 0 && tile > 0 && tile - 1 + STAGES < tiles) {
+          const int slot = (tile - 1) % STAGES;
+          ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);
+          copy_tile(tile - 1 + STAGES, slot);
+        }
         __syncwarp();
       }
-      if (C::OVERLAPS || has_queries) {
+      if (has_queries) {  // else what is computed is not stored
         state.template mask_scores<FREE>(scores, tile_mask, query0 + row,
                                          tile * TILE + part * KEYS);
-        state.weigh(scores);
+        state.rescale(scores);
       }
-      if constexpr (BEHIND) {
-        // The assembler moves a wait up as far as it can: up to an arrival that wants the sums.
-        ptx::wgmma_pin(all_scores);
-        const u32 empty = ptx::after(ptx::after(keys_empty, state.total[0]), state.total[1]);
-        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
-        finish_values();
-      } else if constexpr (!ALL_IN_FLIGHT) {
-        if (lane == 0) ptx::mbarrier_arrive(keys_empty + 8 * s);
-      }
-      state.rescale();
+      constexpr int STEPS = KEYS / Softmax::template OPERAND_KEYS<Element>;
+      u32 weights[STEPS][4];
 #pragma unroll
       for (int k = 0; k < STEPS; ++k) state.template to_operand<Element>(weights[k], scores, k);
-      if (tile + 1 < tiles) load_mask(tile + 1);
-      before = from;
-      from.advance();
-    };
-    const auto add_values = [&](bool accumulate) {  // of the last tile that was weighed
-      await_values();
-      ptx::wgmma_pin(results);
-      ptx::wgmma_pin(weights);
-      ptx::wgmma_fence();
-      issue_values(accumulate);
-      finish_values();
-    };
-    load_mask(0);
-    ptx::mbarrier_wait(queries_full, 0);
-    if constexpr (C::OVERLAPS) {
-      weigh(0, Constant<bool, false>{});
-#pragma unroll 1
-      for (int tile = 1; tile < tiles; ++tile) weigh(tile, Constant<bool, true>{});
-      add_values(tiles > 1);
-    } else {
-#pragma unroll 1
-      for (int tile = 0; tile < tiles; ++tile) {
-        weigh(tile, Constant<bool, false>{});
-        add_values(tile > 0);
+      ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * s, from.phase);
+      multiply_values<Element, Values, C::DV>(
+          state.out, weights, v_ring + s * VALUE_BYTES + Values::part(part), tile > 0);
+      if constexpr (!ALL_IN_FLIGHT) {
+        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
       }
+      if (tile + 1 < tiles) load_mask(tile + 1);
     }
   } else if constexpr (TRANSPOSERS > 0) {
 #pragma unroll 1

@@ -10,17 +10,6 @@ namespace gtco::ptx {
 // shfl.sync).
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-// `value`, which the assembler takes to depend on `x`: what needs it comes behind what `x` needs.
-__device__ __forceinline__ u32 after(u32 value, float x) {
-  u32 r;
-  asm volatile(
-      "{\n.reg .f32 a;\n.reg .b32 sign;\n"
-      "abs.f32 a, %2;\nmov.b32 sign, a;\nshr.u32 sign, sign, 31;\nadd.u32 %0, %1, sign;\n}"
-      : "=r"(r)
-      : "r"(value), "f"(x));
-  return r;
-}
-
 // -- conversions (9.7.9.21 cvt) ---------------------------------------------------------------
 
 __device__ __forceinline__ float cvt_f32(half_t x) {

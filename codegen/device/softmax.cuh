@@ -88,7 +88,6 @@ struct SoftmaxRows {
 
   float out[DV16 * 2][4] = {};      // (16, DV), not yet divided by `total`
   float top[2], total[2] = {0, 0};  // per row: largest score so far (base 2), sum of this lane's
-  float shrink[2] = {1.0f, 1.0f};   // what results relative to the largest score before are worth
   int lane;
 
   __device__ __forceinline__ SoftmaxRows() { top[0] = top[1] = -math::infinity(); }
@@ -124,9 +123,8 @@ struct SoftmaxRows {
     }
   }
 
-  // Online softmax: scores become weights relative to the new largest score of each row, and the
-  // results so far want to be `rescale`d.
-  __device__ __forceinline__ void weigh(float (&scores)[KEYS / 8][4]) {
+  // Online softmax: scores become weights relative to the new largest score of each row.
+  __device__ __forceinline__ void rescale(float (&scores)[KEYS / 8][4]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       float best = top[half];
@@ -136,7 +134,7 @@ struct SoftmaxRows {
       best = lanes_max<4>(best);
       // A row without a key so far: its weights are zeros, not exp(-inf + inf).
       const float base = best == -math::infinity() ? 0.0f : best;
-      shrink[half] = ptx::ex2((top[half] - base) * UNIT);
+      const float shrink = ptx::ex2((top[half] - base) * UNIT);
       top[half] = best;
       float sum = 0.0f;
 #pragma unroll
@@ -147,15 +145,12 @@ struct SoftmaxRows {
           sum += scores[n][j];
         }
       }
-      total[half] = total[half] * shrink[half] + sum;
-    }
-  }
-
-  __device__ __forceinline__ void rescale() {
+      total[half] = total[half] * shrink + sum;
 #pragma unroll
-    for (int n = 0; n < DV16 * 2; ++n) {
-#pragma unroll
-      for (int j = 0; j < 4; ++j) out[n][j] *= shrink[j / 2];
+      for (int n = 0; n < DV16 * 2; ++n) {
+        out[n][half * 2] *= shrink;
+        out[n][half * 2 + 1] *= shrink;
+      }
     }
   }
 

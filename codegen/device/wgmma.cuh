@@ -46,25 +46,13 @@ __device__ __forceinline__ void wgmma_wait_group() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// Registers of products: no access to them moves over this, neither below the fence ahead of the
-// products nor above the wait for them.
-template <int COUNT>
-__device__ __forceinline__ void wgmma_pin(float (&d)[COUNT]) {
-#pragma unroll
-  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
-}
-template <int STEPS>
-__device__ __forceinline__ void wgmma_pin(u32 (&a)[STEPS][4]) {
-#pragma unroll
-  for (int k = 0; k < STEPS; ++k)
-    asm volatile("" : "+r"(a[k][0]), "+r"(a[k][1]), "+r"(a[k][2]), "+r"(a[k][3])::"memory");
-}
-
-// Waits before accumulators are read.
+// The same before accumulators are read: they pass through, so that no access to them moves above
+// the wait.
 template <int PENDING, int COUNT>
 __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
-  wgmma_pin(d);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
 
 // Scalar type of the operands: half_t, bf16_t, e4m3_t, or float read as tf32.

@@ -6,7 +6,6 @@
 namespace gtco::ptx {
 
 __forceinline__ int uniform(int x) { return x; }
-__forceinline__ u32 after(u32 value, float) { return value; }
 
 __forceinline__ float cvt_f32(half_t x) {
   return static_cast<float>(bit_cast_to<_Float16>(x.bits));

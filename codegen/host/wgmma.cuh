@@ -24,9 +24,6 @@ __forceinline__ void wgmma_wait_group(float (&)[COUNT]) {
   host::wgmma_wait(PENDING);
 }
 
-template <class Registers>
-__forceinline__ void wgmma_pin(Registers&) {}
-
 template <class T, int N>
 struct Wgmma {
   __forceinline__ static void mma(float (&d)[N / 2], u64 a, u64 b, int accumulate) {

@@ -57,7 +57,7 @@ class AttentionWgmma(AttentionSketch):
     """
 
     name: ClassVar[str] = "attention_wgmma"
-    version: ClassVar[int] = 3
+    version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
@@ -110,28 +110,7 @@ class AttentionWgmma(AttentionSketch):
         turns_us = TILE_US * block.steps + REFILL_US * refills + MERGE_US * (schedule["parts"] - 1)
         return model_us + waves * turns_us
 
-    def overlaps(self, schedule: Schedule) -> bool:
-        """Whether values are multiplied while the next tile's softmax runs: where the registers
-        for it cost no block that would be there else."""
-        if schedule["block_k"] >= self.keys:
-            return False
-        apart, held = self._loop_registers(schedule), self._overlapped_registers(schedule)
-        if held > min(255, timing.most_registers(self._threads(schedule))):
-            return False
-        return self._fitting(schedule, held) == self._fitting(schedule, apart)
-
     def _registers(self, schedule: Schedule) -> int:
-        if self.overlaps(schedule):
-            return self._overlapped_registers(schedule)
-        return self._loop_registers(schedule)
-
-    def _overlapped_registers(self, schedule: Schedule) -> int:
-        """Of a thread that has scores, and weights of another tile."""
-        part = schedule["block_k"] // schedule["parts"]
-        return self._loop_registers(schedule) + part * self.dtype.itemsize // 8
-
-    def _loop_registers(self, schedule: Schedule) -> int:
-        """Of a thread that has scores or weights."""
         part = schedule["block_k"] // schedule["parts"]
         results = -(-self.value_width // 16) * 8
         held = part // 2 + results + self._mask_registers(part) + LOOP_REGISTERS
@@ -141,12 +120,12 @@ class AttentionWgmma(AttentionSketch):
         return max(TRANSPOSING_REGISTERS, held + max(0, part - 176) * 3 // 8)
 
     def _resident(self, schedule: Schedule) -> int:
-        return self._fitting(schedule, self._registers(schedule))
-
-    def _fitting(self, schedule: Schedule, registers: int) -> int:
-        """Blocks of so many registers a thread that fit a multiprocessor."""
-        smem, threads = self._smem(schedule).nbytes, self._threads(schedule)
-        return timing.resident_blocks(smem, threads, registers, self.target)
+        return timing.resident_blocks(
+            self._smem(schedule).nbytes,
+            self._threads(schedule),
+            self._registers(schedule),
+            self.target,
+        )
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
         stages, queries, parts = (schedule[name] for name in ("stages", "block_q", "parts"))
@@ -157,7 +136,7 @@ class AttentionWgmma(AttentionSketch):
         shares_at = max(end, self._staged_bytes(parts, queries))  # staged over the tiles
         row_values_at = shares_at + 2 * parts * queries * 4
         barriers_at = row_values_at + pad_to(queries * 4 * self.row_fields, 16)
-        nbytes = barriers_at + 8 * (1 + (4 + self.transposes) * stages)
+        nbytes = barriers_at + 8 * (1 + (3 + self.transposes) * stages)
         return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
 
     def _value_bytes(self, schedule: Schedule) -> int:
@@ -211,7 +190,6 @@ struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
   static constexpr int BOX = {box}, STAGES = {schedule["stages"]};
-  static constexpr bool OVERLAPS = {str(self.overlaps(schedule)).lower()};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};

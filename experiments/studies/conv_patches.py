@@ -14,7 +14,6 @@ import argparse
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,6 @@ from experiments.op_rivals import outcomes
 from experiments.publish import markdown, microseconds, provenance, publish
 from gtco.codegen.rules import derive
 from gtco.codegen.sampler import Candidate, Sampler
-from gtco.codegen.sketch import Illegal
-from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.model import draft_us
 from gtco.cost_model.record import TuningRecord
@@ -71,10 +68,7 @@ def group_of(name: str, quick: bool) -> Group:
 def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
     """The programs of each sketch, the first default ahead."""
     found: list[Candidate] = []
-    sketches = list(derive(group, "gemm", target).sketches)
-    with suppress(Illegal):
-        sketches.append(ConvWgmma(group, target))  # no group derives it yet
-    for sketch in sketches:
+    for sketch in derive(group, "gemm", target).sketches:
         sampler = Sampler((sketch,), seed=0)
         first = list(reversed(sampler.defaults(max(1, programs // 2))))
         found += [*reversed(first), *sampler.random(programs - len(first))]

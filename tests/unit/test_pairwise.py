@@ -24,6 +24,7 @@ from gtco.codegen.sketches.attention_projection import AttentionProjection
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
 from gtco.codegen.sketches.columnwise import Columnwise
 from gtco.codegen.sketches.conv_mma import ConvMma
+from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
@@ -63,6 +64,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "mma": (GemmMma, lambda: groups.norm_linear(197, 768, 2304, BF16)),
     "mma_gathered": (GemmMma, lambda: groups.patch_embedding(56, 14, 128, F16)),
     "patches": (ConvMma, lambda: groups.convolution((2, 7, 28, 30, 16), 40, (2, 3, 3), F16)),
+    "planes": (ConvWgmma, lambda: groups.convolution((2, 7, 28, 30, 16), 40, (2, 3, 3), F16)),
     "attention": (Attention, lambda: attention_groups.packed(197, 12, 64)),
     "attention_wgmma": (AttentionWgmma, lambda: attention_groups.packed(197, 12, 64)),
     "projected": (
@@ -156,7 +158,7 @@ def test_every_case_is_legal_where_its_sketch_is(legal: list[Legal]) -> None:
     assert {kind for kind, _ in CASES.values()} == set(SKETCHES)
     found = {(each.case, program.arch) for each in legal for program in each.programs}
     for case, (kind, _) in CASES.items():
-        hopper = (GemmWgmma, GemmPersistent, AttentionProjection, AttentionWgmma)
+        hopper = (GemmWgmma, GemmPersistent, ConvWgmma, AttentionProjection, AttentionWgmma)
         expected = {"sm_90a"} if kind in hopper else set(ARCHITECTURES)
         assert {arch for name, arch in found if name == case} == expected
 

@@ -33,6 +33,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "gemm_mma": LINEAR,
     "gemm_persistent": LINEAR,
     "conv_mma": groups.CONV_CASES["conv_3x3x3"],
+    "conv_wgmma": groups.CONV_CASES["conv_3x3x3"],
     "attention": ATTENTION,
     "attention_wgmma": ATTENTION,
     "attention_projection": projection_groups.LARGE["vit_b"],

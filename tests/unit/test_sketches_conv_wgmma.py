@@ -160,8 +160,8 @@ def test_drafted_faster_than_what_reads_each_tap_from_l2() -> None:
         program = sketch.emit(next(iter(sketch.defaults())))
         return draft_us(work_of(Candidate(sketch, program)), H100)
 
-    own = first_us(ConvWgmma(group, H100))
-    assert all(own < first_us(each) for each in derive(group, "gemm", H100).sketches)
+    own, *others = sorted(derive(group, "gemm", H100).sketches, key=first_us)
+    assert isinstance(own, ConvWgmma) and len(others) > 2
 
 
 def test_source(golden: Golden) -> None:

@@ -79,9 +79,10 @@ def test_wgmma_needs_sm_90a(arch: str) -> None:
     derivation = derive(CASES["qkv"](), "gemm", TARGETS[arch])
     assert [each.name for each in derivation.sketches] == ["gemm_mma"]
     names = ("gemm_wgmma", "gemm_persistent")
-    rows, *others, windows = derivation.refusals
+    rows, *others, patches, planes = derivation.refusals
     assert rows == ("gemm_skinny", "197 rows, of 8 at most")
-    assert windows == ("conv_mma", "rows of a matrix are no patch of an image")
+    reason = "rows of a matrix are no patch of an image"
+    assert (patches, planes) == (("conv_mma", reason), ("conv_wgmma", reason))
     assert others == [(name, f"{arch} has no wgmma") for name in names]
 
 
@@ -93,7 +94,8 @@ def test_fp64_has_no_sketch_and_all_say_why() -> None:
         "gemm_wgmma: no tensor core multiplies torch.float64; "
         "gemm_mma: no tensor core multiplies torch.float64; "
         "gemm_persistent: no tensor core multiplies torch.float64; "
-        "conv_mma: rows of a matrix are no patch of an image"
+        "conv_mma: rows of a matrix are no patch of an image; "
+        "conv_wgmma: rows of a matrix are no patch of an image"
     )
 
 

@@ -75,7 +75,8 @@ def test_every_case_is_a_legal_group(case: str) -> None:
     assert explain(group.graph, group.compute) is None
     convolves, copied = case in CONVOLUTIONS, case not in NO_TENSOR_MAP
     expected = ["gemm_wgmma"] * copied + ["gemm_mma"]
-    expected += ["conv_mma"] * (convolves and case not in NO_PATCH)
+    patches, planes = convolves and case not in NO_PATCH, not case.endswith("32")
+    expected += ["conv_mma"] * patches + ["conv_wgmma"] * (patches and planes)
     assert [each.name for each in derive(group, "gemm", H100).sketches] == expected
 
 

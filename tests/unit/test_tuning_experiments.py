@@ -17,12 +17,7 @@ from experiments import ablation, kernel_table, measure_pools
 from experiments.ablation import DRAFT, GREEDY, MEASURED, NONE, Tuning, differences, tuned_arms
 from experiments.partitions import unfused
 from experiments.publish import provenance
-from experiments.studies import (
-    attention_copies,
-    attention_overlap,
-    attention_projection,
-    live_search,
-)
+from experiments.studies import attention_copies, attention_projection, live_search
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import fuse_with
 from gtco.cost_model.knowledge import CHAIN, FINAL, Knowledge
@@ -269,21 +264,6 @@ def test_copies_of_attention_are_compared_at_one_tile() -> None:
     ]
     found = attention_copies.same_tile(programs)
     assert found == [{"tile": {"block_q": 16}, "cp.async": 3.0, "TMA": 2.0}]
-
-
-@pytest.mark.compiler
-def test_both_orders_of_attention_are_rehearsed_without_times(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    out = tmp_path / "overlap.json"
-    two = {name: attention_overlap.WORKLOADS[name] for name in ("vit_h", "diffusion_64")}
-    monkeypatch.setattr(attention_overlap, "WORKLOADS", two)
-    monkeypatch.setattr(sys, "argv", ["x", str(out), "--quick", "--programs", "1"])
-    attention_overlap.main()
-    rows = json.loads(out.read_text())["rows"]
-    assert [row["errors"] for row in rows] == [{}, {}]
-    assert [row["programs"][0]["rule"] for row in rows] == ["overlapped", "apart"]
-    assert all(each["overlapped_us"] is None for row in rows for each in row["programs"])
 
 
 def test_a_result_says_where_it_came_from_but_no_folder(monkeypatch: pytest.MonkeyPatch) -> None:
