@@ -94,6 +94,7 @@ class BlockWork:
         operand_bytes: that its products read from shared memory, where the sketch counts them.
         in_turns: how many such blocks of one stage, on one multiprocessor, hide no copies behind
             each other's products.
+        writers: threads that finish the results of one tile; 0 where that is not counted.
     """
 
     fill_bytes: int
@@ -117,6 +118,7 @@ class BlockWork:
     warps: int = 0
     operand_bytes: int = 0
     in_turns: int = 0
+    writers: int = 0
 
 
 class Sketch(ABC):

@@ -19,6 +19,8 @@ import math
 from gtco.codegen.sketch import BlockWork
 from gtco.target import PORTABLE_CLUSTER, Target
 
+WARPGROUP = 128
+"""Threads."""
 WGMMA_ROWS = 64
 """Rows of P that one warpgroup's product reads, beside all of Q."""
 SHARED_OPERANDS = frozenset({"gemm_wgmma", "gemm_persistent"})
@@ -141,6 +143,8 @@ def chain_us(
     results = block.tile_p * block.tile_q
     epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us
+    if block.writers:
+        epilogue_us += results / block.writers * c.result_us
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
     peer_bytes_per_us = c.crowded_peer_bytes_per_us if crowded else c.peer_bytes_per_us
     epilogue_us += exchanged / peer_bytes_per_us

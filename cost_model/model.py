@@ -46,8 +46,6 @@ SPLITS = (1, 2, 4, 8)
 
 PROGRAMMED = ("squeeze", "topk")
 """Families whose blocks have no tile of a contraction."""
-WARPGROUP = 128
-"""Threads that take a tile where consumers do so in turn."""
 
 
 def roofline_us(group: Group, target: Target) -> float:
@@ -171,7 +169,7 @@ def draft_us(work: Work, target: Target) -> float:
     resident = resident_blocks(work, target)
     together = min(-(-work.blocks // target.sm_count), resident)
     rate = work.group.peak_tflops(target)
-    beside = WARPGROUP * (work.block.consumers - 1) + work.block.copy_threads
+    beside = timing.WARPGROUP * (work.block.consumers - 1) + work.block.copy_threads
     threads = work.threads - beside  # of an epilogue
     fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles

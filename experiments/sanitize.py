@@ -114,7 +114,7 @@ _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
 }
 _PATCHES: Mapping[str, tuple[Schedule, ...]] = {
     "conv_mma": ({"chunks": 1, "stages": 2}, {"chunks": 2, "stages": 1}, {"chunks": 4}),
-    "conv_wgmma": ({"chunks": 2, "stages": 2}, {"chunks": 2, "stages": 1}, {"chunks": 4}),
+    "conv_wgmma": ({"chunks": 2, "stages": 2}, {"chunks": 4, "stages": 1}),
 }
 _ONE_CHUNK: Mapping[str, tuple[Schedule, ...]] = {
     "conv_mma": ({"tile_t": 1, "tile_h": 4, "stages": 3}, {"tile_t": 4, "stages": 1}),

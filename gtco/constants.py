@@ -50,6 +50,8 @@ class Constants:
             issue slots.
         epilogue_us: last step, staging and stores of a block, whatever its tile.
         store_per_us: results that a block stages and stores in a microsecond.
+        result_us: more for each result that a thread finishes after its others, where
+            `BlockWork.writers` says how many share them.
         exchange_us: the cluster's barriers around an exchange of staged tiles.
         sums_us: the same around an exchange of partial sums, which leave from registers.
         peer_bytes_per_us: what a block takes from its peers in a microsecond.
@@ -87,6 +89,7 @@ class Constants:
     handover_us: float
     epilogue_us: float
     store_per_us: float
+    result_us: float
     exchange_us: float
     sums_us: float
     peer_bytes_per_us: float
@@ -98,7 +101,7 @@ class Constants:
 
 
 H100 = Constants(
-    version=3,
+    version=4,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s
@@ -133,6 +136,7 @@ H100 = Constants(
     handover_us=0.5,
     epilogue_us=0.3,
     store_per_us=33_000,
+    result_us=0.008,
     exchange_us=0.5,
     sums_us=0.3,
     peer_bytes_per_us=20_000,

@@ -157,6 +157,7 @@ class GemmPersistent(Sketch):
             tiles=self._rounds(schedule),
             consumers=1 if schedule["cooperative"] else 2,
             depth=int(self.problem.dtype != FP8),
+            writers=timing.WARPGROUP * (_consumers(schedule) if schedule["cooperative"] else 1),
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

@@ -52,7 +52,7 @@ from tests import (
 
 F16, BF16 = torch.float16, torch.bfloat16
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_120")
-MOST_PROGRAMS, FEW_PROGRAMS = 650, 150
+MOST_PROGRAMS, FEW_PROGRAMS = 670, 150
 """Of all pairs; and the first ones of them, which have most pairs."""
 WORKERS = 2
 
