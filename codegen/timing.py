@@ -138,7 +138,7 @@ def chain_us(
         fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
         multiply_us,
     )
-    if block.stages == 1 and together <= block.in_turns:
+    if block.in_turns and block.stages == 1:
         loop_us = max(loop_us, fill_us + multiply_us)
     results = block.tile_p * block.tile_q
     epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)

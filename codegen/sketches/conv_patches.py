@@ -87,8 +87,11 @@ class ConvPatches(Sketch):
 
     def defaults(self) -> Iterable[Schedule]:
         """Patches of some shapes with all channels at once or parts of them, ordered by a small
-        model."""
-        return sorted(self._default_schedules(), key=self._cost)
+        model, and where products bind by how much border is copied."""
+        return sorted(
+            self._default_schedules(),
+            key=lambda schedule: (self._cost(schedule), self._block_work(schedule).fill_bytes),
+        )
 
     def _default_schedules(self) -> Iterator[Schedule]:
         """The default schedules that are legal."""
@@ -225,7 +228,7 @@ class ConvPatches(Sketch):
             registers=shape.registers,
             tiles=rounds,
             copies=filled // (16 * shape.threads),
-            in_turns=2,  # measured: two took as long as their copies and products together
+            in_turns=1,
             **self._operands(schedule, chunks),
         )
 
