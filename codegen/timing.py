@@ -2,7 +2,8 @@
 
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
     begun    = waves but the first * latency, where one block fits a multiprocessor at a time
-    loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile
+    loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile;
+               fill + matrix multiply where a sketch says that blocks of one stage hide neither
     fill     = max(what L2 gives, what shared memory takes and gives, requests of loads)
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
@@ -20,7 +21,7 @@ from gtco.codegen.sketch import BlockWork
 from gtco.target import PORTABLE_CLUSTER, Target
 
 WARPGROUP = 128
-"""Threads."""
+"""Threads of one."""
 WGMMA_ROWS = 64
 """Rows of P that one warpgroup's product reads, beside all of Q."""
 SHARED_OPERANDS = frozenset({"gemm_wgmma", "gemm_persistent"})

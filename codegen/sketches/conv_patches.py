@@ -88,10 +88,7 @@ class ConvPatches(Sketch):
     def defaults(self) -> Iterable[Schedule]:
         """Patches of some shapes with all channels at once or parts of them, ordered by a small
         model, and where products bind by how much border is copied."""
-        return sorted(
-            self._default_schedules(),
-            key=lambda schedule: (self._cost(schedule), self._block_work(schedule).fill_bytes),
-        )
+        return sorted(self._default_schedules(), key=self._cost)
 
     def _default_schedules(self) -> Iterator[Schedule]:
         """The default schedules that are legal."""
@@ -122,13 +119,13 @@ class ConvPatches(Sketch):
                     continue
                 yield schedule
 
-    def _cost(self, schedule: Schedule) -> float:
-        """Microseconds, roughly: without the epilogue's arithmetic."""
+    def _cost(self, schedule: Schedule) -> tuple[float, int]:
+        """Microseconds, roughly: without the epilogue's arithmetic; and what is copied."""
         target, shape = self.target, self._shape(schedule)
         block = self._block_work(schedule)
         rate = self.problem.matmul_tflops(target)
-        rate *= target.constants.mma_efficiency.get(self.name, 1.0)
-        return timing.chain_us(
+        rate *= target.constants.mma_efficiency[self.name]
+        us = timing.chain_us(
             block,
             math.prod(shape.grid),
             shape.resident,
@@ -136,6 +133,7 @@ class ConvPatches(Sketch):
             target,
             operand_bytes=block.operand_bytes,
         )
+        return us, block.fill_bytes
 
     def _shape(self, schedule: Schedule) -> _Shape:
         windows, target = self.windows, self.target

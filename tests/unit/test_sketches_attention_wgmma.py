@@ -45,6 +45,7 @@ CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
         lambda: groups.cross((1, 2), 130, 200, 64, causal=True),
         schedule(128, 32, 2, 3),
     ),
+    "a ring of wide tiles": (lambda: groups.cross((1,), 70, 600, 64), schedule(128, 288, 1, 2)),
     "bool mask": (
         lambda: groups.cross((2, 2), 37, 70, 24, mask=groups.BOOL, mask_lead=(2, 1)),
         schedule(64, 32, 2, 2),

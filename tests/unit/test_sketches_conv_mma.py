@@ -413,7 +413,8 @@ def test_every_default_has_a_price(case: str) -> None:
         sketch = ConvMma(group, target)
         costs = [sketch._cost(schedule) for schedule in sketch.defaults()]
         assert costs == sorted(costs)
-        assert all(math.isfinite(us) and us > 0 for us in (*costs, *drafts(sketch)))
+        prices = (*(us for us, _ in costs), *drafts(sketch))
+        assert all(math.isfinite(us) and us > 0 for us in prices)
 
 
 def test_few_channels_of_a_volume_are_drafted_faster_than_as_rows() -> None:

@@ -161,7 +161,8 @@ def test_drafted_faster_than_what_reads_each_tap_from_l2() -> None:
         return draft_us(work_of(Candidate(sketch, program)), H100)
 
     own, *others = sorted(derive(group, "gemm", H100).sketches, key=first_us)
-    assert isinstance(own, ConvWgmma) and len(others) > 2
+    assert isinstance(own, ConvWgmma)
+    assert all(first_us(own) < first_us(each) for each in others)
 
 
 def test_source(golden: Golden) -> None:
