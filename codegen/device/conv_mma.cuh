@@ -19,7 +19,6 @@ class MmaProducts {
 
  public:
   static constexpr int FRAGMENTS = MI, PARTS = 1, COLUMNS = WARP_N;
-  static constexpr bool READ_LATER = false;
   static constexpr int LOOP = Mma::PARTS * 4 * (MI * NI + MI + NI / 2) + 44;
 
   // `zeros_at` are 16 bytes of shared memory.

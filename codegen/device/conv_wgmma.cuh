@@ -1,6 +1,6 @@
-// A convolution of patches (patches.cuh) on wgmma, which reads planes as they lie: eight pixels
-// side by side are eight rows of an operand, the next eight lie a line further down, and a tap is
-// an offset of where it begins.
+// A convolution of patches (patches.cuh) on wgmma. Pixels come into registers by ldmatrix, which
+// reads eight neighbours at once wherever they begin; wgmma itself would read two lines of 128
+// bytes for them. Weights it reads from their planes as they lie.
 #pragma once
 
 #include "mma.cuh"
@@ -10,7 +10,8 @@
 namespace gtco {
 
 #if __CUDA_ARCH__ >= 900
-template <class C, class A>
+// PART columns of the results go through the epilogue at a time.
+template <class C, class A, int PART>
 class WgmmaProducts {
   using Patch = gtco::Patch<C, A>;
   using W = typename Patch::W;
@@ -18,13 +19,15 @@ class WgmmaProducts {
                 "squares of 8 x 8 pixels, pairs of planes");
   static_assert(C::WARPS_M % 4 == 0 && C::WARPS_N == 1, "warpgroups have rows of their own");
   static constexpr int SQUARES = C::TILE_T * C::TILE_H * C::TILE_W / (C::WARPS_M * 16);
+  static constexpr int PAIRS = C::CHUNKS / 2, STEPS = W::KERNEL_W * PAIRS;  // of a row of taps
+  // Of pixels in registers: the products of all but one go on while it is filled. Short ones end
+  // before another has come.
+  static constexpr int BUFFERS = STEPS % 3 == 0 && SQUARES * C::BLOCK_N < 128 ? 3 : 2;
 
  public:
-  // The epilogue's inputs of more columns would leave no registers.
-  static constexpr int PARTS = C::BLOCK_N % 64 == 0 ? C::BLOCK_N / 64 : 1;
+  static constexpr int PARTS = C::BLOCK_N % PART == 0 ? C::BLOCK_N / PART : 1;
   static constexpr int FRAGMENTS = SQUARES * PARTS, COLUMNS = C::BLOCK_N / PARTS;
-  static constexpr bool READ_LATER = true;
-  static constexpr int LOOP = SQUARES * C::BLOCK_N / 2 + 72;
+  static constexpr int LOOP = SQUARES * (C::BLOCK_N / 2 + BUFFERS * 4) + 56;
 
   __device__ __forceinline__ explicit WgmmaProducts(u32)
       : row_(ptx::uniform(threadIdx.x / 128) * SQUARES * 64) {}
@@ -42,28 +45,41 @@ class WgmmaProducts {
   }
 
   __device__ __forceinline__ void multiply(u32 weights, u32 image) {
-    const u32 a_at = image + Patch::first_pixel(row_) * 16;
+    // Where a lane's row of ldmatrix begins, of (0, 0), (8, 0), (0, 1), (8, 1) by rows and chunks.
+    const int lane = threadIdx.x % 32, row_of_lane = threadIdx.x % 128 / 32 * 16 + lane % 16;
+    const u32 a_at =
+        image + (Patch::first_pixel(row_ + row_of_lane) + lane / 16 * Patch::PLANE) * 16;
+    u32 pixels[BUFFERS][SQUARES][4];
     int add = !empty_;
-    ptx::wgmma_fence();
 #pragma unroll 1
     for (int row = 0; row < W::KERNEL_T * W::KERNEL_H; ++row) {
       const u32 a_of_row = a_at + Patch::tap(row * W::KERNEL_W) * 16;
       const u32 b_of_row = weights + row * (W::KERNEL_W * C::CHUNKS * Patch::COLUMNS * 16);
 #pragma unroll
-      for (int x = 0; x < W::KERNEL_W; ++x)
-#pragma unroll
-        for (int chunk = 0; chunk < C::CHUNKS; chunk += 2) {
-#pragma unroll
-          for (int i = 0; i < SQUARES; ++i) {
-            const int at = Patch::tap(x) + chunk * Patch::PLANE + Patch::first_pixel(i * 64);
-            ptx::Wgmma<typename C::Element, C::BLOCK_N>::mma(
-                acc_[i], of_pixels(a_of_row, at * 16),
-                of_weights(b_of_row, (x * C::CHUNKS + chunk) * Patch::COLUMNS * 16), add);
-          }
-          add = 1;
+      for (int step = 0; step < STEPS; ++step) {
+        const int x = step / PAIRS, chunk = step % PAIRS * 2;
+        u32(&now)[SQUARES][4] = pixels[step % BUFFERS];
+        // The last products that had these registers are done.
+        if (step == 0 && STEPS % BUFFERS != 0) {
+          ptx::wgmma_wait_group<0>();
+        } else {
+          ptx::wgmma_wait_group<BUFFERS - 1>();
         }
+#pragma unroll
+        for (int i = 0; i < SQUARES; ++i) {
+          const int at = Patch::tap(x) + chunk * Patch::PLANE + Patch::first_pixel(i * 64);
+          ptx::ldmatrix_x4(now[i], a_of_row + at * 16);
+        }
+        ptx::wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < SQUARES; ++i)
+          ptx::WgmmaFromRegisters<typename C::Element, C::BLOCK_N, true>::mma(
+              acc_[i], now[i], of_weights(b_of_row, (x * C::CHUNKS + chunk) * Patch::COLUMNS * 16),
+              add);
+        ptx::wgmma_commit_group();
+        add = 1;
+      }
     }
-    ptx::wgmma_commit_group();
     empty_ = false;
   }
 
@@ -73,10 +89,6 @@ class WgmmaProducts {
   }
 
  private:
-  __device__ __forceinline__ static u64 of_pixels(u32 address, u32 offset) {
-    return ptx::plane_descriptor<Patch::PLANE * 16, W::STRIDE_H * Patch::PITCH * 16>(address,
-                                                                                     offset);
-  }
   __device__ __forceinline__ static u64 of_weights(u32 address, u32 offset) {
     return ptx::plane_descriptor<Patch::COLUMNS * 16, 128>(address, offset);
   }
@@ -89,7 +101,8 @@ class WgmmaProducts {
 // Config as of convolve_patches; WARPS_M are those of whole warpgroups.
 template <class C, class A, class B, class Functor>
 __device__ __forceinline__ void conv_wgmma(const A& a, const B& b, const Functor& functor) {
-  convolve_patches<C, WgmmaProducts<C, A>>(a, b, functor);
+  constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;
+  convolve_patches<C, WgmmaProducts<C, A, PART>>(a, b, functor);
 }
 #endif
 

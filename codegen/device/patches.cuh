@@ -66,11 +66,11 @@ struct Patch {
     return (t_of(r) * W::STRIDE_T * HIGH + y_of(r) * W::STRIDE_H) * PITCH + x_of(r);
   }
 
-  // What a stage of shared memory holds, in 16 bytes.
-  static constexpr bool KEEPS_WEIGHTS = STEPS == 1;
-  static constexpr int COLUMNS = C::BLOCK_N + 1;              // of a plane of weights
-  static constexpr int WEIGHTS = TAPS * C::CHUNKS * COLUMNS;  // (TAPS, CHUNKS, COLUMNS)
-  static constexpr int IMAGE = C::CHUNKS * PLANE;             // (CHUNKS, pixels)
+  // What a stage of shared memory holds, in 16 bytes. Weights that are copied again and again go
+  // into banks of their own; those that stay begin where lines of 128 bytes do.
+  static constexpr int COLUMNS = C::BLOCK_N + !C::KEEPS_WEIGHTS;  // of a plane of weights
+  static constexpr int WEIGHTS = TAPS * C::CHUNKS * COLUMNS;      // (TAPS, CHUNKS, COLUMNS)
+  static constexpr int IMAGE = C::CHUNKS * PLANE;                 // (CHUNKS, pixels)
 
   // The first result of patch `number`.
   __device__ __forceinline__ static Pixel origin(int number) {
@@ -105,15 +105,14 @@ struct PatchRows {
 };
 
 // Config: Element, N (columns of a group), TILE_T, TILE_H, TILE_W (powers of two, TILE_W at least
-// 8), BLOCK_N, CHUNKS (16 bytes of channels a stage), WARPS_M, WARPS_N, STAGES, PATCHES, BLOCKS
-// (that share them), WIDTH (of the epilogue's lanes), and EXACT and GROUPED as of gemm_mma. B are
-// the weights, K-major.
+// 8), BLOCK_N, CHUNKS (16 bytes of channels a stage), WARPS_M, WARPS_N, STAGES, KEEPS_WEIGHTS
+// (those of all channels, else a stage has its own), PATCHES, BLOCKS (that share them), WIDTH (of
+// the epilogue's lanes), and EXACT and GROUPED as of gemm_mma. B are the weights, K-major.
 //
 // Products have FRAGMENTS of 16 rows x COLUMNS columns, of which PARTS have the same rows, and the
 // first `row` and `column` of each. They `clear` their sums, `show` a thread's copies to what
-// multiplies, `multiply` the weights and pixels of a stage, which they have read then, or after
-// `wait` where they are READ_LATER, and give the `sums` of a fragment. LOOP are the registers that
-// a thread needs for it.
+// multiplies, `multiply` the weights and pixels of a stage, which they have read when they `wait`,
+// and give the `sums` of a fragment. LOOP are the registers that a thread needs for it.
 template <class C, class Products, class A, class B, class Functor>
 __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
@@ -122,11 +121,11 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   static_assert(C::TILE_W % 8 == 0, "eight rows of a fragment are neighbours");
   static_assert(Functor::ROW_VALUES == 0, "no row of a patch is prepared for");
   constexpr int STEPS = Patch::STEPS, COLUMNS = Patch::COLUMNS;
-  constexpr bool KEEPS_WEIGHTS = Patch::KEEPS_WEIGHTS;
+  constexpr bool KEEPS_WEIGHTS = C::KEEPS_WEIGHTS;
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  const u32 weights_at = ptx::shared_address(smem);  // ([STAGES,] TAPS, CHUNKS, COLUMNS)
-  const u32 image_at = weights_at + (KEEPS_WEIGHTS ? 1 : C::STAGES) * Patch::WEIGHTS * 16;
+  const u32 weights_at = ptx::shared_address(smem);  // (STEPS or STAGES, TAPS, CHUNKS, COLUMNS)
+  const u32 image_at = weights_at + (KEEPS_WEIGHTS ? STEPS : C::STAGES) * Patch::WEIGHTS * 16;
   const u32 zeros_at = image_at + C::STAGES * Patch::IMAGE * 16;  // 16 bytes
 
   const int thread = threadIdx.x;
@@ -169,6 +168,11 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
                         valid ? a.pixel(at) : a.base, valid);
     }
   };
+  const auto copy_all_weights = [&] {
+#pragma unroll 1
+    for (int step = 0; step < STEPS; ++step)
+      copy_weights(weights_at + step * Patch::WEIGHTS * 16, step);
+  };
   // What this block copies as its number `s`, if there is as much.
   const auto copy = [&](int s) {
     const int patch = blockIdx.x + s / STEPS * C::BLOCKS;
@@ -182,9 +186,9 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
 
   ptx::griddepcontrol_launch_dependents();
   if (thread < 4) reinterpret_cast<u32*>(smem + (zeros_at - weights_at))[thread] = 0;
-  if constexpr (KEEPS_WEIGHTS && B::CONSTANT) copy_weights(weights_at, 0);
+  if constexpr (KEEPS_WEIGHTS && B::CONSTANT) copy_all_weights();
   ptx::griddepcontrol_wait();
-  if constexpr (KEEPS_WEIGHTS && !B::CONSTANT) copy_weights(weights_at, 0);
+  if constexpr (KEEPS_WEIGHTS && !B::CONSTANT) copy_all_weights();
 #pragma unroll
   for (int s = 0; s < C::STAGES - 1; ++s) copy(s);
 
@@ -228,7 +232,7 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
 #pragma unroll 1
     for (int step = 0; step < STEPS; ++step, ++s) {
       const int slot = s % C::STAGES;
-      const u32 weights = weights_at + (KEEPS_WEIGHTS ? 0 : slot * Patch::WEIGHTS * 16);
+      const u32 weights = weights_at + (KEEPS_WEIGHTS ? step : slot) * Patch::WEIGHTS * 16;
       const u32 image = image_at + slot * Patch::IMAGE * 16;
       if constexpr (C::STAGES == 1) {
         __syncthreads();  // the stage before is used up
@@ -239,12 +243,11 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
       }
       Products::show();
       __syncthreads();
-      if constexpr (Products::READ_LATER) products.multiply(weights, image);
       if constexpr (C::STAGES > 1) copy(s + C::STAGES - 1);
       if constexpr (AHEAD && BY_ROW) {
         if (step + 1 == STEPS) fetched[0] = epilogue_of(patch, 0).fetch();
       }
-      if constexpr (!Products::READ_LATER) products.multiply(weights, image);
+      products.multiply(weights, image);
       products.wait();
     }
     finish(patch);

@@ -61,8 +61,8 @@ struct Wgmma;
 
 // A lies in registers as mma.sync has it (each warp's 16 rows). B of 16 bits lies in rows of 128
 // bytes, one for each of the 16 along K: its descriptor is the same, and N at most the 64 columns
-// of a row. B of tf32 lies as above.
-template <class T, int N>
+// of a row. With K_MAJOR, and of tf32 always, it lies as above.
+template <class T, int N, bool K_MAJOR = false>
 struct WgmmaFromRegisters;
 
 // clang-format off
@@ -150,9 +150,9 @@ struct WgmmaFromRegisters;
   WGMMA(float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")                   \
   WGMMA(e4m3_t, N, COUNT, A, B, S, "k32", "e4m3.e4m3", "")
 
-#define WGMMA_FROM_REGISTERS(T, N, COUNT, A0, A1, A2, A3, B, S, SHAPE, TYPES, TAIL)            \
+#define WGMMA_FROM_REGISTERS(T, N, MAJOR, COUNT, A0, A1, A2, A3, B, S, SHAPE, TYPES, TAIL)     \
   template <>                                                                                  \
-  struct WgmmaFromRegisters<T, N> {                                                            \
+  struct WgmmaFromRegisters<T, N, MAJOR> {                                                     \
     static __device__ __forceinline__ void mma(float (&d)[COUNT], const u32 (&a)[4], u64 b,    \
                                                int accumulate) {                               \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #S ", 0;\n"                            \
@@ -163,16 +163,24 @@ struct WgmmaFromRegisters;
                    : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate));     \
     }                                                                                          \
   };
-#define WGMMA_FROM_REGISTERS_ALL(N, COUNT, A0, A1, A2, A3, B, S)                               \
-  WGMMA_FROM_REGISTERS(half_t, N, COUNT, A0, A1, A2, A3, B, S, "k16", "f16.f16", ", 1")        \
-  WGMMA_FROM_REGISTERS(bf16_t, N, COUNT, A0, A1, A2, A3, B, S, "k16", "bf16.bf16", ", 1")
+#define WGMMA_FROM_REGISTERS_ALL(N, MAJOR, COUNT, A0, A1, A2, A3, B, S, TAIL)                       \
+  WGMMA_FROM_REGISTERS(half_t, N, MAJOR, COUNT, A0, A1, A2, A3, B, S, "k16", "f16.f16", TAIL)       \
+  WGMMA_FROM_REGISTERS(bf16_t, N, MAJOR, COUNT, A0, A1, A2, A3, B, S, "k16", "bf16.bf16", TAIL)
+#define WGMMA_OF_ROWS(N, ...) WGMMA_FROM_REGISTERS_ALL(N, false, __VA_ARGS__, ", 1")
+#define WGMMA_K_MAJOR(N, ...) WGMMA_FROM_REGISTERS_ALL(N, true, __VA_ARGS__, ", 0")
 #define WGMMA_OF_TF32(N, COUNT, A0, A1, A2, A3, B, S) \
-  WGMMA_FROM_REGISTERS(float, N, COUNT, A0, A1, A2, A3, B, S, "k8", "tf32.tf32", "")
+  WGMMA_FROM_REGISTERS(float, N, false, COUNT, A0, A1, A2, A3, B, S, "k8", "tf32.tf32", "")
 
-WGMMA_FROM_REGISTERS_ALL(16, 8, 8, 9, 10, 11, 12, 13)
-WGMMA_FROM_REGISTERS_ALL(32, 16, 16, 17, 18, 19, 20, 21)
-WGMMA_FROM_REGISTERS_ALL(48, 24, 24, 25, 26, 27, 28, 29)
-WGMMA_FROM_REGISTERS_ALL(64, 32, 32, 33, 34, 35, 36, 37)
+WGMMA_OF_ROWS(16, 8, 8, 9, 10, 11, 12, 13)
+WGMMA_OF_ROWS(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA_OF_ROWS(48, 24, 24, 25, 26, 27, 28, 29)
+WGMMA_OF_ROWS(64, 32, 32, 33, 34, 35, 36, 37)
+
+WGMMA_K_MAJOR(16, 8, 8, 9, 10, 11, 12, 13)
+WGMMA_K_MAJOR(32, 16, 16, 17, 18, 19, 20, 21)
+WGMMA_K_MAJOR(64, 32, 32, 33, 34, 35, 36, 37)
+WGMMA_K_MAJOR(96, 48, 48, 49, 50, 51, 52, 53)
+WGMMA_K_MAJOR(128, 64, 64, 65, 66, 67, 68, 69)
 
 WGMMA_OF_TF32(8, 4, 4, 5, 6, 7, 8, 9)
 WGMMA_OF_TF32(16, 8, 8, 9, 10, 11, 12, 13)

@@ -59,11 +59,11 @@ struct Copy {
 struct Product {
   float* d;
   int n;
-  u64 a, b;  // descriptors
+  u64 a, b;      // descriptors
+  bool by_rows;  // B lies as [K, N]
   bool accumulate;
   Type type;
-  const u32* registers;  // A, if it is no tile: `rows` are the thread's two, and B of 16 bits lies
-                         // as [K, N]
+  const u32* registers;  // A, if it is no tile: `rows` are the thread's two
   float rows[2][32];
 };
 
@@ -184,6 +184,7 @@ std::string number(long x);
 unsigned char* shared(u32 address, int bytes);
 // An access to shared memory by `thread` on behalf of `who`.
 void check_shared(u32 address, int bytes, const Access& access, int thread);
+void touch_registers(const void* p, int bytes, const void* pc);
 // An access to a tensor by the running thread; false if it may not be.
 bool check_global(const void* p, int bytes, bool write, const void* pc);
 // Fails if the running thread's last store put another value where it had put one.

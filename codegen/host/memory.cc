@@ -80,24 +80,7 @@ void touch(const void* p, int bytes, bool write, const void* pc) {
     return;
   }
   if (static_cast<std::size_t>(at - stacks) < STACK_BYTES * MAX_THREADS) {
-    if (thread.fenced) thread.touched.add(p, bytes);
-    if (thread.products.empty() && thread.open_products.empty()) return;
-    const auto overlap = [&](const void* from, std::size_t count) {
-      return from < static_cast<const void*>(at + bytes) &&
-             p < static_cast<const void*>(static_cast<const char*>(from) + count);
-    };
-    const auto inside = [&](const Product& product) {
-      return overlap(product.d, product.n / 2 * sizeof(float)) ||
-             (product.registers && overlap(product.registers, 4 * sizeof(u32)));
-    };
-    const auto any = [&](const std::vector<Product>& group) {
-      return std::any_of(group.begin(), group.end(), inside);
-    };
-    if (any(thread.open_products) ||
-        std::any_of(thread.products.begin(), thread.products.end(), any)) {
-      thread.pc = pc;
-      fail("touches registers of a product before wgmma.wait_group");
-    }
+    touch_registers(p, bytes, pc);
     return;
   }
   if (static_cast<std::size_t>(at - reinterpret_cast<char*>(&threadIdx)) < sizeof threadIdx ||
@@ -109,6 +92,30 @@ void touch(const void* p, int bytes, bool write, const void* pc) {
 }
 
 }  // namespace
+
+// An access to what lies on the thread's stack, as its registers do.
+void touch_registers(const void* p, int bytes, const void* pc) {
+  Thread& thread = self();
+  if (thread.fenced) thread.touched.add(p, bytes);
+  if (thread.products.empty() && thread.open_products.empty()) return;
+  const char* const at = static_cast<const char*>(p);
+  const auto overlap = [&](const void* from, std::size_t count) {
+    return from < static_cast<const void*>(at + bytes) &&
+           p < static_cast<const void*>(static_cast<const char*>(from) + count);
+  };
+  const auto inside = [&](const Product& product) {
+    return overlap(product.d, product.n / 2 * sizeof(float)) ||
+           (product.registers && overlap(product.registers, 4 * sizeof(u32)));
+  };
+  const auto any = [&](const std::vector<Product>& group) {
+    return std::any_of(group.begin(), group.end(), inside);
+  };
+  if (any(thread.open_products) ||
+      std::any_of(thread.products.begin(), thread.products.end(), any)) {
+    thread.pc = pc;
+    fail("touches registers of a product before wgmma.wait_group");
+  }
+}
 
 // A store is announced before it is done, so its value is known at the thread's next step.
 void check_again() {

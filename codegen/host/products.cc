@@ -111,7 +111,7 @@ void multiply(const Product& product) {
     row_of(left[0], product.a, row, product.type);
     row_of(left[1], product.a, row + 8, product.type);
   }
-  const auto right_of = product.registers && product.type != Type::TF32 ? column_of : row_of;
+  const auto right_of = product.by_rows ? column_of : row_of;
   for (int j = 0; j < product.n / 8; ++j)
     for (int i = 0; i < 2; ++i) {
       const int count = right_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
@@ -143,6 +143,7 @@ void shuffle_xor(const void* mine, void* theirs, int bytes, int offset, u32 mask
 void ldmatrix(u32* r, u32 address, bool trans) {
   HERE;
   if (address % 16) fail("ldmatrix at an address that is no multiple of 16");
+  touch_registers(r, 4 * sizeof(u32), self().pc);
   Matrices operands{r, address, trans};
   execute_together("ldmatrix", &operands, [](int first) {
     unsigned char rows[32][16];
@@ -235,18 +236,19 @@ void wgmma_fence() {
 void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
-  self().open_products.push_back({d, n, a, b, accumulate, type, nullptr, {}});
+  self().open_products.push_back({d, n, a, b, false, accumulate, type, nullptr, {}});
   if (current % 32 != 0) return;
   read_rows(a, current % block_threads % 128 / 32 * 16, 16, 32);
   read_rows(b, 0, n, 32);
 }
 
 // A's registers lie as those of mma.sync, and are taken at once.
-void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate, Type type) {
+void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool by_rows, bool accumulate,
+                          Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
   check_fence(a, 4 * sizeof(u32));
-  Product product{d, n, 0, b, accumulate, type, a, {}};
+  Product product{d, n, 0, b, by_rows, accumulate, type, a, {}};
   Fragment operands{a, product.rows, type};
   execute_together("wgmma", &operands, [](int first) {
     for (int lane = 0; lane < 32; ++lane)
@@ -260,10 +262,10 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool accumulate,
   });
   self().open_products.push_back(product);
   if (current % 32 != 0) return;
-  if (type == Type::TF32) {
-    read_rows(b, 0, n, 32);
-  } else {
+  if (by_rows) {
     read_rows(b, 0, 16, n * 2);
+  } else {
+    read_rows(b, 0, n, 32);
   }
 }
 

@@ -31,10 +31,11 @@ struct Wgmma {
   }
 };
 
-template <class T, int N>
+template <class T, int N, bool K_MAJOR = false>
 struct WgmmaFromRegisters {
   __forceinline__ static void mma(float (&d)[N / 2], const u32 (&a)[4], u64 b, int accumulate) {
-    host::wgmma_from_registers(d, N, a, b, accumulate, TYPE<T>);
+    constexpr bool BY_ROWS = !K_MAJOR && !is_same<T, float>;
+    host::wgmma_from_registers(d, N, a, b, BY_ROWS, accumulate, TYPE<T>);
   }
 };
 

@@ -152,9 +152,13 @@ class ConvPatches(Sketch):
         banks = 8 // chunks
         plane = pad_to(math.prod(sides[:-1]) * pitch - banks, 8) + banks
         steps = -(-self.chunks // chunks)
-        weights = math.prod(windows.kernel) * chunks * (block_n + 1) * 16
-        image = chunks * plane * 16
-        smem = weights * (1 if steps == 1 else stages) + stages * image + 16
+        taps, image = math.prod(windows.kernel), chunks * plane * 16
+        kept = steps * taps * chunks * block_n * 16
+        # One block of one stage would copy nothing while it multiplies: two of several steps have
+        # no room for all weights.
+        keeps = steps == 1 or (stages > 1 and kept + stages * image + 16 <= target.smem_per_block)
+        weights = kept if keeps else taps * chunks * (block_n + 1) * 16
+        smem = weights * (1 if keeps else stages) + stages * image + 16
         threads = schedule["warps_m"] * schedule["warps_n"] * 32
         registers = self._registers(schedule)
         resident = timing.resident_blocks(smem, threads, registers, target)
@@ -168,6 +172,7 @@ class ConvPatches(Sketch):
             patches,
             math.prod(sides) * chunks * 16,
             weights,
+            keeps,
             steps,
             smem,
             threads,
@@ -211,7 +216,7 @@ class ConvPatches(Sketch):
         """Of the block that has most patches."""
         shape = self._shape(schedule)
         rounds = -(-shape.patches // shape.grid[0])
-        weights = shape.weights * (1 if shape.steps == 1 else rounds * shape.steps)
+        weights = shape.weights * (1 if shape.keeps_weights else rounds * shape.steps)
         filled = rounds * shape.steps * shape.image + weights
         chunks = rounds * shape.steps * math.prod(self.windows.kernel) * schedule["chunks"]
         return BlockWork(
@@ -250,6 +255,7 @@ struct Config {{
   static constexpr int TILE_T = {schedule["tile_t"]}, TILE_H = {schedule["tile_h"]};
   static constexpr int TILE_W = {schedule["tile_w"]}, PATCHES = {shape.patches};
   static constexpr int BLOCKS = {shape.grid[0]};
+  static constexpr bool KEEPS_WEIGHTS = {str(shape.keeps_weights).lower()};
   static constexpr int CHUNKS = {schedule["chunks"]}, STAGES = {schedule["stages"]};
   static constexpr int WARPS_M = {schedule["warps_m"]}, WARPS_N = {schedule["warps_n"]};
   static constexpr int WIDTH = {width};
@@ -288,7 +294,8 @@ class _Shape:
     Args:
         rows: results of a patch.
         patches: of all images.
-        image, weights: bytes of a stage.
+        image, weights: bytes of a stage; weights that stay, all of them.
+        keeps_weights: they stay.
         steps: of a patch.
         smem: bytes of a block.
         threads, registers: of a block, of a thread.
@@ -300,6 +307,7 @@ class _Shape:
     patches: int
     image: int
     weights: int
+    keeps_weights: bool
     steps: int
     smem: int
     threads: int

@@ -39,13 +39,16 @@ def _of(
     make: Callable[[], Group],
     kind: type[ConvPatches] = ConvMma,
     arch: str = "sm_80",
+    smem_per_block: int | None = None,
     **changes: int,
 ) -> Scene:
-    """By one multiprocessor, where a block goes from patch to patch of even a small image."""
+    """By one multiprocessor, where a block goes from patch to patch of even a small image; with as
+    much shared memory as the card has, if nothing is said."""
 
     def scene() -> tuple[KernelProgram, Group]:
-        group = make()
-        sketch = kind(group, replace(TARGETS[arch], sm_count=1))
+        group, target = make(), TARGETS[arch]
+        smem = smem_per_block or target.smem_per_block
+        sketch = kind(group, replace(target, sm_count=1, smem_per_block=smem))
         return sketch.emit({**SCHEDULE, **changes}), group
 
     return scene
@@ -64,6 +67,9 @@ def _rows() -> tuple[KernelProgram, Group]:
 
 SCENES: dict[str, Scene] = {
     "image": _of(lambda: groups.convolution((2, 7, 21, 24), 72, (3, 3), groups.F16)),
+    "weights in stages": _of(
+        lambda: groups.convolution((2, 7, 21, 48), 72, (3, 3), groups.F16), smem_per_block=30_000
+    ),
     "one stage": _of(
         lambda: groups.convolution((1, 7, 9, 24), 24, (3, 3), groups.F16), stages=1, warps_m=2
     ),
@@ -85,6 +91,9 @@ SCENES: dict[str, Scene] = {
         lambda: groups.convolution((1, 14, 27, 16), 24, (3, 2), groups.BF16, stride=(1, 2)),
         tile_w=16,
         warps_m=8,
+    ),
+    "wgmma, five taps": _of_wgmma(
+        lambda: groups.convolution((1, 10, 20, 16), 16, (3, 5), groups.F16)
     ),
     "wgmma, one stage": _of_wgmma(
         lambda: groups.convolution((1, 9, 9, 48), 16, (3, 3), groups.F16), stages=1
@@ -149,7 +158,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "Products::show();",
     ),
     "weights of the first step": (
-        "image",
+        "weights in stages",
         "copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS)",
         "copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, 0)",
     ),
@@ -159,10 +168,21 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "IMAGE * 16, patch, 0)",
     ),
     "weights in one slot": (
-        "image",
-        "KEEPS_WEIGHTS ? 0 : slot * Patch",
-        "KEEPS_WEIGHTS ? 0 : 0 * Patch",
+        "weights in stages",
+        "KEEPS_WEIGHTS ? step : slot",
+        "KEEPS_WEIGHTS ? step : 0",
     ),
+    "weights that stay, all of the first step": (
+        "image",
+        "KEEPS_WEIGHTS ? step : slot",
+        "KEEPS_WEIGHTS ? 0 : slot",
+    ),
+    "weights that stay, the first step's again": (
+        "image",
+        "step * Patch::WEIGHTS * 16, step)",
+        "step * Patch::WEIGHTS * 16, 0)",
+    ),
+    "the image where weights stay": ("image", "KEEPS_WEIGHTS ? STEPS :", "KEEPS_WEIGHTS ? 1 :"),
     "all but the last patch copied": (
         "image",
         "if (patch < C::PATCHES)",
@@ -217,20 +237,35 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "void clear() { empty_ = true; }",
         "void clear() {}",
     ),
-    "sums of the last tap alone": ("wgmma", "          add = 1;\n", "          add = 0;\n"),
+    "sums of the last tap alone": ("wgmma", "        add = 1;\n", "        add = 0;\n"),
     "planes as far apart as those of weights": (
         "wgmma",
-        "plane_descriptor<Patch::PLANE * 16,",
-        "plane_descriptor<Patch::COLUMNS * 16,",
+        "lane / 16 * Patch::PLANE",
+        "lane / 16 * Patch::COLUMNS",
     ),
-    "lines as far apart as pixels": ("wgmma", "W::STRIDE_H * Patch::PITCH * 16>", "128>"),
+    "one plane for both halves of wgmma's": (
+        "wgmma",
+        "lane / 16 * Patch::PLANE",
+        "0 * Patch::PLANE",
+    ),
+    "the first line twice": ("wgmma", "* 16 + lane % 16;", "* 16 + lane % 8;"),
+    "pixels overwritten too early": (
+        "wgmma",
+        "wgmma_wait_group<BUFFERS - 1>",
+        "wgmma_wait_group<BUFFERS>",
+    ),
+    "those of a row of taps before": (
+        "wgmma, five taps",
+        "step == 0 && STEPS % BUFFERS != 0",
+        "false",
+    ),
     "columns of one plane": ("wgmma", "<Patch::COLUMNS * 16, 128>", "<16, 128>"),
     "columns of one eight": ("wgmma", "<Patch::COLUMNS * 16, 128>", "<Patch::COLUMNS * 16, 16>"),
     "the first square twice": ("wgmma", "Patch::first_pixel(i * 64)", "Patch::first_pixel(0)"),
     "the first warpgroup's pixels": (
         "warpgroups",
-        "Patch::first_pixel(row_)",
-        "Patch::first_pixel(0)",
+        "Patch::first_pixel(row_ + row_of_lane)",
+        "Patch::first_pixel(row_of_lane)",
     ),
     "the first warp's rows": ("wgmma", "% 128 / 32 * 16", "% 128 / 32 * 0"),
     "squares of lines": ("warpgroups", "r / (8 * SIDE) % (C::TILE_W / 8) * 8", "r / 8 % 2 * 8"),

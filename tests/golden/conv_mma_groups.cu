@@ -7,6 +7,7 @@ struct Config {
   static constexpr int TILE_T = 1, TILE_H = 8;
   static constexpr int TILE_W = 8, PATCHES = 4;
   static constexpr int BLOCKS = 4;
+  static constexpr bool KEEPS_WEIGHTS = true;
   static constexpr int CHUNKS = 8, STAGES = 2;
   static constexpr int WARPS_M = 2, WARPS_N = 1;
   static constexpr int WIDTH = 8;

@@ -7,6 +7,7 @@ struct Config {
   static constexpr int TILE_T = 4, TILE_H = 8;
   static constexpr int TILE_W = 8, PATCHES = 256;
   static constexpr int BLOCKS = 86;
+  static constexpr bool KEEPS_WEIGHTS = true;
   static constexpr int CHUNKS = 4, STAGES = 2;
   static constexpr int WARPS_M = 4, WARPS_N = 1;
   static constexpr int WIDTH = 8;

@@ -431,7 +431,7 @@ def test_blocks_read_more_from_shared_memory_than_is_filled() -> None:
     assert block.operand_bytes == patches * taps * chunks * warps * (16 + 32) * 16
     assert block.mma_flops == patches * 2 * 32 * 32 * taps * 32
     # Weights once, which stay, and of each patch three frames of 6 x 10 pixels.
-    assert block.fill_bytes == 27 * 4 * 33 * 16 + patches * 3 * 6 * 10 * 64
+    assert block.fill_bytes == 27 * 4 * 32 * 16 + patches * 3 * 6 * 10 * 64
 
 
 # -- source ----------------------------------------------------------------------------------------
