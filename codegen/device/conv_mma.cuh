@@ -46,7 +46,8 @@ class MmaProducts {
     for (int e = 0; e < NI * 4; ++e) to[e] = Mma::total(acc_[i][e / 4], e % 4);
   }
 
-  __device__ __forceinline__ void multiply(u32 weights, u32 image) {
+  template <class Beside>
+  __device__ __forceinline__ void multiply(u32 weights, u32 image, Beside beside) {
     // Where a lane's row of ldmatrix begins, of A's fragments ((0, 0), (8, 0), (0, 1), (8, 1) by
     // rows and chunks) and of two of B's ((0, 0), (0, 1), (8, 0), (8, 1)).
     using W = typename Patch::W;
@@ -58,7 +59,8 @@ class MmaProducts {
     if constexpr (C::CHUNKS % 2 == 0) {
       const u32 a_at = image + (a_lane + a_half * Patch::PLANE) * 16;
 #pragma unroll 1
-      for (int row = 0; row < W::KERNEL_T * W::KERNEL_H; ++row) {
+      for (int row = 0; row < Patch::ROWS; ++row) {
+        beside(row);
         const u32 a_of_row = a_at + Patch::tap(row * W::KERNEL_W) * 16;
         const u32 b_of_row = b_at + row * (W::KERNEL_W * C::CHUNKS * Patch::COLUMNS * 16);
 #pragma unroll
@@ -70,6 +72,8 @@ class MmaProducts {
       }
     } else {
       const u32 a_at = image + a_lane * 16;
+#pragma unroll 1
+      for (int row = 0; row < Patch::ROWS; ++row) beside(row);
 #pragma unroll
       for (int tap = 0; tap < Patch::TAPS; tap += 2) {
         const bool last = tap + 1 == Patch::TAPS;  // and alone

@@ -44,7 +44,8 @@ class WgmmaProducts {
     for (int e = 0; e < COLUMNS / 2; ++e) to[e] = acc_[i / PARTS][i % PARTS * (COLUMNS / 2) + e];
   }
 
-  __device__ __forceinline__ void multiply(u32 weights, u32 image) {
+  template <class Beside>
+  __device__ __forceinline__ void multiply(u32 weights, u32 image, Beside beside) {
     // Where a lane's row of ldmatrix begins, of (0, 0), (8, 0), (0, 1), (8, 1) by rows and chunks.
     const int lane = threadIdx.x % 32, row_of_lane = threadIdx.x % 128 / 32 * 16 + lane % 16;
     const u32 a_at =
@@ -52,7 +53,7 @@ class WgmmaProducts {
     u32 pixels[BUFFERS][SQUARES][4];
     int add = !empty_;
 #pragma unroll 1
-    for (int row = 0; row < W::KERNEL_T * W::KERNEL_H; ++row) {
+    for (int row = 0; row < Patch::ROWS; ++row) {
       const u32 a_of_row = a_at + Patch::tap(row * W::KERNEL_W) * 16;
       const u32 b_of_row = weights + row * (W::KERNEL_W * C::CHUNKS * Patch::COLUMNS * 16);
 #pragma unroll
@@ -79,6 +80,7 @@ class WgmmaProducts {
         ptx::wgmma_commit_group();
         add = 1;
       }
+      beside(row);  // the last products are under way
     }
     empty_ = false;
   }

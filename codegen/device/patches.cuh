@@ -27,7 +27,7 @@ struct Patch {
   static constexpr int CHUNK = 16 / sizeof(typename C::Element);  // elements
   static constexpr int CHUNKS = W::CHANNELS / CHUNK;
   static constexpr int STEPS = ceil_div(CHUNKS, C::CHUNKS);
-  static constexpr int TAPS = W::KERNEL_T * W::KERNEL_H * W::KERNEL_W;
+  static constexpr int ROWS = W::KERNEL_T * W::KERNEL_H, TAPS = ROWS * W::KERNEL_W;
   static constexpr int DEEP = (C::TILE_T - 1) * W::STRIDE_T + (W::KERNEL_T - 1) * W::DILATION_T + 1;
   static constexpr int HIGH = (C::TILE_H - 1) * W::STRIDE_H + (W::KERNEL_H - 1) * W::DILATION_H + 1;
   static constexpr int WIDE = (C::TILE_W - 1) * W::STRIDE_W + (W::KERNEL_W - 1) * W::DILATION_W + 1;
@@ -112,7 +112,8 @@ struct PatchRows {
 // Products have FRAGMENTS of 16 rows x COLUMNS columns, of which PARTS have the same rows, and the
 // first `row` and `column` of each. They `clear` their sums, `show` a thread's copies to what
 // multiplies, `multiply` the weights and pixels of a stage, which they have read when they `wait`,
-// and give the `sums` of a fragment. LOOP are the registers that a thread needs for it.
+// call what they are given beside each row of taps, and give the `sums` of a fragment. LOOP are the
+// registers that a thread needs for it.
 template <class C, class Products, class A, class B, class Functor>
 __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
@@ -133,8 +134,9 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   const int first_column = (IsGrouped<C>::value ? group * C::N : 0) + n0;
   const int end_column = (IsGrouped<C>::value ? group * C::N : 0) + C::N;
 
-  // A thread has a chunk of one column, and goes from tap to tap.
-  const auto copy_weights = [&](u32 to, int step) {
+  // A thread has a chunk of one column, and goes from tap to tap, of row `row` of taps.
+  const auto copy_weights = [&](u32 to, int step, int row) {
+    using W = typename Patch::W;
 #pragma unroll 2
     for (int item = thread; item < C::BLOCK_N * C::CHUNKS; item += THREADS) {
       const int n = item / C::CHUNKS, in_step = item % C::CHUNKS;
@@ -145,17 +147,20 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
       // 8 j + 2 t + e.
       const int place = C::WIDTH == 8 ? (n & ~31) | (n & 6) << 2 | (n & 24) >> 2 | (n & 1) : n;
       const u32 at = to + (in_step * COLUMNS + place) * 16;
-#pragma unroll 9
-      for (int tap = 0; tap < Patch::TAPS; ++tap)
+#pragma unroll
+      for (int x = 0; x < W::KERNEL_W; ++x) {
+        const int tap = row * W::KERNEL_W + x;
         ptx::cp_async<16>(at + tap * (C::CHUNKS * COLUMNS * 16),
                           from + (valid ? tap * A::CHANNELS : 0), valid);
+      }
     }
   };
-  const auto copy_image = [&](u32 to, int patch, int step) {
+  const auto copy_image = [&](u32 to, int patch, int step, int row) {
     const Pixel origin = Patch::origin(patch);
     using W = typename Patch::W;
 #pragma unroll 4
-    for (int item = thread; item < Patch::PIXELS * C::CHUNKS; item += THREADS) {
+    for (int item = row * THREADS + thread; item < Patch::PIXELS * C::CHUNKS;
+         item += Patch::ROWS * THREADS) {
       const int pixel = item / C::CHUNKS, chunk = step * C::CHUNKS + item % C::CHUNKS;
       const int x = pixel % Patch::WIDE, y = pixel / Patch::WIDE % Patch::HIGH;
       const int t = pixel / (Patch::WIDE * Patch::HIGH);
@@ -170,17 +175,22 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   };
   const auto copy_all_weights = [&] {
 #pragma unroll 1
-    for (int step = 0; step < STEPS; ++step)
-      copy_weights(weights_at + step * Patch::WEIGHTS * 16, step);
+    for (int at = 0; at < STEPS * Patch::ROWS; ++at)
+      copy_weights(weights_at + at / Patch::ROWS * Patch::WEIGHTS * 16, at / Patch::ROWS,
+                   at % Patch::ROWS);
   };
-  // What this block copies as its number `s`, if there is as much.
-  const auto copy = [&](int s) {
+  // Part `row` of what this block copies as its number `s`, if there is as much: a part for each
+  // row of taps, so that copies can go out between their products.
+  const auto copy_part = [&](int s, int row) {
     const int patch = blockIdx.x + s / STEPS * C::BLOCKS;
-    if (patch < C::PATCHES) {
-      copy_image(image_at + s % C::STAGES * Patch::IMAGE * 16, patch, s % STEPS);
-      if constexpr (!KEEPS_WEIGHTS)
-        copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS);
-    }
+    if (patch >= C::PATCHES) return;
+    copy_image(image_at + s % C::STAGES * Patch::IMAGE * 16, patch, s % STEPS, row);
+    if constexpr (!KEEPS_WEIGHTS)
+      copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS, row);
+  };
+  const auto copy = [&](int s) {
+#pragma unroll 1
+    for (int row = 0; row < Patch::ROWS; ++row) copy_part(s, row);
     ptx::cp_async_commit();
   };
 
@@ -243,11 +253,13 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
       }
       Products::show();
       __syncthreads();
-      if constexpr (C::STAGES > 1) copy(s + C::STAGES - 1);
       if constexpr (AHEAD && BY_ROW) {
         if (step + 1 == STEPS) fetched[0] = epilogue_of(patch, 0).fetch();
       }
-      products.multiply(weights, image);
+      products.multiply(weights, image, [&](int row) {
+        if constexpr (C::STAGES > 1) copy_part(s + C::STAGES - 1, row);
+      });
+      if constexpr (C::STAGES > 1) ptx::cp_async_commit();
       products.wait();
     }
     finish(patch);

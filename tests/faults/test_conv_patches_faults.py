@@ -149,6 +149,14 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "Patch::tap(tap)",
     ),
     "columns as they come": ("image", "(n & 6) << 2 | (n & 24) >> 2", "(n & 6) | (n & 24)"),
+    "weights of one row of taps": ("image", "row * W::KERNEL_W + x;", "x;"),
+    "a part of the image again": ("image", "item = row * THREADS + thread", "item = thread"),
+    "the last part left out": (
+        "image",
+        "row < Patch::ROWS; ++row) copy",
+        "row < Patch::ROWS - 1; ++row) copy",
+    ),
+    "parts left out beside products": ("image", "beside(row);", ""),
     "another stage's slot": ("image", "slot = s % C::STAGES", "slot = (s + 1) % C::STAGES"),
     "a stage too early": ("image", "cp_async_wait<C::STAGES - 2>", "cp_async_wait<C::STAGES - 1>"),
     "a stage that is still read": ("one stage", "__syncthreads();  // the stage", "// the stage"),
@@ -159,13 +167,13 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "weights of the first step": (
         "weights in stages",
-        "copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS)",
-        "copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, 0)",
+        "Patch::WEIGHTS * 16, s % STEPS, row)",
+        "Patch::WEIGHTS * 16, 0, row)",
     ),
     "channels of the first step": (
         "image",
-        "IMAGE * 16, patch, s % STEPS)",
-        "IMAGE * 16, patch, 0)",
+        "IMAGE * 16, patch, s % STEPS, row)",
+        "IMAGE * 16, patch, 0, row)",
     ),
     "weights in one slot": (
         "weights in stages",
@@ -179,8 +187,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     ),
     "weights that stay, the first step's again": (
         "image",
-        "step * Patch::WEIGHTS * 16, step)",
-        "step * Patch::WEIGHTS * 16, 0)",
+        "Patch::WEIGHTS * 16, at / Patch::ROWS,",
+        "Patch::WEIGHTS * 16, 0,",
     ),
     "the image where weights stay": ("image", "KEEPS_WEIGHTS ? STEPS :", "KEEPS_WEIGHTS ? 1 :"),
     "all but the last patch copied": (
