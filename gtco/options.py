@@ -34,6 +34,8 @@ class Options:
         fallback: "warn" runs what has no kernel with ATen and says so; "error" refuses.
         cuda_graph: replay one CUDA graph per call; otherwise launch kernel by kernel.
         static_outputs: return the same output tensors from every call, overwritten by the next.
+            Fresh or not, an output may be a strided part, three quarters at least, of the memory
+            that it holds: one whose channels were padded has the strides of the padded image.
         calibration: for fp8, what `gtco.calibrate` returned, or the file that it wrote.
         error_budget: for fp8, the largest relative error of the outputs: linears that would exceed
             it stay in 16 bits.

@@ -6,10 +6,19 @@
 %z: f16[1,56,56,64] = conv(%r, %v: f16[64,3,3,45])      %z: f16[1,56,56,64] = conv(%r, %v')
 
 The weights that make a value get zero rows, and those that read it zero columns, so no result is
-rounded differently; %real keeps infinities of %x out of the padding. In between, each channel must
-stay by itself, and its padding finite. What is returned, joined, reduced along its channels or read
-by anything else keeps its width, and with it all that is computed from it or towards it channel by
-channel.
+rounded differently; %real keeps infinities of %x out of padding that a product reads. In between,
+each channel must stay by itself, and its padding finite. What is joined, reduced along its channels
+or read by anything else keeps its width, and with it all that is computed from it or towards it
+channel by channel. What is returned, itself or permuted, is a view of the padded value, which takes
+no kernel:
+
+%z: f16[1,112,112,45] = resize(%y)                      %z: f16[1,112,112,48] = resize(%y)
+return permute(%z)                                  ->  %s: f16[1,112,112,45] = slice(%z)
+                                                        return permute(%s)
+
+But only where a windowed op or another product gains as well: by their drafts, products of 19 to
+150 channels that are returned as they are take as long as padded ones, and would only hold more
+memory, less plainly laid out.
 """
 
 from __future__ import annotations
@@ -23,7 +32,7 @@ import torch
 import torch.nn.functional as F
 
 from gtco.ir.graph import Graph, Node
-from gtco.ir.spec import FLOATS
+from gtco.ir.spec import FLOATS, TensorSpec
 from gtco.passes.rewrite import Editor, Log, Refusal
 
 RULE = "products of channels that no copy divides -> products of padded channels"
@@ -50,16 +59,20 @@ def pad_channels(graph: Graph, log: Log | None = None) -> Graph:
     renamed: dict[str, str] = {}
     for node in graph.nodes:
         grows = node.name in found.padded
-        if not grows and renamed.keys().isdisjoint(node.inputs):
+        if node.name in found.handed or (not grows and renamed.keys().isdisjoint(node.inputs)):
             continue
         edit.root(node)
         inputs = [renamed.get(value, value) for value in node.inputs]
         if not _is_product(graph, node):
             renamed[node.name] = _by_channel(edit, node, inputs)
         elif grows:
-            renamed[node.name] = _made(edit, node, _product(edit, node, inputs, True))
+            product = _product(edit, node, inputs, True)
+            multiplied = node.name in found.multiplied
+            renamed[node.name] = _made(edit, node, product) if multiplied else product
         else:
             edit.replace(node.name, _product(edit, node, inputs, False))
+        if grows and found.is_handed(node.name):
+            edit.replace(node.name, _narrow(edit, node, renamed[node.name]))
     edit.remove_dead()
     return edit.finish()
 
@@ -90,6 +103,12 @@ def _made(edit: Editor, node: Node, product: str) -> str:
     return edit.add("where", mask, product, edit.add_constant(f"{node.name}_zero", zero))
 
 
+def _narrow(edit: Editor, node: Node, padded: str) -> str:
+    """The real channels of `padded`, which stands for `node`: a view."""
+    (spec,) = node.outputs
+    return edit.add("slice", padded, dim=spec.rank - 1, start=0, end=spec.sizes[-1])
+
+
 def _by_channel(edit: Editor, node: Node, inputs: Iterable[str]) -> str:
     """`node` of padded operands; its constants of a row of channels get zeros beside them."""
     channels = node.outputs[0].sizes[-1]
@@ -110,11 +129,23 @@ def _by_channel(edit: Editor, node: Node, inputs: Iterable[str]) -> str:
 
 
 class _Channels:
-    """Whose channels are padded: the largest set of values that is closed under what is asked."""
+    """Whose channels are padded: the largest set of values that is closed under what is asked.
+
+    Attributes:
+        padded: those nodes by name.
+        handed: permutes that only the caller reads. They are none of them.
+        multiplied: those whose padding a product multiplies with its zero columns.
+    """
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self.padded = {node.name: node for node in graph.nodes if _is_wanted(node)}
+        self.handed: set[str] = set()
+        for node in reversed(graph.nodes):
+            users = graph.users[node.name] if node.op == "permute" else None
+            if users is not None and all(user.name in self.handed for user in users):
+                self.handed.add(node.name)
+        wanted = (node for node in graph.nodes if _is_wanted(node))
+        self.padded = {node.name: node for node in wanted if node.name not in self.handed}
         self.reasons: dict[str, str] = {}
         self._beside: dict[str, float] = {}
         order, before = list(self.padded.values()), -1
@@ -125,18 +156,43 @@ class _Channels:
                     del self.padded[node.name]
                     if _is_product(graph, node):
                         self.reasons[node.name] = reason
-        for few in self._of_few_pixels():
-            del self.padded[few]
+        for linked in self._linked():
+            if reason := self._why_not_worth(linked):
+                for name in linked:
+                    node = self.padded.pop(name)
+                    if _is_product(graph, node):
+                        self.reasons[name] = reason
+        self.multiplied: set[str] = set()
+        for name in reversed(self.padded):
+            users = graph.users[name]
+            if any(_is_product(graph, user) or user.name in self.multiplied for user in users):
+                self.multiplied.add(name)
 
-    def _of_few_pixels(self) -> list[str]:
-        """What is computed channel by channel of one another, and has few pixels all of it."""
+    def is_handed(self, name: str) -> bool:
+        """Whether the caller gets this value, as it is or permuted."""
+        return name in self._graph.outputs or any(
+            user.name in self.handed for user in self._graph.users[name]
+        )
+
+    def _linked(self) -> list[set[str]]:
+        """What is computed channel by channel of one another."""
         linked = nx.Graph()
         linked.add_nodes_from(self.padded)
         for node in self.padded.values():
             if not _is_product(self._graph, node):
                 linked.add_edges_from((v, node.name) for v in node.inputs if v in self.padded)
-        found = nx.connected_components(linked)
-        return [name for each in found if all(map(self._has_few, each)) for name in each]
+        return list(nx.connected_components(linked))
+
+    def _why_not_worth(self, linked: set[str]) -> str | None:
+        if all(map(self._has_few, linked)):
+            return "all that is computed of it has few pixels"
+        if not any(map(self.is_handed, linked)):
+            return None
+        gains = any(self.padded[name].definition.family == "stencil" for name in linked)
+        users = (user for name in linked for user in self._graph.users[name])
+        if gains or any(_is_product(self._graph, user) for user in users):
+            return None
+        return "it is returned, and no windowed op and no other product reads it"
 
     def _has_few(self, name: str) -> bool:
         (spec,) = self.padded[name].outputs
@@ -189,9 +245,9 @@ class _Channels:
         return float(node.definition.reference(*operands, **node.attrs))
 
     def _why_not_read(self, node: Node) -> str | None:
-        if node.name in self._graph.outputs:
-            return f"%{node.name} is returned"
         for user in self._graph.users[node.name]:
+            if user.name in self.handed:
+                continue
             if _is_product(self._graph, user):
                 if node.name in user.inputs[1:]:
                     return f"%{user.name} reads it as weights"
@@ -205,8 +261,17 @@ def _is_wanted(node: Node) -> bool:
         return False
     (spec,) = node.outputs
     channels = spec.sizes[-1]
-    copied = channels * spec.dtype.itemsize % COPY_BYTES == 0
-    return spec.dtype in FLOATS and not copied and _width(channels) <= MOST * channels
+    return spec.dtype in FLOATS and not _is_copied(spec) and _width(channels) <= MOST * channels
+
+
+def _is_copied(spec: TensorSpec) -> bool:
+    return spec.sizes[-1] * spec.dtype.itemsize % COPY_BYTES == 0
+
+
+def fills_copies(narrow: TensorSpec, wide: TensorSpec) -> bool:
+    """Whether `wide` is `narrow` with a few more channels, so that copies divide its rows."""
+    few = narrow.sizes[-1] < wide.sizes[-1] <= MOST * narrow.sizes[-1]
+    return few and _is_copied(wide) and not _is_copied(narrow)
 
 
 def _is_product(graph: Graph, node: Node) -> bool:

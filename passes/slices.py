@@ -5,7 +5,8 @@
     %z: f16[1,1,768] = slice(%y, dim=1, end=1)     %z: f16[1,1,768] = linear(%h, %w)
 
 A slice of an attention's rows is a slice of its queries. Only when every reader of the sliced
-value reads through the same slice. Of what is in order, the first ones need no others:
+value reads through the same slice, and not where it only takes off what fills rows up to whole
+copies (`gtco.passes.channels`). Of what is in order, the first ones need no others:
 
     %s.0, %s.1 = topk(%x, k=8400)   %y = slice(%s.0, end=300)    ->    %y, %i = topk(%x, k=300)
 """
@@ -18,6 +19,7 @@ from typing import Any
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes import views
+from gtco.passes.channels import fills_copies
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
 
@@ -99,6 +101,9 @@ def _kept_dim(before: tuple[int, ...], after: tuple[int, ...], dim: int) -> int 
 def _check(edit: Editor, match: _Sliced) -> str | None:
     if match.other_reader:
         return f"%{match.node.name} is read as a whole by {match.other_reader}"
+    wide, (narrow,) = match.node.outputs[0], match.slices[0].outputs
+    if fills_copies(narrow, wide):
+        return f"the rows of %{match.node.name} are whole copies as they are"
     return None
 
 

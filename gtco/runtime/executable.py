@@ -16,7 +16,7 @@ from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
 from gtco.runtime.captured import CapturedGraph, Step
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.driver import BoundLaunch, DriverError, LoadedKernel
-from gtco.runtime.in_place import copied_inputs, copied_outputs, follow
+from gtco.runtime.in_place import copied_inputs, copied_outputs, follow, is_whole
 from gtco.runtime.library import bind_library
 from gtco.runtime.plan import Plan, Visit
 
@@ -226,11 +226,14 @@ class Executable:
         plan = self.plan
         refused_in, refused_out = copied_inputs(plan), copied_outputs(plan, self._values)
         moved_in = [name for name in plan.graph.inputs if name not in refused_in]
-        moved_out = [name for name in plan.graph.outputs if name not in refused_out]
         movable = {name: self._values[name].data_ptr() for name in moved_in}
-        for name in moved_out:
-            base, _ = plan.outputs[name]
-            movable[base] = self._values[base].data_ptr()
+        views = dict(zip(plan.graph.outputs, self.outputs, strict=True))
+        stored = {name: self._values[base] for name, (base, _) in plan.outputs.items()}
+        moved_out = [name for name in plan.graph.outputs if name not in refused_out]
+        parts = [name for name in moved_out if not is_whole(views[name], stored[name])]
+        whole = [name for name in moved_out if name not in parts]
+        for name in (*whole, *parts):
+            movable[plan.outputs[name][0]] = stored[name].data_ptr()
         graph = CapturedGraph(self._steps, self._stream, movable)
         for kind, refused in (("input", refused_in), ("output", refused_out)):
             for name, reason in refused.items():
@@ -238,7 +241,12 @@ class Executable:
         self.copied_inputs = _positions(plan.graph.inputs, refused_in)
         self.copied_outputs = _positions(plan.graph.outputs, refused_out)
         self._homes = tuple(map(movable.get, plan.graph.inputs))
-        self._fresh_outputs = _positions(plan.graph.outputs, moved_out)
+        self._fresh_outputs = _positions(plan.graph.outputs, whole)
+        self._fresh_parts = tuple(
+            (index, stored[name], _layout_in(views[name], stored[name]))
+            for index, name in enumerate(plan.graph.outputs)
+            if name in parts
+        )
         self._output_homes = graph.home[len(moved_in) :]
         self._graph = graph
         return partial(graph.replay, graph.home)
@@ -309,6 +317,10 @@ class Executable:
             for index in self._fresh_outputs:
                 outputs[index] = fresh = torch.empty_like(outputs[index])
                 addresses.append(fresh.data_ptr())
+            for index, stored, layout in self._fresh_parts:
+                fresh = torch.empty_like(stored)
+                addresses.append(fresh.data_ptr())
+                outputs[index] = fresh.as_strided_(*layout)  # the tensor itself, no view of one
             graph.replay(addresses)
             for index in self.copied_outputs:
                 outputs[index] = outputs[index].clone()
@@ -403,6 +415,12 @@ def _call_each(segments: Sequence[Enqueue]) -> None:
 
 def _positions(names: Iterable[str], chosen: Container[str]) -> tuple[int, ...]:
     return tuple(index for index, name in enumerate(names) if name in chosen)
+
+
+def _layout_in(view: Tensor, stored: Tensor) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+    """Sizes, strides and first element of `view` in memory that has what is `stored` alone."""
+    offset = int(view.storage_offset() - stored.storage_offset())
+    return tuple(view.shape), view.stride(), offset
 
 
 def _copy_step(out: Tensor, stored: Tensor, chain: Sequence[Node]) -> Step:

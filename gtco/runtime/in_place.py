@@ -1,6 +1,7 @@
 """Which inputs kernels read, and which outputs they store, where the caller has them.
 
-Every other input is copied into a buffer by each call, and every other output out of one.
+Every other input is copied into a buffer by each call, and every other output out of one. An output
+may be a strided view of most of what kernels store: it then holds the memory of all of that.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from torch import Tensor
 from gtco.ir.graph import Node
 from gtco.runtime.plan import Launch, Plan
 
+LEAST_KEPT = 0.75
+"""Part of the elements stored that an output has to be: the rest is held as long as it is."""
 MOST_LAUNCHES = 4
 """Launches that a call gives a new address of one value: for more, a copy costs the host less."""
 
@@ -45,10 +48,12 @@ def copied_outputs(plan: Plan, values: Mapping[str, Tensor]) -> dict[str, str]:
             reason = "no launch stores it"
         elif sharing[base] > 1:
             reason = "another output shares its memory"
-        elif not _is_whole(follow(values[base], chain), values[base]):
-            reason = f"it is another selection or order of the elements of %{base}"
         else:
-            reason = _refusal(plan, base)
+            view = follow(values[base], chain)
+            if is_whole(view, values[base]) or _is_most(view, values[base]):
+                reason = _refusal(plan, base)
+            else:
+                reason = f"it is another selection or order of the elements of %{base}"
         if reason is not None:
             reasons[name] = reason
     return reasons
@@ -80,10 +85,23 @@ def _touched(launch: Launch) -> Iterator[str]:
         yield from (argument.value for argument in launch.program.arguments)
 
 
-def _is_whole(view: Tensor, stored: Tensor) -> bool:
+def is_whole(view: Tensor, stored: Tensor) -> bool:
     """Whether a tensor laid out as `view` has room for just the elements of `stored` in order."""
     return (
         view.data_ptr() == stored.data_ptr()
         and view.numel() == stored.numel()
         and view.stride() == torch.empty_like(view, device="meta").stride()
     )
+
+
+def _is_most(view: Tensor, stored: Tensor) -> bool:
+    """Whether `view` is a view of `stored` that has most of its elements, none of them twice."""
+    shared = view.untyped_storage().data_ptr() == stored.untyped_storage().data_ptr()
+    if not shared or view.numel() < LEAST_KEPT * stored.numel():
+        return False
+    reach = 0  # from the first element to the last along the dimensions so far
+    for step, size in sorted(zip(view.stride(), view.shape, strict=True)):
+        if size > 1 and step <= reach:
+            return False
+        reach += step * (size - 1)
+    return True

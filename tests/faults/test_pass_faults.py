@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes import (
+    channels,
     columns,
     gated,
     horizontal,
@@ -159,6 +160,21 @@ def cut_deconvolution() -> Case:
     return channels_last(graph), args
 
 
+def classes() -> Case:
+    """Scores of 13 classes, returned as an enlarged image and multiplied once more; one pixel of
+    what they are made of is infinite."""
+    below = {"w": -random(13, 6, 3, 3).abs().float() / 9, "b": 5 + random(13).float()}
+
+    def net(c: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = F.conv2d(x, c.w, c.b, padding=1).relu()
+        return F.interpolate(y, scale_factor=2, mode="bilinear"), F.conv2d(1 - y, c.v)
+
+    x = random(1, 6, 7, 9, dtype=torch.float32).abs()
+    x[0, 2, 3, 3] = float("inf")
+    graph, args = captured(net, x, v=random(8, 13, 1, 1).float(), **below)
+    return channels_last(graph), args
+
+
 def wide_head() -> Case:
     """Attention of one head that no kernel holds."""
     q, k, v = (random(1, 1, 5, 272, seed=seed) for seed in range(3))
@@ -211,6 +227,16 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "each channel's bias beside itself": (
         upsampling, "convolve_before_enlarging", enlarged, ".repeat(high * wide)",
         ".repeat_interleave(high * wide)",
+    ),
+    "other channels than those that are real": (
+        channels, "pad_channels", classes, "start=0, end=spec.sizes[-1]",
+        "start=1, end=1 + spec.sizes[-1]",
+    ),
+    "padding that is multiplied and not zero": (
+        channels, "pad_channels", classes, "if multiplied else product", "if False else product",
+    ),
+    "columns of weights beside the padding": (
+        channels, "pad_channels", classes, "beside = (0, columns,", "beside = (columns, 0,",
     ),
     "factors of other channels": (
         pulled, "pull_pointwise", cut_deconvolution, "[channels.to(given.device)]",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 import threading
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gtco
 from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.frontend.torch_export import capture
@@ -232,6 +234,56 @@ def test_an_answer_is_laid_out_as_a_clone_and_is_no_view(target: Target) -> None
     assert ready(compiled).copied_outputs == ()
     assert torch.equal(answer, -x.t()) and answer.stride() == (1, SIZE[1])
     assert answer._base is None
+
+
+class Segments(nn.Module):
+    """Scores of 21 classes, enlarged, and all of the image that they are made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Conv2d(64, 64, 3, padding=1)
+        self.scores = nn.Conv2d(64, 21, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        y = nn.functional.relu(self.body(x))
+        scores = nn.functional.interpolate(self.scores(y), scale_factor=2, mode="bilinear")
+        return scores, nn.functional.max_pool2d(y, 2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("cuda_graph", [True, False])
+def test_outputs_that_are_most_of_what_is_stored_are_not_copied(
+    dtype: torch.dtype, cuda_graph: bool
+) -> None:
+    torch.manual_seed(0)
+    model = Segments().eval().to("cuda", dtype)
+    exact = copy.deepcopy(model).double()
+    shape = (2, 64, 24, 32)
+
+    nbytes = shape[0] * 48 * 64 * 24 * dtype.itemsize
+    strides = (24 * 48 * 64, 1, 24 * 64, 24)
+    x = torch.zeros(shape, device="cuda", dtype=dtype)
+    kept = []
+    with torch.no_grad():
+        compiled = gtco.compile(model, (x,), fallback="error", cuda_graph=cuda_graph)
+        assert ready(compiled).copied_outputs == (() if cuda_graph else (0, 1))
+        assert ready(compiled).outputs[0].stride() == strides
+        for _ in range(6):
+            for buffer in (*ready(compiled).inputs, *ready(compiled).outputs):
+                buffer.fill_(float("nan"))
+            poison = torch.full((nbytes // 4,), float("nan"), device="cuda")
+            del poison  # a fresh output takes its memory
+            x = torch.randn(shape, device="cuda", dtype=dtype)
+            kept.append((compiled(x), exact(x.double())))
+    torch.cuda.synchronize()
+    answers = [answer for found, _ in kept for answer in found]
+    assert len({answer.untyped_storage().data_ptr() for answer in answers}) == 12
+    for found, right in kept:
+        for one, other in zip(found, right, strict=True):
+            assert (one.double() - other).norm() <= 2e-3 * other.norm()
+        if cuda_graph:
+            assert found[0].stride() == strides and found[0]._base is None
+            assert found[0].untyped_storage().nbytes() == nbytes
 
 
 def test_enqueue_runs_between_the_buffers_whatever_a_call_used(target: Target) -> None:

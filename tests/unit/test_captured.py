@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.frontend.torch_export import capture
 from gtco.options import Options
+from gtco.passes.channels import MOST
 from gtco.runtime.captured import CapturedGraph
 from gtco.runtime.driver import BoundLaunch, DriverError
 from gtco.runtime.executable import Executable
-from gtco.runtime.in_place import MOST_LAUNCHES, copied_inputs, copied_outputs
+from gtco.runtime.in_place import LEAST_KEPT, MOST_LAUNCHES, copied_inputs, copied_outputs
 from gtco.runtime.plan import Plan
 from tests.cuda_stand_in import SUCCESS, CpuGraphs, Kernel, Notes, Stream, on_cpu, take_notes
 from tests.models import FunctionOfTwo
@@ -88,15 +89,55 @@ def test_outputs_that_share_memory_or_select_from_it_are_copied() -> None:
     _, outs = reasons(lambda x, y: (a := torch.neg(x), a.t()))
     assert set(outs.values()) == {"another output shares its memory"}
     for select in (
-        lambda x: x[1:],
-        lambda x: x[:, :4],
+        lambda x: x[3:],
+        lambda x: x[:, :5],
         lambda x: x[:4].expand(2, 4, 8)[:, :, 0],
         lambda x: x[:1].expand(8, 8),
         lambda x: x.t().reshape(64),
+        lambda x: x[:, 1:].unfold(1, 6, 1),
     ):
         _, outs = reasons(lambda x, y, select=select: select(torch.neg(x)))
         (reason,) = outs.values()
         assert reason.startswith("it is another selection or order of the elements of %")
+
+
+PARTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "rows": lambda x: x[1:-1],
+    "columns": lambda x: x[:, :6],
+    "the last columns": lambda x: x[:, 2:].t(),
+    "rows and columns": lambda x: x[1:, :7],
+    "three dimensions": lambda x: x[:, 1:].view(2, 4, 7).permute(2, 0, 1),
+}
+"""Three quarters and more of an image."""
+
+
+@pytest.mark.parametrize("part", PARTS.values(), ids=list(PARTS))
+def test_outputs_that_are_most_of_what_is_stored_are_not_copied(
+    graphs: CpuGraphs, part: Callable[[Tensor], Tensor]
+) -> None:
+    def two(x: Tensor, y: Tensor) -> Any:  # the part comes first, and the whole has another size
+        return {"part": part(torch.neg(x)), "whole": torch.neg(y), "more": part(torch.neg(y + 1))}
+
+    executable = on_cpu(plan_of(two))
+    assert executable.copied_outputs == ()
+    kept = []
+    for seed in range(4):
+        for buffer in (*executable.inputs, *executable.outputs):
+            buffer.fill_(float("nan"))
+        x, y = inputs(seed, seed + 10)
+        kept.append((executable([x, y], static_outputs=False), x, y))
+    for answers, x, y in kept:
+        for answer, right in zip(answers, (part(-x), -y, part(-(y + 1))), strict=True):
+            assert torch.equal(answer, right) and answer.stride() == right.stride()
+            assert answer._base is None and answer.untyped_storage().nbytes() == 4 * 64
+    assert len({answer.untyped_storage().data_ptr() for each, *_ in kept for answer in each}) == 12
+    static = executable([x, y], static_outputs=True)
+    assert torch.equal(static[0], part(-x)) and torch.equal(static[1], -y)
+    assert static[0].data_ptr() == executable.outputs[0].data_ptr()
+
+
+def test_what_padding_adds_is_no_more_than_an_output_may_hold() -> None:
+    assert LEAST_KEPT * MOST <= 1
 
 
 def test_an_input_of_many_launches_is_copied() -> None:

@@ -384,6 +384,18 @@ def test_push_slices_refuses() -> None:
     assert "is read as a whole by %sum" in reasons(log)
 
 
+@pytest.mark.parametrize("kept, columns", [(150, 152), (144, 144), (100, 100)])
+def test_slices_that_only_take_padding_off_stay(kept: int, columns: int) -> None:
+    """Rows of 150 halves are no whole copies of 16 bytes, rows of 152 are."""
+    log = Log()
+    x = random(2, 152, dtype=torch.float16)
+    graph, args = captured(lambda c, x: x.relu()[:, :kept], x)
+    result = check(push_slices, graph, args, log)
+    (node,) = (node for node in result.nodes if node.op == "relu")
+    assert node.outputs[0].sizes[1] == columns
+    assert ("are whole copies as they are" in reasons(log)) == (columns == 152)
+
+
 # -- precision -----------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ from gtco.passes.layout import channels_last
 from gtco.passes.rewrite import Log
 from tests.pass_checks import captured, check, random, reasons
 
-Net = Callable[[nn.Module, Tensor], Tensor]
+Net = Callable[[nn.Module, Tensor], Tensor | tuple[Tensor, ...]]
 
 
 def weights(inner: int = 13, taps: int = 3) -> dict[str, Tensor]:
@@ -94,8 +94,106 @@ def test_channels_between_products_are_padded(net: Net) -> None:
     assert log.applied[RULE] >= 1
 
 
+def resized(y: Tensor, mode: str = "bilinear") -> Tensor:
+    return F.interpolate(y, scale_factor=2, mode=mode)
+
+
+RETURNED: dict[str, Net] = {
+    "bilinear": lambda m, x: resized(first(m, x)),
+    "nearest": lambda m, x: resized(first(m, x), "nearest"),
+    "pool": lambda m, x: F.max_pool2d(first(m, x), 2),
+    "activation behind": lambda m, x: resized(first(m, x)).sigmoid(),
+    "pixels in a row": lambda m, x: resized(first(m, x)).flatten(2),
+    "pixels last": lambda m, x: resized(first(m, x)).flatten(2).transpose(1, 2),
+    "some rows": lambda m, x: resized(first(m, x))[:, :, 3:9],
+    "one image": lambda m, x: resized(first(m, x))[1:],
+    "two": lambda m, x: (resized(first(m, x)), resized(first(m, x, "w2"), "nearest")),
+    "before and behind": lambda m, x: (y := first(m, x), resized(y)),
+    "read by a product too": lambda m, x: (y := first(m, x).relu(), last(m, y)),
+    "as it is and permuted": lambda m, x: (y := resized(first(m, x)), y.transpose(2, 3)),
+    "channels last": lambda m, x: resized(first(m, x)).permute(0, 2, 3, 1),
+}
+
+
+@pytest.mark.parametrize("net", RETURNED.values(), ids=list(RETURNED))
+def test_what_is_returned_is_a_view_of_what_is_padded(net: Net) -> None:
+    graph, x = graph_of(net)
+    log = Log()
+
+    result = check(pad_channels, graph, (x,), log)
+
+    assert 13 in widths(graph)
+    assert 13 not in widths(result)
+    assert log.applied[RULE] >= 1
+
+
+@pytest.mark.parametrize("net", RETURNED.values(), ids=list(RETURNED))
+def test_no_later_pass_takes_the_padding_off(net: Net) -> None:
+    tensors = {name: tensor.float() for name, tensor in weights().items()}
+    graph, args = captured(net, random(2, 6, 7, 9, dtype=torch.float32), **tensors)
+
+    result = check(lambda graph, log=None: run_pipeline(graph, log=log), graph, args)
+
+    assert not {13, 26} & widths(result)
+
+
+def test_rows_that_nobody_reads_are_not_computed() -> None:
+    """The slice that takes padding off does not stand in the way of one that takes images off."""
+
+    def net(m: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, m.w).relu()[:1]
+        return y, F.conv2d(y, m.square)
+
+    tensors = {name: tensor.float() for name, tensor in weights(taps=1).items()}
+    graph, args = captured(net, random(2, 6, 7, 9, dtype=torch.float32), **tensors)
+
+    result = check(lambda graph, log=None: run_pipeline(graph, log=log), graph, args)
+
+    first, _ = (node.outputs[0] for node in result.nodes if node.op == "linear")
+    assert first.sizes == (1, 7, 9, 16)
+
+
+def test_the_mask_is_only_where_padding_is_multiplied() -> None:
+    for net, masks in ((RETURNED["two"], 0), (RETURNED["read by a product too"], 1)):
+        result = pad_channels(graph_of(net)[0])
+        assert sum(node.op == "where" for node in result.nodes) == masks
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize(
+    ("classes", "width"), [(150, 152), (21, 24), (19, 24), (5, 5), (18, 24), (17, 17)]
+)
+def test_how_wide_a_returned_image_of_classes_gets(
+    classes: int, width: int, dtype: torch.dtype
+) -> None:
+    graph, x = graph_of(RETURNED["bilinear"], dtype, classes)
+
+    result = pad_channels(graph)
+
+    assert widths(result) == {width}
+    assert result.outputs and result.specs[result.outputs[0]].sizes[1] == classes
+    assert_same(graph, result, x)
+
+
 KEPT: dict[str, tuple[Net, str]] = {
-    "returned": (lambda m, x: torch.relu(first(m, x)), "is returned|as wide as it is"),
+    "returned": (lambda m, x: torch.relu(first(m, x)), "no other product reads it"),
+    "returned by two": (
+        lambda m, x: (first(m, x).relu(), first(m, x, "w2")),
+        "no other product reads it",
+    ),
+    "few pixels": (
+        lambda m, x: (y := F.linear(x.mean((2, 3)), m.rows), F.linear(y, m.bottom)),
+        "few pixels",
+    ),
+    "softmax behind": (
+        lambda m, x: resized(first(m, x)).softmax(1),
+        "reads it as wide as it is",
+    ),
+    "classes": (lambda m, x: resized(first(m, x)).argmax(1), "reads it as wide as it is"),
+    "returned, and its classes": (
+        lambda m, x: (y := resized(first(m, x)), y.argmax(1)),
+        "reads it as wide as it is",
+    ),
     "joined": (lambda m, x: torch.cat([first(m, x), x], 1), "reads it as wide as it is"),
     "softmax": (lambda m, x: last(m, first(m, x).softmax(1)), "reads it as wide as it is"),
     "norm": (
