@@ -41,7 +41,7 @@ CHANNELS = 8
 COPY_BYTES = 16
 """What vectors of memory and the copy engine take pixels in multiples of."""
 MOST = Fraction(4, 3)
-"""How far what lies between two products may grow."""
+"""How far what lies between two products, or is returned, may grow."""
 ROWS = 16
 """Pixels that a tile of a product has at least; of fewer, as gates have, copies do not bind."""
 
@@ -158,7 +158,7 @@ class _Channels:
                         self.reasons[node.name] = reason
         for linked in self._linked():
             if reason := self._why_not_worth(linked):
-                for name in linked:
+                for name in sorted(linked):
                     node = self.padded.pop(name)
                     if _is_product(graph, node):
                         self.reasons[name] = reason
