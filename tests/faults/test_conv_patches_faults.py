@@ -193,8 +193,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "the image where weights stay": ("image", "KEEPS_WEIGHTS ? STEPS :", "KEEPS_WEIGHTS ? 1 :"),
     "all but the last patch copied": (
         "image",
-        "if (patch < C::PATCHES)",
-        "if (patch < C::PATCHES - 1)",
+        "if (patch >= C::PATCHES) return;",
+        "if (patch >= C::PATCHES - 1) return;",
     ),
     "all but the last patch": (
         "image",
