@@ -4,8 +4,6 @@
 // the machine stands in for its library.
 #pragma once
 
-#include <math.h>
-
 #define __device__
 #define __host__
 #define __global__
@@ -36,6 +34,3 @@ __forceinline__ To bit_cast_to(From x) {
 __forceinline__ float __int_as_float(unsigned x) { return bit_cast_to<float>(x); }
 __forceinline__ float __uint_as_float(unsigned x) { return bit_cast_to<float>(x); }
 __forceinline__ unsigned __float_as_uint(float x) { return bit_cast_to<unsigned>(x); }
-__forceinline__ float rsqrtf(float x) { return 1.0f / sqrtf(x); }
-__forceinline__ float __expf(float x) { return expf(x); }
-__forceinline__ double rsqrt(double x) { return 1.0 / sqrt(x); }

@@ -1,6 +1,7 @@
 // The device library's ptx.cuh for a CPU: each instruction's meaning, from the PTX ISA manual 9.0.
 #pragma once
 
+#include "functions.h"
 #include "instructions.h"
 
 namespace gtco::ptx {

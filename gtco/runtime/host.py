@@ -394,9 +394,11 @@ def _kernel_library(program: KernelProgram) -> Path:
         "-O1",
         "-g1",
         "-fsanitize=thread",
+        "-fno-exceptions",
         f"-D__CUDA_ARCH__={10 * int(program.arch[3:].rstrip('a'))}",
     )
-    link = (str(machine), "-Wl,-rpath,$ORIGIN")
+    # Without C++'s library, which no kernel calls: reading it is most of the time to link one.
+    link = (str(machine), "-Wl,-rpath,$ORIGIN", "-nodefaultlibs", "-lm", "-lc", "-lgcc")
     file = f"{program.name}.cu"
     return _build(program.name, {file: program.code + _entry(program)}, flags, link)
 

@@ -48,7 +48,7 @@ LEAVE = "{ ptx::griddepcontrol_wait(); return; }"
 FAULTS = {
     "it hangs": ("volatile int forever = 1; while (forever) {}", r"it hangs: no answer in 5 s"),
     "it crashes": (f"{QUIET} Quiet::add((void*)8, 1);", r"it crashes: its process got SIGSEGV"),
-    "it ends the process": ("exit(3);", r"it crashes: its process ended with 3"),
+    "it ends the process": ("void exit(int); exit(3);", r"it crashes: its process ended with 3"),
     "it breaks a rule of the machine": ("return;", r"HostError: .*without griddepcontrol.wait"),
     "it writes ahead of its output": (
         f"if ({FIRST}) ((volatile unsigned char*)out0)[-100] ^= 1;",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import shutil
 import subprocess
 import sys
@@ -83,6 +84,46 @@ def test_a_kernel_that_does_not_compile_is_named() -> None:
         HostCompilerError, match=rf"(?s)refuses {program.name}:.*no_such_instruction"
     ):
         HostKernel(program)
+
+
+def test_a_kernel_brings_no_header_of_the_system() -> None:
+    """Those of the C++ library were most of the time that a kernel takes to compile."""
+    folder = Path(host._headers().name)
+    left, seen = [path.name for path in folder.glob("*.cuh")], set[str]()
+    while left:
+        seen.add(name := left.pop())
+        included = re.findall(r"^#include (.*)", (folder / name).read_text(), re.MULTILINE)
+        assert not [each for each in included if each.startswith("<")], name
+        left += {each.strip('"') for each in included} - seen
+    assert "functions.h" in seen and "machine.h" not in seen
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("names", "operands"),
+    [
+        (
+            "acos acosh asin asinh atan atanh cbrt ceil cos cosh erf erfc exp exp2 expm1 fabs "
+            "floor lgamma log log10 log1p log2 logb nearbyint rint round rsqrt sin sinh sqrt tan "
+            "tanh tgamma trunc",
+            1,
+        ),
+        ("atan2 copysign fdim fmax fmin fmod hypot nextafter pow remainder", 2),
+        ("fma", 3),
+    ],
+)
+def test_functions_of_floats_are_not_computed_in_double(names: str, operands: int) -> None:
+    """A `float` variant and overload and one for `double`, as in CUDA."""
+    checks = "".join(
+        f"  static_assert(sizeof({name}({', '.join([value] * operands)})) == sizeof({value}));\n"
+        for name in names.split()
+        for name, value in ((name, "1.0f"), (name, "1.0"), (f"{name}f", "1.0f"))
+    )
+    assert checks.count("static_assert") == 3 * len(names.split())
+    HostKernel(Planted(checks + ONE.body, ONE.old, ONE.new, "").right)
+    wrong = checks.replace("sizeof(1.0f)", "sizeof(1.0)", 1)
+    with pytest.raises(HostCompilerError, match="static assertion failed"):
+        HostKernel(Planted(wrong + ONE.body, ONE.old, ONE.new, "").right)
 
 
 @pytest.mark.compiler
