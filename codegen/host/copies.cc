@@ -117,7 +117,7 @@ void mbarrier_wait(u32 address, u32 parity) {
   HERE;
   if (int(address >> RANK_SHIFT) != rank()) fail("waits for an mbarrier of another block");
   Barrier& barrier = find(address);
-  while (barrier.phase == parity) yield("a phase of an mbarrier");
+  wait_while(barrier.phase, parity, "a phase of an mbarrier");
   self().clocks.join(barrier.complete);
 }
 

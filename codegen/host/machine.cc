@@ -55,6 +55,17 @@ std::string thread_name(int thread) {
          number(thread % block_threads);
 }
 
+// Puts block `which` where a kernel looks: its index, its shared memory.
+void show_block(int which) {
+  blockIdx = blocks[which].index;
+  if (resident == which) return;
+  std::memcpy(blocks[resident].memory.data(), gtco::smem, smem_bytes);
+  std::memcpy(gtco::smem, blocks[which].memory.data(), smem_bytes);
+  resident = which;
+}
+
+bool still_waits(const Thread& thread) { return thread.moment && *thread.moment == thread.before; }
+
 // How many threads of block `which` are not done; each goes on until it waits.
 int run_threads(int which) {
   std::vector<int> order(block_threads);
@@ -64,6 +75,8 @@ int run_threads(int which) {
   for (int thread : order) {
     if (threads[thread].done) continue;
     ++left;
+    if (still_waits(threads[thread])) continue;
+    show_block(which);
     threadIdx.x = thread % block_threads;
     resume(thread);
     if (!error.empty()) break;
@@ -133,16 +146,7 @@ void run_cluster() {
     left = 0;
     const long before = progress;
     std::shuffle(order.begin(), order.end(), chance);
-    for (int which : order) {
-      Block& block = blocks[which];
-      blockIdx = block.index;
-      if (resident != which) {
-        std::memcpy(blocks[resident].memory.data(), gtco::smem, smem_bytes);
-        std::memcpy(gtco::smem, block.memory.data(), smem_bytes);
-        resident = which;
-      }
-      left += run_threads(which);
-    }
+    for (int which : order) left += run_threads(which);
     current = -1;  // nobody's turn
     if (!error.empty()) return;
     if (left == 0 || progress != before) continue;
@@ -162,6 +166,15 @@ void yield(const char* waits_for) {
   Thread& thread = self();
   thread.waits_for = waits_for;
   if (_setjmp(thread.context) == 0) _longjmp(scheduler, 1);
+}
+
+void wait_while(const long& moment, long before, const char* waits_for) {
+  if (moment != before) return;
+  Thread& thread = self();
+  thread.moment = &moment;
+  thread.before = before;
+  yield(waits_for);
+  thread.moment = nullptr;
 }
 
 std::string describe(const Event& event) {
@@ -215,7 +228,7 @@ void arrive(Meeting& meeting, bool release) {
 }
 
 void wait(Meeting& meeting, long round, const char* what) {
-  while (meeting.round == round) yield(what);
+  wait_while(meeting.round, round, what);
   self().clocks.join(meeting.complete);
 }
 
@@ -233,8 +246,7 @@ void execute_together(const char* instruction, void* operands, void (*run)(int f
   ++progress;
   const long round = warp.round;
   if (++warp.arrived < 32) {
-    while (warp.round == round) yield(instruction);
-    return;
+    return wait_while(warp.round, round, instruction);
   }
   warp.arrived = 0;
   ++warp.round;

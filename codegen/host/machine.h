@@ -44,7 +44,7 @@ struct Warp {
 struct Barrier {
   int count = 0, pending = 0;
   long bytes = 0;
-  unsigned phase = 0;
+  long phase = 0;
   Event made;
   u32 agent = 0, landed = 0;  // of the copies whose bytes it counts
   Clocks arriving, complete;
@@ -96,7 +96,9 @@ struct Thread {
   const void* pc = nullptr;         // of the machine's function it called last
   std::vector<const void*> calls;   // the calls it is in
   const char* waits_for = nullptr;  // while it waits
-  const char* instruction;          // that its warp executes together, with its operands
+  const long* moment = nullptr;     // for this to be another than `before`
+  long before = 0;
+  const char* instruction;  // that its warp executes together, with its operands
   void* operands;
   std::vector<std::vector<Copy>> groups;  // committed copies, oldest first
   std::vector<Copy> open;
@@ -149,6 +151,8 @@ inline int rank() { return current / block_threads; }
 #define HERE self().pc = __builtin_return_address(0)
 
 void yield(const char* waits_for);
+// The others run while `moment` is `before`; until then this thread is not resumed to look.
+void wait_while(const long& moment, long before, const char* waits_for);
 void fail(const std::string& what);                                 // by the thread that runs
 void fail_of(int thread, const void* pc, const std::string& what);  // and goes on
 std::string place(const void* pc);  // "<pc ...>", which the runner replaces
