@@ -92,7 +92,8 @@ class BlockWork:
         warps: that copy and multiply in turns, where it may have too few of them to keep a
             multiprocessor busy; 0 where that is not counted.
         operand_bytes: that its products read from shared memory, where the sketch counts them.
-        in_turns: 1 if blocks of one stage hide no copies behind each other's products.
+        in_turns: 1 if its threads copy a step whole ahead of its products; blocks of one stage hide
+            no copies behind each other's then.
         writers: threads that finish the results of one tile; 0 where that is not counted.
     """
 

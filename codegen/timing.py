@@ -139,8 +139,9 @@ def chain_us(
         fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
         multiply_us,
     )
-    if block.in_turns and block.stages == 1:
-        loop_us = max(loop_us, fill_us + multiply_us)
+    if block.in_turns:  # a step begins when all of it is there and the products before are done
+        first_us = fill_us if block.stages == 1 else fill_us / steps
+        loop_us = max(loop_us, first_us + multiply_us) + steps * c.latency_us
     results = block.tile_p * block.tile_q
     epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us

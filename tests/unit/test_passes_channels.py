@@ -161,7 +161,8 @@ def test_the_mask_is_only_where_padding_is_multiplied() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize(
-    ("classes", "width"), [(150, 152), (21, 24), (19, 24), (5, 5), (18, 24), (17, 17)]
+    ("classes", "width"),
+    [(150, 160), (91, 96), (85, 88), (21, 24), (19, 24), (5, 5), (18, 24), (17, 17)],
 )
 def test_how_wide_a_returned_image_of_classes_gets(
     classes: int, width: int, dtype: torch.dtype
@@ -173,6 +174,24 @@ def test_how_wide_a_returned_image_of_classes_gets(
     assert widths(result) == {width}
     assert result.outputs and result.specs[result.outputs[0]].sizes[1] == classes
     assert_same(graph, result, x)
+
+
+@pytest.mark.parametrize(("classes", "width"), [(150, 160), (57, 64), (56, 56), (21, 21)])
+def test_a_product_that_is_permuted_and_returned_gains_by_whole_32s(
+    classes: int, width: int
+) -> None:
+    graph, x = graph_of(first, torch.float16, classes)
+
+    result = pad_channels(graph)
+
+    assert widths(result) == {width}
+    assert_same(graph, result, x)
+
+
+def test_rows_that_the_caller_gets_stay_side_by_side() -> None:
+    graph, _ = graph_of(lambda m, x: F.linear(x.permute(0, 2, 3, 1), m.rows), torch.float16, 150)
+
+    assert str(pad_channels(graph)) == str(graph)
 
 
 KEPT: dict[str, tuple[Net, str]] = {
