@@ -136,24 +136,20 @@ def accuracy(
     """Of `count` images, for each of `eights`: errors against fp64, and how often it names fp16's
     class."""
 
-    def given() -> Iterator[Tensor]:
-        for number in range(count):
-            yield images(number % CLASSES, image, 0.2, number)
-
+    given = torch.cat([images(number % CLASSES, image, 0.2, number) for number in range(count)])
     exact_model = copy.deepcopy(model).double()
-    whole = torch.cat(list(given())).double()
-    exact = logits(exact_model, iter(whole.split(CHUNK)))
+    exact = logits(exact_model, (each.double() for each in given.split(CHUNK)))
 
     def errors_of(found: Tensor) -> dict[str, float]:
         errors = relative(found, exact)
         return {"error": float((found - exact).norm() / exact.norm()),
                 "mean": float(errors.mean()), "largest": float(errors.max())}  # fmt: skip
 
-    of_half = logits(half, given())
+    of_half = logits(half, iter(given.split(1)))
     classes = of_half.argmax(1)
     facts: dict[str, dict[str, Any]] = {}
     for name, eight in eights.items():
-        of_eight = logits(eight, given())
+        of_eight = logits(eight, iter(given.split(1)))
         facts[name] = {
             "inputs": count,
             "fp16": errors_of(of_half),

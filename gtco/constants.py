@@ -101,7 +101,7 @@ class Constants:
 
 
 H100 = Constants(
-    version=4,
+    version=5,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s

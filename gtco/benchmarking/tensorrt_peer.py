@@ -135,7 +135,8 @@ class TensorRTRunner:
         except TensorRTError as error:
             if clock.is_alive():
                 raise
-            raise TensorRTError(f"no engine after {patience:.0f} s") from error
+            was_at = f", it was at: {self._said[-1]}" if self._said else ""
+            raise TensorRTError(f"no engine after {patience:.0f} s{was_at}") from error
         finally:
             clock.cancel()
 

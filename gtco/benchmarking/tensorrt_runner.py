@@ -43,6 +43,8 @@ WORKSPACE_BYTES = 8 << 30
 HIGHEST_LEVEL = 5
 """Of a builder's optimization levels."""
 KEPT_MESSAGES = 5
+TOLD_EACH_S = 5.0
+"""How often what the builder is at goes to standard error; it says millions of things."""
 
 # -- CUDA ------------------------------------------------------------------------------------------
 
@@ -208,10 +210,14 @@ class Runner:
         class Log(trt.ILogger):  # type: ignore[misc,name-defined]
             def __init__(self) -> None:
                 trt.ILogger.__init__(self)
+                self._told = 0.0
 
             def log(self, severity: Any, message: str) -> None:
                 if severity in (trt.ILogger.ERROR, trt.ILogger.INTERNAL_ERROR):
                     messages.append(message)
+                if time.monotonic() - self._told > TOLD_EACH_S:
+                    self._told = time.monotonic()
+                    print(message, file=sys.stderr, flush=True)
 
         return Log()
 

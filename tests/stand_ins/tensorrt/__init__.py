@@ -118,7 +118,7 @@ ctypes.CDLL = _cdll  # type: ignore[assignment,misc]
 
 
 class ILogger:
-    INTERNAL_ERROR, ERROR, WARNING = range(3)
+    INTERNAL_ERROR, ERROR, WARNING, INFO = range(4)
 
 
 class DataType(IntEnum):
@@ -221,6 +221,8 @@ class Builder:
         return _Config()
 
     def build_serialized_network(self, network: Any, config: _Config) -> bytes | None:
+        for layer in ("conv_0", "conv_1"):
+            self.log.log(ILogger.INFO, f"timing the tactics of {layer}")
         time.sleep(float(os.environ.get("STAND_IN_SECONDS", "0")))
         if os.environ.get("STAND_IN_BUILDS_NOTHING"):
             self.log.log(ILogger.ERROR, "Could not find any implementation for node Foreign")
