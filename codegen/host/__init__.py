@@ -1,8 +1,7 @@
 """The device library for a CPU: the same names, each instruction with its meaning.
 
-A kernel includes `ptx.cuh` and `wgmma.cuh` of this folder in place of the device's, and with them
-`functions.h`, which declares libm's functions, but no header of the system. What they define are
-calls, declared in `instructions.h`, to the machine that runs it:
+A kernel includes `ptx.cuh` and `wgmma.cuh` of this folder in place of the device's, `functions.h` for
+libm, and no header of the system. `instructions.h` has the calls to the machine that runs it:
 
     machine.cc    clusters of fibers under a seeded schedule, meetings, the launch
     memory.cc     each load and store: bounds, dependent launch; in place of the sanitizer's library

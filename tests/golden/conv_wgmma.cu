@@ -8,7 +8,7 @@ struct Config {
   static constexpr int TILE_W = 8, PATCHES = 49;
   static constexpr int BLOCKS = 49;
   static constexpr bool KEEPS_WEIGHTS = true;
-  static constexpr int CHUNKS = 8, STAGES = 2;
+  static constexpr int CHUNKS = 8, STAGES = 1;
   static constexpr int WARPS_M = 4, WARPS_N = 1;
   static constexpr int WIDTH = 8;
 };
