@@ -3,7 +3,8 @@
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
     begun    = waves but the first * latency, where one block fits a multiprocessor at a time
     loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile;
-               fill + matrix multiply where a sketch says that blocks of one stage hide neither
+               where threads copy a step whole ahead of its products, at least the first step's
+               fill (of one stage, all) + matrix multiply, and the latency of each step besides
     fill     = max(what L2 gives, what shared memory takes and gives, requests of loads)
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)

@@ -135,7 +135,6 @@ def accuracy(
 ) -> dict[str, dict[str, Any]]:
     """Of `count` images, for each of `eights`: errors against fp64, and how often it names fp16's
     class."""
-
     given = torch.cat([images(number % CLASSES, image, 0.2, number) for number in range(count)])
     exact_model = copy.deepcopy(model).double()
     exact = logits(exact_model, (each.double() for each in given.split(CHUNK)))
@@ -147,16 +146,13 @@ def accuracy(
 
     of_half = logits(half, iter(given.split(1)))
     classes = of_half.argmax(1)
+    named = int(classes.unique().numel())
+    shared = {"inputs": count, "classes_named": named, "fp16": errors_of(of_half)}
     facts: dict[str, dict[str, Any]] = {}
     for name, eight in eights.items():
         of_eight = logits(eight, iter(given.split(1)))
-        facts[name] = {
-            "inputs": count,
-            "fp16": errors_of(of_half),
-            "fp8": errors_of(of_eight),
-            "top1_agreement": float((classes == of_eight.argmax(1)).double().mean()),
-            "classes_named": int(classes.unique().numel()),
-        }
+        same = float((classes == of_eight.argmax(1)).double().mean())
+        facts[name] = {**shared, "fp8": errors_of(of_eight), "top1_agreement": same}
     return facts
 
 

@@ -102,7 +102,8 @@ class Pixels(Sketch):
             and numel // (vector * repeat) >= enough
         )
         repeat = next(repeats, 1)
-        # Of many blocks, fewer and larger ones: 22.9 us instead of 27.3, 3.5 instead of 4.9.
+        # Of many blocks, fewer and larger ones: an image of 152 channels was enlarged in 22.9 us
+        # instead of 27.3 so, of 24 channels in 3.5 instead of 4.9.
         many = numel // (vector * repeat) >= 4 * enough
         return {"vector": vector, "repeat": repeat, "threads": 256 if many else 128}
 

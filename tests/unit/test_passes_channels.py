@@ -82,18 +82,6 @@ PADDED: dict[str, Net] = {
 }
 
 
-@pytest.mark.parametrize("net", PADDED.values(), ids=list(PADDED))
-def test_channels_between_products_are_padded(net: Net) -> None:
-    graph, x = graph_of(net)
-    log = Log()
-
-    result = check(pad_channels, graph, (x,), log)
-
-    assert 13 in widths(graph)
-    assert 13 not in widths(result)
-    assert log.applied[RULE] >= 1
-
-
 def resized(y: Tensor, mode: str = "bilinear") -> Tensor:
     return F.interpolate(y, scale_factor=2, mode=mode)
 
@@ -115,8 +103,13 @@ RETURNED: dict[str, Net] = {
 }
 
 
-@pytest.mark.parametrize("net", RETURNED.values(), ids=list(RETURNED))
-def test_what_is_returned_is_a_view_of_what_is_padded(net: Net) -> None:
+@pytest.mark.parametrize(
+    "net",
+    [*PADDED.values(), *RETURNED.values()],
+    ids=[*(f"between products: {name}" for name in PADDED),
+         *(f"returned: {name}" for name in RETURNED)],
+)  # fmt: skip
+def test_channels_between_products_and_of_returned_images_are_padded(net: Net) -> None:
     graph, x = graph_of(net)
     log = Log()
 
