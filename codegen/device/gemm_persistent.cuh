@@ -15,6 +15,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "promotion.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
 #include "windows.cuh"
@@ -59,8 +60,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr int PRODUCTS = GROUP_M / 64;
   static_assert(GROUP_M == 64 || GROUP_M == 128, "a warpgroup multiplies 64 or 128 rows");
   constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;  // columns of the epilogue at a time
-  // Sums of e4m3 lose bits in the tensor core: those of each step are added up in fp32.
-  constexpr bool PROMOTED = sizeof(Element) == 1;
+  constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(STEPS);
   static_assert(C::BLOCK_N % PART == 0, "parts are whole");
   static_assert(C::WIDTH == 2 || C::WIDTH == 8, "as wgmma has columns, or in eights");
   static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % 32 == 0), "32 rows of B are whole");
@@ -233,40 +233,44 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     // could not tell the phase that it waits for from the one before the last.
     if (!C::COOPERATIVE && round > 0) ptx::mbarrier_wait(turn + 8 * group, (round - 1) / 2 & 1);
 
-    float of_step[PRODUCTS][C::BLOCK_N / 2] = {};  // where sums are promoted
-    float (&sums)[PRODUCTS][C::BLOCK_N / 2] = PROMOTED ? of_step : acc;
+    float of_interval[PRODUCTS][C::BLOCK_N / 2] = {};  // where sums are promoted
+    float (&sums)[PRODUCTS][C::BLOCK_N / 2] = PROMOTED ? of_interval : acc;
     int last = 0;  // slot
 #pragma unroll 1
-    for (int step = 0; step < STEPS; ++step, from.advance()) {
-      const int s = from.slot;
-      ptx::mbarrier_wait(full + 8 * s, from.phase);
-      const u32 a_tile =  // (ATOMS, GROUP_M, ATOM_K)
-          ring + s * STAGE_BYTES + (C::COOPERATIVE ? group * GROUP_M * 128 : 0);
-      const u32 b_tile = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES;  // (ATOMS, BLOCK_N, ATOM_K)
-      ptx::wgmma_fence();
+    for (int begin = 0, end; begin < STEPS; begin = end) {
+      end = PROMOTED ? min_of(begin + PROMOTED_STEPS<C::ATOMS>, STEPS) : STEPS;
+#pragma unroll 1
+      for (int step = begin; step < end; ++step, from.advance()) {
+        const int s = from.slot;
+        ptx::mbarrier_wait(full + 8 * s, from.phase);
+        const u32 a_tile =  // (ATOMS, GROUP_M, ATOM_K)
+            ring + s * STAGE_BYTES + (C::COOPERATIVE ? group * GROUP_M * 128 : 0);
+        const u32 b_tile = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES;  // (ATOMS, BLOCK_N, ATOM_K)
+        ptx::wgmma_fence();
 #pragma unroll
-      for (int atom = 0; atom < C::ATOMS; ++atom)
+        for (int atom = 0; atom < C::ATOMS; ++atom)
 #pragma unroll
-        for (int k = 0; k < 128; k += K_STEP)
+          for (int k = 0; k < 128; k += K_STEP)
 #pragma unroll
-          for (int m = 0; m < PRODUCTS; ++m)
-            ptx::Wgmma<Element, C::BLOCK_N>::mma(
-                sums[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
-                ptx::wgmma_descriptor(b_tile, atom * B_BYTES + k), !PROMOTED || atom + k > 0);
-      ptx::wgmma_commit_group();
+            for (int m = 0; m < PRODUCTS; ++m)
+              ptx::Wgmma<Element, C::BLOCK_N>::mma(
+                  sums[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
+                  ptx::wgmma_descriptor(b_tile, atom * B_BYTES + k),
+                  !PROMOTED || atom + k > 0 || step > begin);
+        ptx::wgmma_commit_group();
+        ptx::wgmma_wait_group<1>();
+        if (step > begin) release(last);  // its products are done, this step's not
+        last = s;
+      }
       if constexpr (PROMOTED) {
 #pragma unroll
-        for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(of_step[m]);
-        if (step + 1 < STEPS) release(s);
+        for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(of_interval[m]);
+        if (end < STEPS) release(last);
 #pragma unroll
         for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
-          for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] += of_step[m][i];
-      } else {
-        ptx::wgmma_wait_group<1>();
-        if (step > 0) release(last);  // its products are done, this step's not
+          for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] += of_interval[m][i];
       }
-      last = s;
     }
     if constexpr (!C::COOPERATIVE) from.template skip<STEPS>();  // the other's
     // The other's products follow these without a gap.

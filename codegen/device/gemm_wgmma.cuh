@@ -18,6 +18,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "promotion.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
 #include "wgmma_exact.cuh"
@@ -54,15 +55,13 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int STAGE_BYTES = C::ATOMS * (P_BYTES + Q_BYTES);
   constexpr int CONSUMERS = C::BLOCK_P / 64;
   constexpr int THREADS = CONSUMERS * 128;
-  // Sums of e4m3 lose bits in the tensor core: those of each step are added up in fp32.
-  constexpr bool PROMOTED = sizeof(Element) == 1;
-  static_assert(!PROMOTED || C::DEPTH == 0, "each step's products are awaited");
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
   static_assert(C::SPLIT * C::CLUSTER_Q == 1 || C::MULTICAST == 1, "shares Q, and nothing else");
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
   static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
   constexpr int ALL_STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
+  constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(SPLIT_STEPS);
   constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
   constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
   // The epilogue is done in parts of Q, of which a block finishes MOST or one less.
@@ -137,38 +136,47 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       multiply_exactly<C>(acc, smem, full, inbox_full + 8, steps, thread, release);
       return;
     }
-    float of_step[C::BLOCK_Q / 2] = {};  // where sums are promoted
+    float of_interval[C::BLOCK_Q / 2] = {};  // where sums are promoted
+    float (&sums)[C::BLOCK_Q / 2] = PROMOTED ? of_interval : acc;
     RingPlace<C::STAGES> from{0, 0};
     int last = 0;  // slot
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step, from.advance()) {
-      const int s = from.slot;
-      ptx::mbarrier_wait(full + 8 * s, from.phase);
-      const u32 p_tile = ring + s * STAGE_BYTES + group * 64 * 128;    // (ATOMS, 64, ATOM_K)
-      const u32 q_tile = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES;  // (ATOMS, BLOCK_Q, ATOM_K)
-      float (&sums)[C::BLOCK_Q / 2] = PROMOTED ? of_step : acc;
-      ptx::wgmma_fence();
+    for (int begin = 0, end; begin < steps; begin = end) {
+      end = PROMOTED ? min_of(begin + PROMOTED_STEPS<C::ATOMS>, steps) : steps;
+#pragma unroll 1
+      for (int step = begin; step < end; ++step, from.advance()) {
+        const int s = from.slot;
+        ptx::mbarrier_wait(full + 8 * s, from.phase);
+        const u32 p_tile = ring + s * STAGE_BYTES + group * 64 * 128;    // (ATOMS, 64, ATOM_K)
+        const u32 q_tile = ring + s * STAGE_BYTES + C::ATOMS * P_BYTES;  // (ATOMS, BLOCK_Q, ATOM_K)
+        ptx::wgmma_fence();
 #pragma unroll
-      for (int atom = 0; atom < C::ATOMS; ++atom)
+        for (int atom = 0; atom < C::ATOMS; ++atom)
 #pragma unroll
-        for (int k = 0; k < 128; k += K_STEP)
-          ptx::Wgmma<Element, C::BLOCK_Q>::mma(
-              sums, ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k),
-              ptx::wgmma_descriptor(q_tile, atom * Q_BYTES + k), !PROMOTED || atom + k > 0);
-      ptx::wgmma_commit_group();
-      // At depth 0 the slot goes back before the next is awaited; at depth 1 the tensor cores never
-      // wait for this warpgroup's turn, and each slot is held for a step longer.
-      if constexpr (C::DEPTH == 0) {
-        ptx::wgmma_wait_group<0>(sums);
-        release(s);
-        if constexpr (PROMOTED) {
-#pragma unroll
-          for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] += of_step[i];
+          for (int k = 0; k < 128; k += K_STEP)
+            ptx::Wgmma<Element, C::BLOCK_Q>::mma(sums,
+                                                 ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k),
+                                                 ptx::wgmma_descriptor(q_tile, atom * Q_BYTES + k),
+                                                 !PROMOTED || atom + k > 0 || step > begin);
+        ptx::wgmma_commit_group();
+        // At depth 0 the slot goes back before the next is awaited; at depth 1 the tensor cores
+        // never wait for this warpgroup's turn, and each slot is held for a step longer.
+        if constexpr (C::DEPTH == 0) {
+          ptx::wgmma_wait_group<0>(sums);
+          release(s);
+        } else {
+          ptx::wgmma_wait_group<1>();
+          if (step > begin) release(last);
+          last = s;
         }
-      } else {
-        ptx::wgmma_wait_group<1>();
-        if (step > 0) release(last);
-        last = s;
+      }
+      if constexpr (PROMOTED) {
+        if constexpr (C::DEPTH > 0) {
+          ptx::wgmma_wait_group<0>(of_interval);
+          if (end < steps) release(last);
+        }
+#pragma unroll
+        for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] += of_interval[i];
       }
     }
     if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);

@@ -34,6 +34,14 @@ from gtco.target import Target
 
 HALVES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
+PROMOTED_ATOMS = 4
+"""Of 128 bytes of K, whose sums of e4m3 are left to the tensor cores (promotion.cuh)."""
+
+
+def is_promoted(dtype: torch.dtype, steps: int, atoms: int) -> bool:
+    """Whether a thread has two sets of sums, since there are more steps of so many atoms than the
+    tensor cores add up."""
+    return dtype == FP8 and steps > max(1, PROMOTED_ATOMS // atoms)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import FP8, analyse_wgmma, eights, pad_to
+from gtco.codegen.sketches.gemm import analyse_wgmma, eights, is_promoted, pad_to
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.target import Target
@@ -126,7 +126,8 @@ class GemmPersistent(Sketch):
         consumers = _consumers(schedule)
         rows = block_m // consumers if schedule["cooperative"] else block_m
         check(rows in (64, 128), f"a warpgroup multiplies 64 or 128 rows, not {rows}")
-        accumulators = rows // 64 * block_n // (1 if self.problem.dtype == FP8 else 2)
+        promoted = is_promoted(self.problem.dtype, self._steps(schedule), schedule["atoms"])
+        accumulators = rows // 64 * block_n // (1 if promoted else 2)
         most = ACCUMULATORS[consumers]
         check(accumulators <= most, f"{accumulators} accumulators a thread, of {most}")
         if self.problem.atoms_are_apart:
@@ -156,7 +157,7 @@ class GemmPersistent(Sketch):
             registers=timing.most_registers(_threads(schedule)),
             tiles=self._rounds(schedule),
             consumers=1 if schedule["cooperative"] else 2,
-            depth=int(self.problem.dtype != FP8),
+            depth=1,
             writers=timing.WARPGROUP * (_consumers(schedule) if schedule["cooperative"] else 1),
         )
 

@@ -12,7 +12,15 @@ from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import EXACT, FP8, analyse_wgmma, eights, is_exact, pad_to, pairs
+from gtco.codegen.sketches.gemm import (
+    EXACT,
+    analyse_wgmma,
+    eights,
+    is_exact,
+    is_promoted,
+    pad_to,
+    pairs,
+)
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
@@ -65,7 +73,6 @@ class GemmWgmma(Sketch):
         super().__init__(group, target)
         self.problem = problem = analyse_wgmma(group, target, exact=True)
         self.exact = is_exact(problem.anchor, problem.dtype)
-        self.awaited = self.exact or problem.dtype == FP8  # each step, whose sums are added in fp32
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = problem.atoms(self.block_k)
         region = problem.region()
@@ -115,7 +122,7 @@ class GemmWgmma(Sketch):
                     "split": split,
                     "multicast": multicast,
                     "atoms": atoms,
-                    "depth": int(not self.awaited),
+                    "depth": int(not self.exact),
                     "cluster_q": cluster_q,
                 }
                 try:
@@ -184,8 +191,10 @@ class GemmWgmma(Sketch):
         """Of a thread, about."""
         if self.exact:  # three sums, and both parts of P's fragments
             return schedule["block_q"] * 3 // 2 + 32 + LOOP_REGISTERS
-        sums = 1 if self.problem.dtype == FP8 else 2  # two sets of them, or one
-        return schedule["block_q"] // sums + LOOP_REGISTERS
+        atoms, split = schedule["atoms"], schedule["split"]
+        steps = -(-self.steps // (split * atoms))
+        halves = 2 if is_promoted(self.problem.dtype, steps, atoms) else 1  # sets of them
+        return schedule["block_q"] // 2 * halves + LOOP_REGISTERS
 
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
@@ -205,8 +214,6 @@ class GemmWgmma(Sketch):
         check(q_tiles % cluster_q == 0, f"{q_tiles} tiles along Q in clusters of {cluster_q}")
         one = schedule["atoms"] == 1 and schedule["depth"] == 0
         check(one or not self.exact, "fp32 in steps of one atom, each awaited")
-        short = schedule["atoms"] <= 2 and schedule["depth"] == 0
-        check(short or not self.awaited, "fp8 in steps of two atoms at most, each awaited")
         cluster = _cluster(schedule)
         check(cluster <= PORTABLE_CLUSTER, f"a cluster of {cluster} blocks")
         check(split <= steps, f"split-K {split} exceeds the {steps} steps of K")

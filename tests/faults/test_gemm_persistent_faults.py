@@ -34,7 +34,7 @@ FAULTS = {
     ),
     "a slot handed back while a product still reads it": (
         "in turn",
-        "if (step > 0) release(last);",
+        "if (step > begin) release(last);",
         "release(s);",
     ),
     "the last slot of a tile handed back before its products are done": (

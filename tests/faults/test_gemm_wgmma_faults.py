@@ -23,6 +23,7 @@ CLUSTERS = {
     "statistics": {**PLAIN, "split": 2},
     "neighbours": {**PLAIN, "split": 2, "cluster_q": 2, "block_q": 24},
     "fp8": PLAIN,
+    "deep fp8": {**PLAIN, "depth": 1},
 }
 
 FAULTS = {
@@ -43,8 +44,8 @@ FAULTS = {
     ),
     "a slot handed back while a product still reads it": (
         "plain",
-        "        ptx::wgmma_wait_group<0>(sums);\n        release(s);\n",
-        "        release(s);\n        ptx::wgmma_wait_group<0>(sums);\n",
+        "          ptx::wgmma_wait_group<0>(sums);\n          release(s);\n",
+        "          release(s);\n          ptx::wgmma_wait_group<0>(sums);\n",
     ),
     "a slot handed back while the products before the last still read it": (
         "deep",
@@ -116,15 +117,25 @@ FAULTS = {
         " + neighbour * C::BLOCK_Q;",
         ";",
     ),
-    "fp8 sums of a step that are not added in fp32": (
+    "fp8 sums of 512 that are not added in fp32": (
         "fp8",
-        "acc[i] += of_step[i];",
-        "acc[i] = of_step[i];",
+        "acc[i] += of_interval[i];",
+        "acc[i] = of_interval[i];",
     ),
-    "fp8 sums that begin with those of the step before": (
-        "fp8",
-        "!PROMOTED || atom + k > 0",
+    "fp8 sums that begin with those of the 512 before": (
+        "deep fp8",
+        "!PROMOTED || atom + k > 0 || step > begin",
         "true",
+    ),
+    "fp8 sums that begin anew with each step": (
+        "fp8",
+        "|| step > begin",
+        "",
+    ),
+    "a slot of the last of 512 that is not given back": (
+        "deep fp8",
+        "if (end < steps) release(last);",
+        "",
     ),
     "an mbarrier that is never initialised": (
         "plain",
@@ -137,8 +148,8 @@ FAULTS = {
 def group(cluster: str) -> Group:
     if cluster == "statistics":
         return groups.residual_linear(37, 128, 336, torch.float16)
-    if cluster == "fp8":
-        return groups.fp8_linear(37, 384, 128, torch.float16)
+    if cluster.endswith("fp8"):
+        return groups.fp8_linear(37, 1168, 128, torch.float16)
     return groups.norm_linear(37, 328, 128, torch.float16)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gtco
-from experiments.models import autogtco, convolutional, diffusion, volumes
+from experiments.models import autogtco, convolutional, diffusion, floats, volumes
 from experiments.models.transformers_zoo import randomize
 from gtco.ir.interpreter import interpret
 
@@ -78,3 +78,13 @@ def test_small_ones_are_captured_and_fused_right(name: str) -> None:
         expected = model(*args)
     assert expected.std() > 1e-2 and expected.abs().max() < 1e4
     torch.testing.assert_close(result, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_of_any_family_in_fp32() -> None:
+    module, args = floats.se_resnet9_grey()
+    assert {each.dtype for each in (*module.parameters(), *args)} == {torch.float32}
+
+
+def test_what_is_no_model_has_no_fp32() -> None:
+    with pytest.raises(AttributeError, match="no model 'resnet51' to have in fp32"):
+        floats.resnet51  # noqa: B018

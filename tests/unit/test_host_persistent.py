@@ -37,10 +37,17 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "windows apart": lambda: groups.convolution(
         (1, 27, 18, 64), 64, (3, 2), BF16, stride=(2, 1), before=(2, 1), after=(1, 0)
     ),
+    "fp8": lambda: groups.fp8_linear(300, 1168, 192, F16, norm=True),
+    "fp8 of few steps": lambda: groups.fp8_linear(200, 400, 256, BF16),
     "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
 }
 KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster")
 CASES = [
+    ("fp8", (0, 64, 64, 1, 4)),
+    ("fp8", (0, 128, 64, 2, 1)),
+    ("fp8", (1, 128, 96, 1, 4)),
+    ("fp8 of few steps", (0, 64, 128, 1, 1)),
+    ("fp8 of few steps", (1, 128, 64, 2, 4)),
     ("norm and GELU", (0, 64, 64, 1, 4)),
     ("norm and GELU", (0, 128, 96, 1, 1)),
     ("norm and GELU", (0, 64, 192, 2, 16)),

@@ -25,7 +25,7 @@ GROUPS = {
     "tf32, norm and GELU": lambda: groups.tf32(groups.norm_linear(37, 100, 256, F32, gelu=True)),
     "tf32, statistics": lambda: groups.tf32(groups.residual_linear(21, 64, 192, F32)),
     "tf32, odd columns": lambda: groups.tf32(groups.plain_linear(7, 36, 91, F32)),
-    "fp8, norm and GELU": lambda: groups.fp8_linear(37, 400, 256, F16, norm=True),
+    "fp8, norm and GELU": lambda: groups.fp8_linear(37, 656, 256, F16, norm=True),
     "fp8, statistics": lambda: groups.fp8_linear(21, 272, 192, F16),
     "fp8, odd columns": lambda: groups.fp8_linear(7, 144, 90, BF16),
     "fp32, norm and GELU": lambda: groups.norm_linear(37, 100, 256, F32, gelu=True),
