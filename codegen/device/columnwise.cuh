@@ -57,7 +57,7 @@ class ColumnTile {
     const int col = C::COLUMNS % SPAN == 0 ? col_ : min_of(col_, C::COLUMNS - V);
 #pragma unroll
     for (int s = 0; s < C::VECTORS; ++s) {
-      const int row = EVEN ? down(s) : min_of(down(s), C::LENGTH - 1);
+      const int below = down(s, first_), row = EVEN ? below : min_of(below, C::LENGTH - 1);
       const auto part = f(piece_ * C::LENGTH + row, col, true);
 #pragma unroll
       for (int i = 0; i < V; ++i) r[s * V + i] = part[i];
@@ -70,7 +70,7 @@ class ColumnTile {
   __device__ __forceinline__ void store(const Vec<T, N>& values, F f) const {
 #pragma unroll
     for (int s = 0; s < C::VECTORS; ++s)
-      f(piece_ * C::LENGTH + down(s), col_, active(s),
+      f(piece_ * C::LENGTH + down(s, first_), col_, active(s, first_),
         map<V>([&](int i) { return values[s * V + i]; }));
   }
 
@@ -101,18 +101,18 @@ class ColumnTile {
 #pragma unroll
     for (int i = 0; i < V; ++i) total[i] = squares[i] = 0.0f;
     float count = 0.0f;  // rows so far
-    walk([&] {
-      const Vec<float, N> x = f();
-      if (first_ == 0) {
+    walk(f, [&](int first, const auto& x) {
+      if (first == 0) {
 #pragma unroll
         for (int i = 0; i < V; ++i) origin[i] = x[i];
       }
 #pragma unroll
       for (int s = 0; s < C::VECTORS; ++s) {
-        count += active(s) ? 1.0f : 0.0f;
+        const bool counts = active(s, first);
+        count += counts ? 1.0f : 0.0f;
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          const float apart = active(s) ? x[s * V + i] - origin[i] : 0.0f;
+          const float apart = counts ? float(x[s * V + i]) - origin[i] : 0.0f;
           total[i] += apart;
           squares[i] = fmaf(apart, apart, squares[i]);
         }
@@ -141,27 +141,41 @@ class ColumnTile {
     if (down_ == 0) put(own);
     __syncthreads();
     if (!active()) return;
-    Moments result = of_column<Moments>(thread_ * C::DEPTH);
-#pragma unroll 4
-    for (int i = 1; i < C::DEPTH; ++i)
-      result = merged(result, float(C::LENGTH) * i, of_column<Moments>(thread_ * C::DEPTH + i),
-                      float(C::LENGTH));
-    gtco::store<2>(stats + row() * 2, Vec<float, 2>{{result.mean, result.m2}});
+    // All columns are of one length: their means' mean, then how far each is from it.
+    float mean = 0.0f, m2 = 0.0f;
+#pragma unroll 8
+    for (int i = 0; i < C::DEPTH; ++i) mean += of_column<Moments>(thread_ * C::DEPTH + i).mean;
+    mean /= C::DEPTH;
+#pragma unroll 8
+    for (int i = 0; i < C::DEPTH; ++i) {
+      const Moments column = of_column<Moments>(thread_ * C::DEPTH + i);
+      const float apart = column.mean - mean;
+      m2 += fmaf(C::LENGTH * apart, apart, column.m2);
+    }
+    gtco::store<2>(stats + row() * 2, Vec<float, 2>{{mean, m2}});
   }
 
  private:
-  // Of the piece.
-  __device__ __forceinline__ int down(int s) const { return first_ + s * DOWN + down_; }
-  __device__ __forceinline__ bool active(int s) const {
-    return (EVEN || (down_ < DOWN && down(s) < C::LENGTH)) &&
+  // Of the piece, where the rows under way begin at `first`.
+  __device__ __forceinline__ int down(int s, int first) const { return first + s * DOWN + down_; }
+  __device__ __forceinline__ bool active(int s, int first) const {
+    return (EVEN || (down_ < DOWN && down(s, first) < C::LENGTH)) &&
            (C::COLUMNS % SPAN == 0 || col_ < C::COLUMNS);
   }
 
-  // Calls f with the rows under way moving down the piece.
-  template <class F>
-  __device__ __forceinline__ void walk(F f) {
+  // take(first, f()) with the rows under way moving down the piece from `first` = 0 on. What f
+  // loads of the next ones is under way while these are taken.
+  template <class F, class G>
+  __device__ __forceinline__ void walk(F f, G take) {
+    constexpr int STEP = DOWN * C::VECTORS;
+    auto next = f();
 #pragma unroll 1
-    for (first_ = 0; first_ < C::LENGTH; first_ += DOWN * C::VECTORS) f();
+    for (int first = 0; first < C::LENGTH; first += STEP) {
+      const auto now = next;
+      first_ = first + STEP;
+      if (first_ < C::LENGTH) next = f();
+      take(first, now);
+    }
   }
 
   // Shared memory: (V, THREADS).
@@ -201,12 +215,12 @@ class ColumnTile {
     T own[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) own[i] = start;
-    walk([&] {
-      const Vec<T, N> x = f();
+    walk(f, [&](int first, const auto& x) {
 #pragma unroll
       for (int s = 0; s < C::VECTORS; ++s)
 #pragma unroll
-        for (int i = 0; i < V; ++i) own[i] = active(s) ? combine(own[i], x[s * V + i]) : own[i];
+        for (int i = 0; i < V; ++i)
+          own[i] = active(s, first) ? combine(own[i], T(x[s * V + i])) : own[i];
     });
     meet([&] { put(own); },
          [&](int from) {
@@ -225,7 +239,7 @@ class ColumnTile {
 
   unsigned char* smem_;
   int piece_, slab_, thread_, down_, col_;
-  int first_ = 0;
+  int first_ = 0;  // of the rows under way
 };
 
 template <class C, class Body>

@@ -37,7 +37,7 @@ class Columnwise(Sketch):
 
     name: ClassVar[str] = "columnwise"
     family: ClassVar[str] = "rowwise"
-    version: ClassVar[int] = 2
+    version: ClassVar[int] = 3
     schedule_version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -115,6 +115,12 @@ class Columnwise(Sketch):
         """Numbers of at most 8 bytes of each column of each thread, and the rows it has had."""
         return schedule["threads"] * (8 * self.vector + 4)
 
+    def _registers(self, schedule: Schedule) -> int:
+        """Of a thread, about: the next rows as they are in memory, those that are added, sums."""
+        values = schedule["vectors"] * self.vector * self.emitter.loads
+        raw = -(-values * self.itemsize // 4)
+        return min(255, 32 + 3 * self.vector + raw + (values if self.moments else raw))
+
     def _refusal(self, schedule: Schedule) -> str | None:
         down, span, threads = self._down(schedule), self._span(schedule), schedule["threads"]
         if not down:
@@ -126,6 +132,9 @@ class Columnwise(Sketch):
         values = schedule["vectors"] * self.vector
         if values * self.emitter.loads > MAX_VALUES:
             return f"{values} elements of {self.emitter.loads} operands under way a thread"
+        registers, most = self._registers(schedule), timing.most_registers(threads)
+        if registers > most:
+            return f"about {registers} registers a thread, of {most}"
         if schedule["vectors"] > 1 and schedule["vectors"] * down >= 2 * self.space.length:
             return f"a column has {self.space.length} rows, and twice as many are under way"
         if down >= 2 * self.space.length and threads > 64:
@@ -136,7 +145,7 @@ class Columnwise(Sketch):
         return self._work(program.schedule)
 
     def _work(self, schedule: Schedule) -> BlockWork:
-        """A step for the rows under way of each thread."""
+        """A step for the rows under way of each thread, which asks for the next ones first."""
         space, lanes, span = self.space, schedule["lanes"], self._span(schedule)
         down, under_way = self._down(schedule), schedule["vectors"]
         length, width = space.length, min(span, space.columns)
@@ -153,18 +162,16 @@ class Columnwise(Sketch):
                 asked += max(length * timing.requests(1, run, grain), loads)
                 filled += length * (run + SECTOR - math.gcd(grain, SECTOR))
         results = span // space.depth + self.stored_bytes // (2 * self._blocks(schedule))
-        values = under_way * self.vector * self.emitter.loads
-        held = values if self.moments else -(-values * self.itemsize // 4)
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
             steps=-(-length // (down * under_way)),
-            stages=1,
+            stages=2,
             mma_flops=0,
             tile_p=1,
             tile_q=results,
             split=1,
-            registers=min(255, 32 + 2 * self.vector + held),
+            registers=self._registers(schedule),
             requests=math.ceil(asked),
             meetings=math.ceil(math.log(down, 4)),  # of four each
         )

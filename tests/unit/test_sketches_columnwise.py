@@ -73,15 +73,17 @@ def test_not_a_number_reaches_its_own_columns_alone_whatever_the_order() -> None
 
 
 FAULTS: dict[str, tuple[str, str, str]] = {
-    "rows of others count": ("mean_54", "active(s) ? combine(", "true ? combine("),
-    "a row is skipped": ("mean_54", "first_ < C::LENGTH; first_ +=", "first_ < C::LENGTH - 1; first_ += 1 +"),  # noqa: E501
+    "rows of others count": ("mean_54", "active(s, first) ? combine(", "true ? combine("),
+    "a row is skipped": ("mean_54", "first_ = first + STEP;", "first_ = first + STEP + 1;"),
     "the lower threads are lost": ("gated", "if (down_ + from < n) take", "if (false) take"),
     "the mean of what is apart": ("channels", "origin[i] + mean,", "mean,"),
     "a spread around the first row": (
         "channels_of_f32", "squares[i] - total[i] * mean", "squares[i]",
     ),
-    "one column of a result": ("groups_of_3", "i < C::DEPTH; ++i)\n      result = merged",
-                               "i < 1; ++i)\n      result = merged"),
+    "one column of a result": ("groups_of_3", "i < C::DEPTH; ++i) mean +=", "i < 1; ++i) mean +="),
+    "columns that are apart": (
+        "groups_of_3", "fmaf(C::LENGTH * apart, apart,", "fmaf(0.0f, apart,",
+    ),
     "the first piece": ("mean_of_frames", "f(piece_ * C::LENGTH + row,", "f(row,"),
     "the first slab": ("gated", "col_ = slab_ * SPAN + ", "col_ = "),
 }  # fmt: skip
