@@ -100,13 +100,17 @@ WGMMA = """\
   ptx::wgmma_fence();
 #pragma unroll
   for (int k = 0; k < 128; k += 32)
-    ptx::Wgmma<ELEMENT, N>::mma(acc, ptx::wgmma_descriptor(at, k),
-                                ptx::wgmma_descriptor(at, 8192 + k), 1);
+    ptx::PRODUCT<ELEMENT, N>::mma(acc, ptx::wgmma_descriptor(at, k), B_SIDE, 1);
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) y[thread * (N / 2) + i] = acc[i];
 """
+SIDES = {
+    False: ("Wgmma", "ptx::wgmma_descriptor(at, 8192 + k)"),
+    True: ("WgmmaOfRows", "ptx::rows_descriptor<8192>(at, 8192 + k / 32 * 16 * 128)"),
+}
+"""The product and what it is told of B, by whether that lies in rows of K."""
 PLANES = """\
   const int thread = threadIdx.x;
   constexpr int LEADING = 77, STRIDE = 9;  // of A, and LEADING + 2 and 8 of B, in 16 bytes
@@ -284,9 +288,12 @@ def record_swizzle(run: Run, dtype: torch.dtype) -> list[int]:
     return list((y[::4] // 4).tolist())
 
 
-def record_wgmma(run: Run, dtype: torch.dtype, columns: int) -> Table:
-    """Per thread the places of its accumulators; one digest each for wide products."""
+def record_wgmma(run: Run, dtype: torch.dtype, columns: int, *, rows_of_k: bool = False) -> Table:
+    """Per thread the places of its accumulators; one digest each for wide products. With
+    `rows_of_k`, B lies in squares of 64 rows of K and 64 columns."""
     body, smem_bytes = copies(WGMMA, {"p": (0, 64), "q": (8192, columns)})
+    product_of, side = SIDES[rows_of_k]
+    body = body.replace("PRODUCT", product_of).replace("B_SIDE", side)
     body = body.replace("ELEMENT", _TYPES[dtype]).replace("N", str(columns))
     program = kernel(
         body,
@@ -298,6 +305,8 @@ def record_wgmma(run: Run, dtype: torch.dtype, columns: int) -> Table:
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         y = torch.zeros(128, columns // 2)
+        if rows_of_k:
+            b = b.T.reshape(64, columns // 64, 64).transpose(0, 1).reshape(columns, 64)
         run(program, {"a": a.to(dtype).contiguous(), "b": b.to(dtype).contiguous(), "y": y})
         return y
 
@@ -334,6 +343,10 @@ def record(run: Run) -> Table:
         "wgmma": {
             _NAMES[each]: {str(n): record_wgmma(run, each, n) for n in WGMMA_COLUMNS}
             for each in (half, brain, single)
+        },
+        "wgmma_rows_of_k": {
+            _NAMES[each]: {str(n): record_wgmma(run, each, n, rows_of_k=True) for n in (64, 192)}
+            for each in (half, brain)
         },
         "wgmma_planes": {_NAMES[each]: record_planes(run, each, 8) for each in (half, brain)},
         "wgmma_e4m3": {str(n): record_wgmma(run, FP8, n) for n in WGMMA_COLUMNS},

@@ -162,6 +162,16 @@ def batched_matmul(
     return Group("batched_matmul", b.build([b.add("relu", b.add("matmul", x, other, **wide))]))
 
 
+def transposed_linear(k: int, rows: int, columns: int, dtype: torch.dtype) -> Group:
+    """linear of x^T, which lies in rows of K, as a mixer has it; its bias and a GELU."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, k, rows), dtype))
+    w = b.constant("w", _weights(columns, k, dtype=dtype))
+    y = b.add("linear", b.add("permute", x, dims=(0, 2, 1)), w)
+    y = b.add("add", y, b.constant("bias", _weights(columns, dtype=dtype)))
+    return Group("transposed_linear", b.build([b.add("gelu", y, approximate="none")]))
+
+
 def tf32(group: Group) -> Group:
     """`group`, which is f32, with its products in tf32."""
     return Group(f"tf32 {group.name}", lower_products(group.graph, "tf32"))
@@ -229,6 +239,8 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "rotary_odd": lambda: rotary_linear(11, 40, 2, 3, 10, F16),
     "rotary_one_row": lambda: rotary_linear(1, 64, 2, 1, 16, F16),
     "bmm": lambda: batched_matmul(3, 33, 64, 40, F16),
+    "bmm_tails": lambda: batched_matmul(2, 65, 200, 136, BF16),
+    "transposed_a": lambda: transposed_linear(200, 72, 104, F16),
     "bmm_odd": lambda: batched_matmul(2, 17, 197, 197, BF16),
     "bmm_transposed": lambda: batched_matmul(2, 65, 64, 72, F16, transposed=True),
     "bmm_wide": lambda: batched_matmul(2, 33, 80, 48, F16, transposed=True, out_dtype=F32),

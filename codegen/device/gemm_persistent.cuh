@@ -17,7 +17,7 @@
 #include "epilogue.cuh"
 #include "promotion.cuh"
 #include "ring.cuh"
-#include "wgmma.cuh"
+#include "wgmma_sides.cuh"
 #include "windows.cuh"
 
 namespace gtco {
@@ -61,6 +61,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   static_assert(GROUP_M == 64 || GROUP_M == 128, "a warpgroup multiplies 64 or 128 rows");
   constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;  // columns of the epilogue at a time
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(STEPS);
+  using B = NSide<Element, C::BLOCK_N, is_by_rows<C>>;
   static_assert(C::BLOCK_N % PART == 0, "parts are whole");
   static_assert(C::WIDTH == 2 || C::WIDTH == 8, "as wgmma has columns, or in eights");
   static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % 32 == 0), "32 rows of B are whole");
@@ -150,7 +151,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
         if constexpr (C::WIDTH == 8) {
           ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / 32, full + 8 * s);
         } else {
-          ptx::cp_async_bulk_tensor(to, b_map, k, at.col0, at.batch, full + 8 * s);
+          B::copy(to, b_map, k, at.col0, at.batch, full + 8 * s);
         }
       }
     };
@@ -253,10 +254,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
           for (int k = 0; k < 128; k += K_STEP)
 #pragma unroll
             for (int m = 0; m < PRODUCTS; ++m)
-              ptx::Wgmma<Element, C::BLOCK_N>::mma(
-                  sums[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
-                  ptx::wgmma_descriptor(b_tile, atom * B_BYTES + k),
-                  !PROMOTED || atom + k > 0 || step > begin);
+              B::mma(sums[m], ptx::wgmma_descriptor(a_tile, atom * A_BYTES + m * 64 * 128 + k),
+                     b_tile, atom, k, !PROMOTED || atom + k > 0 || step > begin);
         ptx::wgmma_commit_group();
         ptx::wgmma_wait_group<1>();
         if (step > begin) release(last);  // its products are done, this step's not

@@ -20,8 +20,8 @@
 #include "epilogue.cuh"
 #include "promotion.cuh"
 #include "ring.cuh"
-#include "wgmma.cuh"
 #include "wgmma_exact.cuh"
+#include "wgmma_sides.cuh"
 #include "windows.cuh"
 
 namespace gtco {
@@ -41,7 +41,7 @@ constexpr bool LATE_TRIGGER = false;
 // P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are
 // issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or
 // 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes), and EXACT
-// where products of floats are as good as fp32's.
+// where products of floats are as good as fp32's, BY_ROWS where Q lies in rows of K.
 template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor,
@@ -60,6 +60,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
   static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
   constexpr int ALL_STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);
+  using Q = NSide<Element, C::BLOCK_Q, is_by_rows<C>>;
+  static_assert(!is_by_rows<C> || C::MULTICAST == 1, "a copy of rows of K goes to one block");
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(SPLIT_STEPS);
   constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
@@ -154,10 +156,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         for (int atom = 0; atom < C::ATOMS; ++atom)
 #pragma unroll
           for (int k = 0; k < 128; k += K_STEP)
-            ptx::Wgmma<Element, C::BLOCK_Q>::mma(sums,
-                                                 ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k),
-                                                 ptx::wgmma_descriptor(q_tile, atom * Q_BYTES + k),
-                                                 !PROMOTED || atom + k > 0 || step > begin);
+            Q::mma(sums, ptx::wgmma_descriptor(p_tile, atom * P_BYTES + k), q_tile, atom, k,
+                   !PROMOTED || atom + k > 0 || step > begin);
         ptx::wgmma_commit_group();
         // At depth 0 the slot goes back before the next is awaited; at depth 1 the tensor cores
         // never wait for this warpgroup's turn, and each slot is held for a step longer.
@@ -247,7 +247,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           } else if constexpr (!C::SWAP && C::WIDTH == 8) {
             ptx::cp_async_bulk_tensor(to, q_map, k, 0, 0, 0, q0 / 32, full + 8 * s);
           } else {
-            ptx::cp_async_bulk_tensor(to, q_map, k, q0, batch, full + 8 * s);
+            Q::copy(to, q_map, k, q0, batch, full + 8 * s);
           }
         }
       };

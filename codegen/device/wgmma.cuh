@@ -32,6 +32,15 @@ __device__ __forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
   return u64(low) | u64(u32(STRIDE / 16)) << 32;
 }
 
+// The same of a tile of 16 bits whose rows of 128 bytes are of K, 16 for a product, and hold 64 of
+// its columns: the next 64 lie LEADING bytes on.
+template <int LEADING>
+__device__ __forceinline__ u64 rows_descriptor(u32 address, u32 offset) {
+  static_assert(LEADING % 16 == 0 && LEADING >> 18 == 0, "14 bits of 16 bytes");
+  const u32 low = (address >> 4) + (offset >> 4 | u32(LEADING / 16) << 16);
+  return u64(low) | u64(64u | 1u << 30) << 32;
+}
+
 __device__ __forceinline__ void wgmma_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
 }
@@ -58,6 +67,10 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
 // Scalar type of the operands: half_t, bf16_t, e4m3_t, or float read as tf32.
 template <class T, int N>
 struct Wgmma;
+
+// The same with B of 16 bits in rows of K (`rows_descriptor`), N a multiple of 64.
+template <class T, int N>
+struct WgmmaOfRows;
 
 // A lies in registers as mma.sync has it (each warp's 16 rows). B of 16 bits lies in rows of 128
 // bytes, one for each of the 16 along K: its descriptor is the same, and N at most the 64 columns
@@ -133,9 +146,9 @@ struct WgmmaFromRegisters;
 #define OUTS_128 OUTS_124, FOUR(124)
 
 // Operands after the COUNT accumulators: descriptors A and B, then whether D is added to.
-#define WGMMA(T, N, COUNT, A, B, S, SHAPE, TYPES, TAIL)                                            \
+#define WGMMA(OF, T, N, COUNT, A, B, S, SHAPE, TYPES, TAIL)                                        \
   template <>                                                                                      \
-  struct Wgmma<T, N> {                                                                             \
+  struct OF<T, N> {                                                                                \
     static __device__ __forceinline__ void mma(float (&d)[COUNT], u64 a, u64 b, int accumulate) {  \
       asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #S ", 0;\n"                                \
                    "wgmma.mma_async.sync.aligned.m64n" #N SHAPE ".f32." TYPES                      \
@@ -145,10 +158,13 @@ struct WgmmaFromRegisters;
     }                                                                                              \
   };
 #define WGMMA_ALL(N, COUNT, A, B, S)                                       \
-  WGMMA(half_t, N, COUNT, A, B, S, "k16", "f16.f16", ", 0, 0")             \
-  WGMMA(bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 0")           \
-  WGMMA(float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")                   \
-  WGMMA(e4m3_t, N, COUNT, A, B, S, "k32", "e4m3.e4m3", "")
+  WGMMA(Wgmma, half_t, N, COUNT, A, B, S, "k16", "f16.f16", ", 0, 0")      \
+  WGMMA(Wgmma, bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 0")    \
+  WGMMA(Wgmma, float, N, COUNT, A, B, S, "k8", "tf32.tf32", "")            \
+  WGMMA(Wgmma, e4m3_t, N, COUNT, A, B, S, "k32", "e4m3.e4m3", "")
+#define WGMMA_ROWS_OF_K(N, COUNT, A, B, S)                                     \
+  WGMMA(WgmmaOfRows, half_t, N, COUNT, A, B, S, "k16", "f16.f16", ", 0, 1")    \
+  WGMMA(WgmmaOfRows, bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 1")
 
 #define WGMMA_FROM_REGISTERS(T, N, MAJOR, COUNT, A0, A1, A2, A3, B, S, SHAPE, TYPES, TAIL)     \
   template <>                                                                                  \
@@ -230,6 +246,11 @@ WGMMA_ALL(240, 120, 120, 121, 122)
 WGMMA_ALL(248, 124, 124, 125, 126)
 WGMMA_ALL(256, 128, 128, 129, 130)
 
+WGMMA_ROWS_OF_K(64, 32, 32, 33, 34)
+WGMMA_ROWS_OF_K(128, 64, 64, 65, 66)
+WGMMA_ROWS_OF_K(192, 96, 96, 97, 98)
+WGMMA_ROWS_OF_K(256, 128, 128, 129, 130)
+
 #undef REGS_4
 #undef OUTS_4
 #undef REGS_8
@@ -297,6 +318,7 @@ WGMMA_ALL(256, 128, 128, 129, 130)
 #undef FOUR
 #undef WGMMA
 #undef WGMMA_ALL
+#undef WGMMA_ROWS_OF_K
 #undef WGMMA_FROM_REGISTERS
 #undef WGMMA_FROM_REGISTERS_ALL
 #undef WGMMA_OF_TF32

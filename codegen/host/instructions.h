@@ -77,7 +77,7 @@ u32 block_rank();
 u32 mapa(u32 address, u32 rank);
 
 void wgmma_fence();
-void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type);
+void wgmma(float* d, int n, u64 a, u64 b, bool by_rows, bool accumulate, Type type);
 void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool by_rows, bool accumulate,
                           Type type);
 void wgmma_commit();

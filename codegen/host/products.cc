@@ -89,11 +89,18 @@ int row_of(float (&values)[32], u64 tile, int row, Type type) {
   return count;
 }
 
-// Column `column` of a wgmma tile of 16 bits with a row of 128 bytes for each of the 16 along K.
+// Where column `column` of row `k` lies of a wgmma tile of 16 bits with rows of 128 bytes for each
+// of the 16 along K, of 64 columns each.
+u32 place_in_rows(u64 tile, int k, int column) {
+  const u32 leading = tile >> 48;
+  return swizzled(u32(tile) + column / 64 * leading * 16 + k * 128 + column % 64 * 2);
+}
+
+// That column of such a tile.
 int column_of(float (&values)[32], u64 tile, int column, Type type) {
   for (int k = 0; k < 16; ++k) {
     gtco::u16 bits;
-    std::memcpy(&bits, shared(swizzled(u32(tile) + k * 128 + column * 2), 2), 2);
+    std::memcpy(&bits, shared(place_in_rows(tile, k, column), 2), 2);
     elements(values + k, bits, type);
   }
   return 16;
@@ -208,14 +215,24 @@ void mma(float* d, const u32* a, u32 b0, u32 b1, Type type) {
 
 namespace {
 
-// The first lane of a warp stands for it: it reads the 32 bytes of each row.
-void read_rows(u64 tile, int first, int count, int bytes) {
+// The first lane of a warp stands for it.
+void read_by_product(u32 address) {
   Thread& thread = self();
   const Event event{product_agent(current), thread.product_groups + 1, cluster_number, thread.pc};
+  check_shared(address, 16, {Kind::ASYNC_READ, event, &thread.clocks}, current);
+}
+
+// The 32 bytes of each row.
+void read_rows(u64 tile, int first, int count) {
   for (int row = first; row < first + count; ++row)
-    for (int byte = 0; byte < bytes; byte += 16)
-      check_shared(place_in(tile, row, byte), 16, {Kind::ASYNC_READ, event, &thread.clocks},
-                   current);
+    for (int byte = 0; byte < 32; byte += 16) read_by_product(place_in(tile, row, byte));
+}
+
+// B of a product with `n` columns.
+void read_b(u64 tile, int n, bool by_rows) {
+  if (!by_rows) return read_rows(tile, 0, n);
+  for (int k = 0; k < 16; ++k)
+    for (int column = 0; column < n; column += 8) read_by_product(place_in_rows(tile, k, column));
 }
 
 // Ordinary accesses to the registers of a product come before the fence.
@@ -233,13 +250,13 @@ void wgmma_fence() {
 }
 
 // A warp reads its 16 rows of A and all of B.
-void wgmma(float* d, int n, u64 a, u64 b, bool accumulate, Type type) {
+void wgmma(float* d, int n, u64 a, u64 b, bool by_rows, bool accumulate, Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
-  self().open_products.push_back({d, n, a, b, false, accumulate, type, nullptr, {}});
+  self().open_products.push_back({d, n, a, b, by_rows, accumulate, type, nullptr, {}});
   if (current % 32 != 0) return;
-  read_rows(a, current % block_threads % 128 / 32 * 16, 16, 32);
-  read_rows(b, 0, n, 32);
+  read_rows(a, current % block_threads % 128 / 32 * 16, 16);
+  read_b(b, n, by_rows);
 }
 
 // A's registers lie as those of mma.sync, and are taken at once.
@@ -261,12 +278,7 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool by_rows, bo
         }
   });
   self().open_products.push_back(product);
-  if (current % 32 != 0) return;
-  if (by_rows) {
-    read_rows(b, 0, 16, n * 2);
-  } else {
-    read_rows(b, 0, n, 32);
-  }
+  if (current % 32 == 0) read_b(b, n, by_rows);
 }
 
 void wgmma_commit() {

@@ -11,6 +11,10 @@ template <int LEADING, int STRIDE>
 __forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
   return u64(address + offset) | u64(LEADING / 16) << 48 | u64(STRIDE / 16) << 32;
 }
+template <int LEADING>
+__forceinline__ u64 rows_descriptor(u32 address, u32 offset) {
+  return u64(address + offset) | u64(LEADING / 16) << 48;
+}
 __forceinline__ void wgmma_fence() { host::wgmma_fence(); }
 __forceinline__ void wgmma_commit_group() { host::wgmma_commit(); }
 
@@ -27,7 +31,14 @@ __forceinline__ void wgmma_wait_group(float (&)[COUNT]) {
 template <class T, int N>
 struct Wgmma {
   __forceinline__ static void mma(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
-    host::wgmma(d, N, a, b, accumulate, TYPE<T>);
+    host::wgmma(d, N, a, b, false, accumulate, TYPE<T>);
+  }
+};
+
+template <class T, int N>
+struct WgmmaOfRows {
+  __forceinline__ static void mma(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
+    host::wgmma(d, N, a, b, true, accumulate, TYPE<T>);
   }
 };
 

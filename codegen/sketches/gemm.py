@@ -177,13 +177,25 @@ class GemmProblem:
         return [self.tensor_map(piece, size, box) for piece in pieces_of(self.a)]
 
     def tensor_map(self, operand: Piece, size: int, box: int) -> TensorMapArgument:
-        """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K."""
+        """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K; of
+        `ROWS_OF_K` of them where K is not what lies side by side."""
         # A copy of f32 rounds it to tf32, of which no part is left over.
         dtype = torch.int32 if is_exact(self.anchor, self.dtype) else self.dtype
         if isinstance(operand, WindowOperand):
             return operand.tensor_map(dtype, min(box, 256))
-        batch_stride, row_stride, _ = (single_stride(axis) or 0 for axis in operand.layout.dims)
+        batch_stride, row_stride, k_stride = (
+            single_stride(axis) or 0 for axis in operand.layout.dims
+        )
         k = operand.layout.shape[-1]
+        if not operand.k_major:
+            return TensorMapArgument(
+                operand.base,
+                operand.layout.offset,
+                dtype,
+                (size, k, self.batch),
+                (k_stride, batch_stride or k_stride * k),
+                (ROWS_OF_K, 128 // self.dtype.itemsize, 1),
+            )
         row_stride = row_stride or pad_to(k, 16)
         return TensorMapArgument(
             operand.base,
@@ -202,6 +214,11 @@ def is_exact(anchor: Node, dtype: torch.dtype) -> bool:
 
 EXACT = "  static constexpr bool EXACT = true;  // three products of tf32 each\n"
 """Of a kernel's configuration, where `is_exact`."""
+
+ROWS_OF_K = 64
+"""Rows or columns side by side in a row of K, as `wgmma` takes them."""
+BY_ROWS = "  static constexpr bool BY_ROWS = true;  // Q lies in rows of K\n"
+"""Of a kernel's configuration, where its N side is no `k_major` operand."""
 
 GROUPED = "  static constexpr bool GROUPED = true;  // the batch lies side by side\n"
 """Likewise, of a problem that is `grouped`."""
@@ -432,7 +449,10 @@ def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> No
     Raises:
         Illegal: naming its layout.
     """
-    dims = operand.layout.dims
+    layout = operand.layout
+    if not operand.k_major and dtype in HALVES:  # rows of K, which lie apart
+        layout = layout.permute((0, 2, 1))
+    dims = layout.dims
     batch, rows, k = (single_stride(axis) for axis in dims)
     check(
         batch is not None and rows is not None and k in (0, 1),

@@ -58,6 +58,12 @@ class GemmMma(Sketch):
         shapes = [largest, (64, 128, 2, 2), (64, 64, 2, 2), (32, 64, 2, 2), (16, 64, 1, 4)]
         if problem.columns <= 32:  # as of a convolution in groups
             shapes[:0] = [(128, 32, 4, 1), (64, 32, 2, 2), (32, 32, 2, 2)]
+        sides = (problem.a.k_major, problem.b.k_major)  # else transposed, 64 at a time
+        shapes = [
+            shape
+            for shape in shapes
+            if all(major or side % 64 == 0 for major, side in zip(sides, shape[:2], strict=True))
+        ]
 
         def waste(shape: tuple[int, int, int, int]) -> float:
             m, n, *_ = shape

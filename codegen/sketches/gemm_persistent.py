@@ -11,7 +11,14 @@ from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
-from gtco.codegen.sketches.gemm import analyse_wgmma, eights, is_promoted, pad_to
+from gtco.codegen.sketches.gemm import (
+    BY_ROWS,
+    ROWS_OF_K,
+    analyse_wgmma,
+    eights,
+    is_promoted,
+    pad_to,
+)
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.target import Target
@@ -56,7 +63,9 @@ class GemmPersistent(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields = len(emitter.row_fields)
-        self.width = 8 if problem.in_eights(region.vector) else 2
+        check(all(each.k_major for each in pieces_of(problem.a)), "A lies in rows of K")
+        self.by_rows = not problem.b.k_major
+        self.width = 8 if problem.in_eights(region.vector) and not self.by_rows else 2
 
     def knobs(self) -> tuple[Knob, ...]:
         widest = max(64, pad_to(self.problem.columns, 64))
@@ -130,6 +139,8 @@ class GemmPersistent(Sketch):
         accumulators = rows // 64 * block_n // (1 if promoted else 2)
         most = ACCUMULATORS[consumers]
         check(accumulators <= most, f"{accumulators} accumulators a thread, of {most}")
+        whole = block_n % ROWS_OF_K == 0 or not self.by_rows
+        check(whole, f"{block_n} columns of rows of K, which come in parts of {ROWS_OF_K}")
         if self.problem.atoms_are_apart:
             whole = self.atoms % schedule["atoms"] == 0
             check(whole, f"{self.atoms} atoms of taps in steps of {schedule['atoms']}")
@@ -188,7 +199,7 @@ struct Config {{
   static constexpr int WIDTH = {self.width}, GROUP = {min(schedule["raster"], down)};
   static constexpr int BLOCKS = {blocks};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
-}};
+{BY_ROWS if self.by_rows else ""}}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, 1)

@@ -1,5 +1,5 @@
-"""GEMM on `wgmma` fed by TMA: sm_90a, K-major operands; fp8, 16-bit types, tf32 and fp32, which is
-three products of tf32."""
+"""GEMM on `wgmma` fed by TMA: sm_90a; fp8, 16-bit types, tf32 and fp32, which is three products of
+tf32. Operands are K-major, but that one of 16 bits may lie in rows of K."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
+    BY_ROWS,
     EXACT,
+    ROWS_OF_K,
     analyse_wgmma,
     eights,
     is_exact,
@@ -78,12 +80,15 @@ class GemmWgmma(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
+        self.a_by_rows = not all(each.k_major for each in pieces_of(problem.a))
+        self.by_rows = self.a_by_rows or not problem.b.k_major
+        check(problem.b.k_major or not self.a_by_rows, "A and B lie in rows of K")
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
             Knob("swap", (0, 1)),
             Knob("block_p", (64, 128, 192, 256)),
-            Knob("block_q", _block_q(self.problem.rows, self.problem.columns), range(8, 257, 8)),
+            Knob("block_q", self._block_q(), range(8, 257, 8)),
             Knob("stages", STAGES, range(2, MOST_STAGES + 1)),
             Knob("split", (1, 2, 3, 4, 5, 6, 8)),
             Knob("multicast", (1, 2, 4)),
@@ -98,7 +103,6 @@ class GemmWgmma(Sketch):
 
     def _candidates(self) -> list[Schedule]:
         """Each tile and cluster with one ring: no formula ranks rings as the whole graph does."""
-        problem = self.problem
         room = int(self.target.smem_per_block * RING_SHARE)
         clusters = [(1, multicast, 1) for multicast in (2, 4)]
         clusters += [(split, 1, q) for split in (1, 2, 3, 4, 5, 6, 8) for q in CLUSTERS_Q]
@@ -106,7 +110,7 @@ class GemmWgmma(Sketch):
         for swap, block_p, atoms, (split, multicast, cluster_q) in itertools.product(
             (1, 0), (64, 128, 192), (1, 2, 4), clusters
         ):
-            for block_q in _block_q(problem.rows, problem.columns):
+            for block_q in self._block_q():
                 atom_bytes = (block_p + block_q) * 128
                 if atoms > 1 and atoms * STAGES[-1] * atom_bytes > room:
                     continue  # as many bytes in flight in shorter steps
@@ -151,6 +155,17 @@ class GemmWgmma(Sketch):
             block, blocks, resident, rate, target, operand_bytes=operand_bytes, cluster=cluster
         )
 
+    def _block_q(self) -> tuple[int, ...]:
+        """Useful N sides: powers of two and even cuts of the rows into tiles."""
+        rows, columns = self.problem.rows, self.problem.columns
+        if self.by_rows:
+            widest = pad_to(rows if self.a_by_rows else columns, ROWS_OF_K)
+            return tuple(range(ROWS_OF_K, min(256, widest) + 1, ROWS_OF_K))
+        cuts = {pad_to(-(-rows // parts), 8) for parts in range(1, 9)}
+        choices = {16, 32, 64, 96, 128, 192, 256} | cuts
+        limit = pad_to(max(rows, columns), 8)
+        return tuple(sorted(size for size in choices if size <= min(256, limit)))
+
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
         return (sides[1], sides[0]) if schedule["swap"] else sides
@@ -160,7 +175,7 @@ class GemmWgmma(Sketch):
         copies reorder them."""
         if schedule["swap"]:
             return 2 if self.problem.columns % 16 == 0 else 1
-        whole = schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1
+        whole = schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1 and not self.by_rows
         return 8 if whole and self.problem.in_eights(self.vector) else 2
 
     def _part(self, schedule: Schedule) -> int:
@@ -201,6 +216,11 @@ class GemmWgmma(Sketch):
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
         paired = self._width(schedule) > 1 or not self.problem.of_pairs
         check(paired, f"a thread has single columns of {self.problem.columns}, and pairs are read")
+        if self.by_rows:
+            of_q = bool(schedule["swap"]) == self.a_by_rows
+            check(of_q, "wgmma takes rows of K on its N side alone")
+            check(block_q % ROWS_OF_K == 0, f"{block_q} rows of K come in parts of {ROWS_OF_K}")
+            check(schedule["multicast"] == 1, "a copy of rows of K goes to one block")
         steps = -(-self.steps // schedule["atoms"])
         if self.problem.atoms_are_apart:
             whole = self.steps % schedule["atoms"] == 0
@@ -284,7 +304,7 @@ struct Config {{
   static constexpr int WIDTH = {self._width(schedule)};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
-{EXACT if self.exact else ""}}};
+{EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
@@ -323,11 +343,3 @@ def _cluster(schedule: Schedule) -> int:
 def _threads(schedule: Schedule) -> int:
     """Of a block: a warpgroup for each 64 rows of P, and the producer's."""
     return schedule["block_p"] * 2 + 128
-
-
-def _block_q(rows: int, columns: int) -> tuple[int, ...]:
-    """Useful N sides: powers of two and even cuts of the rows into tiles."""
-    cuts = {pad_to(-(-rows // parts), 8) for parts in range(1, 9)}
-    choices = {16, 32, 64, 96, 128, 192, 256} | cuts
-    limit = pad_to(max(rows, columns), 8)
-    return tuple(sorted(size for size in choices if size <= min(256, limit)))

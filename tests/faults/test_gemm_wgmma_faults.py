@@ -24,6 +24,7 @@ CLUSTERS = {
     "neighbours": {**PLAIN, "split": 2, "cluster_q": 2, "block_q": 24},
     "fp8": PLAIN,
     "deep fp8": {**PLAIN, "depth": 1},
+    "rows of K": {**PLAIN, "swap": 0, "block_q": 128},
 }
 
 FAULTS = {
@@ -137,6 +138,21 @@ FAULTS = {
         "if (end < steps) release(last);",
         "",
     ),
+    "rows of K of the products before": (
+        "rows of K",
+        "atom * N * 128 + k / 32 * 16 * 128",
+        "atom * N * 128",
+    ),
+    "columns of the first square alone": (
+        "rows of K",
+        "first + i * 64, k,",
+        "first, k,",
+    ),
+    "a square that is copied over the first": (
+        "rows of K",
+        "to + i * SQUARE",
+        "to",
+    ),
     "an mbarrier that is never initialised": (
         "plain",
         "      ptx::mbarrier_init(full + 8 * s, 1);\n",
@@ -150,6 +166,8 @@ def group(cluster: str) -> Group:
         return groups.residual_linear(37, 128, 336, torch.float16)
     if cluster.endswith("fp8"):
         return groups.fp8_linear(37, 1168, 128, torch.float16)
+    if cluster == "rows of K":
+        return groups.batched_matmul(1, 37, 136, 128, torch.float16)
     return groups.norm_linear(37, 328, 128, torch.float16)
 
 

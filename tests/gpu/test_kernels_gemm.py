@@ -28,12 +28,13 @@ CASES = {
     "fc1_many_rows": lambda: groups.norm_linear(1576, 768, 3072, torch.float16, gelu=True),
     "fc2_many_rows": lambda: groups.residual_linear(3001, 1280, 768, torch.bfloat16),
     "gated_many_rows": lambda: gated_groups.gated(3001, 320, 1280, torch.float16, act="gelu"),
+    "bmm_many_rows": lambda: groups.batched_matmul(4, 1000, 520, 1032, torch.float16),
     "joined_many_rows": lambda: groups.joined((20000,), (64, 72, 8), 128, torch.float16),
     "joined_conv_many_rows": lambda: groups.joined(
         (1, 160, 150), (64, 40), 64, torch.bfloat16, (3, 3)
     ),
 }
-"""The last five have several tiles for each multiprocessor."""
+"""The last six have several tiles for each multiprocessor."""
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -39,6 +39,7 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     ),
     "fp8": lambda: groups.fp8_linear(300, 1168, 192, F16, norm=True),
     "fp8 of few steps": lambda: groups.fp8_linear(200, 400, 256, BF16),
+    "B in rows of K": lambda: groups.batched_matmul(2, 97, 200, 136, BF16),
     "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
 }
 KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster")
@@ -75,6 +76,9 @@ CASES = [
     ("windows", (1, 192, 64, 1, 4)),
     ("windows apart", (0, 64, 64, 1, 1)),
     ("windows apart", (1, 128, 64, 2, 4)),
+    ("B in rows of K", (0, 64, 64, 1, 4)),
+    ("B in rows of K", (1, 128, 128, 2, 1)),
+    ("B in rows of K", (0, 128, 64, 1, 1)),
     ("several products", (0, 64, 64, 1, 4)),
     ("several products", (1, 128, 64, 1, 1)),
 ]

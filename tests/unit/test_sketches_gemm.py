@@ -34,7 +34,6 @@ ONE_PRODUCT = "this sketch multiplies fp32 as tf32 alone"
 NO_TENSOR_MAP = {
     "patch_16": "operand A .* is no K-major tile that a tensor map describes",
     "patch_14": "operand A .* is no K-major tile that a tensor map describes",
-    "bmm": "operand B .* is no K-major tile that a tensor map describes",
     "bmm_shared": "operand B .* is read again, which no tensor map describes",
     "bmm_odd": "operand A has rows that are not 16-byte aligned",
     "tf32_patch": "operand A .* is no K-major tile that a tensor map describes",
