@@ -33,11 +33,12 @@ __device__ __forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
 }
 
 // The same of a tile of 16 bits whose rows of 128 bytes are of K, 16 for a product, and hold 64 of
-// its columns: the next 64 lie LEADING bytes on.
+// its columns: the next 64 lie LEADING bytes on. A block's rank in its cluster stands in the upper
+// bits of its addresses, where they would come to lie on LEADING's.
 template <int LEADING>
 __device__ __forceinline__ u64 rows_descriptor(u32 address, u32 offset) {
   static_assert(LEADING % 16 == 0 && LEADING >> 18 == 0, "14 bits of 16 bytes");
-  const u32 low = (address >> 4) + (offset >> 4 | u32(LEADING / 16) << 16);
+  const u32 low = (address % (1u << 18) >> 4) + (offset >> 4 | u32(LEADING / 16) << 16);
   return u64(low) | u64(64u | 1u << 30) << 32;
 }
 

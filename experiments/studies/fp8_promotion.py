@@ -141,7 +141,7 @@ def main() -> None:
     given = parser.parse_args()
     device = resolve_device(HOST if given.quick else None)
     begun = time.monotonic()
-    torch_device = torch.device("cpu" if given.quick else "cuda")
+    torch_device = torch.device("cpu") if given.quick else torch.device("cuda", 0)
     names = list(LINEARS)[:1] if given.quick else LINEARS
     rows = [row(each, device.target, torch_device, given.programs, given.quick) for each in names]
     found = {"device": device.name, "seconds": time.monotonic() - begun, "rows": rows}

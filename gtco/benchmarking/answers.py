@@ -17,7 +17,7 @@ from gtco.ir.graph import FusedGraph, Graph
 from gtco.ir.interpreter import interpret
 from gtco.ir.spec import TensorSpec
 from gtco.locate import Located, UsageError
-from gtco.passes.precision import lower_precision
+from gtco.passes.precision import lower_precision, lower_products
 from gtco.runtime.plan import Plan
 
 Call = Callable[..., Any]
@@ -156,20 +156,25 @@ def references(model: Located, precision: str | None) -> References:
     """The references of `model` compiled with `precision`.
 
     An .onnx file says the dtype of each of its values, so that its module takes no others: its
-    captured graph stands in for it.
+    captured graph stands in for it. So it does in tf32, whose operands are rounded to the nearest
+    then: of a convolution cuDNN may choose a kernel of fp32 where it is allowed tf32, and be
+    several times as accurate as tf32 can be.
     """
-    if model.onnx is None:
+    if model.onnx is None and precision != "tf32":
         eager = in_precision(model.module, precision)
         return References(eager, lambda inputs: exact_answer(model.module, inputs))
     captured = capture(model.module, model.args, model.kwargs)
     eager = model.module
-    if precision in ("fp16", "bf16"):
+    if precision == "tf32":
+        eager = Interpreted(captured, lower_products(captured.graph, precision))
+    elif precision in ("fp16", "bf16"):
         eager = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
     return References(eager, Interpreted(captured).exact)
 
 
 class Interpreted(nn.Module):
-    """A captured graph that torch runs operator by operator."""
+    """A captured graph that torch runs operator by operator; what it multiplies in tf32 is
+    rounded."""
 
     def __init__(self, captured: Captured, graph: Graph | FusedGraph | None = None) -> None:
         super().__init__()
@@ -178,7 +183,7 @@ class Interpreted(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         tensors = self.captured.flatten(args, kwargs)
-        return self.captured.unflatten(interpret(self.graph, tensors))
+        return self.captured.unflatten(interpret(self.graph, tensors, rounded=True))
 
     def exact(self, inputs: Inputs) -> Any:
         """The answer in fp64, or in fp32 where one of its operators has no fp64."""

@@ -302,7 +302,7 @@ def check_groups(
             # Only the model's own inputs are no group's output.
             values[name].copy_(right.setdefault(name, values[name].clone()))
         given = [right[name] for name in graph.inputs]
-        eager = interpret(graph, given)
+        eager = interpret(graph, given, rounded=True)
         for name in graph.outputs:
             if name in values:
                 poison(values[name])

@@ -211,3 +211,16 @@ def test_the_references_of_a_file_compute_in_the_precision_that_was_asked_for(
     wide, narrow = plain.eager(*model.args), low.eager(*model.args)
     assert wide.dtype == narrow.dtype == torch.float32
     assert max_abs_error(narrow, exact) > 10 * max_abs_error(wide, exact)  # type: ignore[operator]
+
+
+def test_the_reference_in_tf32_rounds_what_it_multiplies() -> None:
+    """Whatever kernels torch's libraries choose, here on a CPU those of fp32."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Conv2d(8, 16, 3), nn.ReLU(), nn.Conv2d(16, 8, 3)).eval()
+    model = Located("a model", module, (torch.randn(1, 8, 9, 9),), {})
+    truth = references(model, "tf32")
+    exact = truth.exact((model.args, {}))
+    plain, rounded = (float((y - exact).norm() / exact.norm())
+                      for y in (module(*model.args), truth.eager(*model.args)))  # fmt: skip
+    assert plain < 1e-6
+    assert 1e-4 < rounded < 1e-3
