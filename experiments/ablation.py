@@ -325,7 +325,7 @@ def judged(
         RuntimeError: one is wrong.
     """
     truth = references(model, options.precision)
-    eager = truth.eager(*model.args, **model.kwargs)
+    eager = truth.judged((model.args, model.kwargs))
     exact = truth.exact((model.args, model.kwargs))
     precision = compute_precision(model, options.precision)
     verdicts = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -144,11 +144,13 @@ class References:
     """What the judge holds an answer against.
 
     Args:
-        eager: the model in torch, in the tested precision.
-        exact: its answer in fp64, given args and kwargs.
+        eager: the model in torch, in the tested precision, which peers run too.
+        judged: what its answer in that precision is, given args and kwargs.
+        exact: the answer in fp64, given args and kwargs.
     """
 
     eager: nn.Module
+    judged: Callable[[Inputs], Any]
     exact: Callable[[Inputs], Any]
 
 
@@ -156,20 +158,37 @@ def references(model: Located, precision: str | None) -> References:
     """The references of `model` compiled with `precision`.
 
     An .onnx file says the dtype of each of its values, so that its module takes no others: its
-    captured graph stands in for it. So it does in tf32, whose operands are rounded to the nearest
-    then: of a convolution cuDNN may choose a kernel of fp32 where it is allowed tf32, and be
+    captured graph stands in for it. In tf32 that is also what is judged by, its operands rounded to
+    the nearest: of a convolution cuDNN may choose a kernel of fp32 where it is allowed tf32, and be
     several times as accurate as tf32 can be.
     """
-    if model.onnx is None and precision != "tf32":
+    if model.onnx is None:
         eager = in_precision(model.module, precision)
-        return References(eager, lambda inputs: exact_answer(model.module, inputs))
-    captured = capture(model.module, model.args, model.kwargs)
-    eager = model.module
+        found = References(eager, _call_of(eager), lambda given: exact_answer(model.module, given))
+    else:
+        captured = capture(model.module, model.args, model.kwargs)
+        eager = model.module
+        if precision in ("fp16", "bf16"):
+            eager = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
+        found = References(eager, _call_of(eager), Interpreted(captured).exact)
     if precision == "tf32":
-        eager = Interpreted(captured, lower_products(captured.graph, precision))
-    elif precision in ("fp16", "bf16"):
-        eager = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
-    return References(eager, Interpreted(captured).exact)
+        captured = capture(model.module, model.args, model.kwargs)
+        rounded = Interpreted(captured, lower_products(captured.graph, precision))
+        return replace(found, judged=_call_of(rounded))
+    return found
+
+
+def own_references(graph: Interpreted) -> References:
+    """Those of a captured graph whose model is not there."""
+    return References(graph, _call_of(graph), graph.exact)
+
+
+def _call_of(module: nn.Module) -> Callable[[Inputs], Any]:
+    def call(inputs: Inputs) -> Any:
+        args, kwargs = inputs
+        return module(*args, **kwargs)
+
+    return call
 
 
 class Interpreted(nn.Module):

@@ -239,7 +239,7 @@ def check_answers(
     """Judge every contestant on each kind of input; outputs are poisoned after each look."""
     for seed, kind in enumerate(INPUT_KINDS):
         args, kwargs = fresh_inputs((model.args, model.kwargs), kind, 100 + seed)
-        reference, eager = truth.exact((args, kwargs)), truth.eager(*args, **kwargs)
+        reference, eager = truth.exact((args, kwargs)), truth.judged((args, kwargs))
         for name, call in contestants.items():
             if name in result.failures:
                 continue
