@@ -94,7 +94,7 @@ class BlockWork:
         operand_bytes: that its products read from shared memory, where the sketch counts them.
         in_turns: 1 if its threads copy a step whole ahead of its products; blocks of one stage hide
             no copies behind each other's then.
-        writers: threads that finish the results of one tile; 0 where that is not counted.
+        writers: threads that finish the results of one tile, where nothing hides that; else 0.
     """
 
     fill_bytes: int

@@ -65,6 +65,11 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
     )
 
 
+def in_waves(blocks: int, resident: int, target: Target) -> bool:
+    """Whether some of so many blocks begin where others have ended, whose results nothing hides."""
+    return blocks > resident * target.sm_count
+
+
 def most_registers(threads: int) -> int:
     """Of a thread, where `threads` share a multiprocessor: each warp lies in one of four parts."""
     return 65536 // (-(-threads // 128) * 128)

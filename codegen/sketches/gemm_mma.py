@@ -3,9 +3,11 @@ and fp32, which is three products of tf32."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
+from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
@@ -93,6 +95,10 @@ class GemmMma(Sketch):
         scale = self.problem.scale
         rows = m + n + (0 if scale is None else scale.most(m))
         filled = steps * rows * k * self.problem.dtype.itemsize
+        registers = min(255, parts * (m * n // (warps * 32) + (m + n) * k // (warps * 64)) + 40)
+        threads = warps * 32
+        resident = timing.resident_blocks(program.smem_bytes, threads, registers, self.target)
+        waves = timing.in_waves(math.prod(program.grid), resident, self.target)
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
@@ -102,8 +108,9 @@ class GemmMma(Sketch):
             tile_p=m,
             tile_q=n,
             split=1,
-            registers=min(255, parts * (m * n // (warps * 32) + (m + n) * k // (warps * 64)) + 40),
+            registers=registers,
             scales=int(scale is not None),
+            writers=threads if waves else 0,
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

@@ -4,6 +4,7 @@ tf32. Operands are K-major, but that one of 16 bits may lie in rows of K."""
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -249,6 +250,13 @@ class GemmWgmma(Sketch):
         p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         atoms = schedule["atoms"]
         steps = -(-self.steps // (split * atoms))
+        registers, threads = self._registers(schedule), _threads(schedule)
+        sides = zip(self._sides(schedule), (p, q), strict=True)
+        blocks = self.problem.batch * split * math.prod(-(-side // tile) for side, tile in sides)
+        resident = timing.resident_blocks(
+            self._smem(schedule).nbytes, threads, registers, self.target
+        )
+        waves = timing.in_waves(blocks, resident, self.target)
         # Of all tiles along Q that want the same of P, those of a cluster ask for it together.
         q_tiles = -(-self._sides(schedule)[1] // q)
         together = p * (schedule["cluster_q"] - 1) // q_tiles
@@ -263,8 +271,9 @@ class GemmWgmma(Sketch):
             tile_p=p,
             tile_q=q,
             split=split,
-            registers=self._registers(schedule),
+            registers=registers,
             depth=schedule["depth"],
+            writers=threads - timing.WARPGROUP if waves else 0,
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
