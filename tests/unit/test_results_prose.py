@@ -122,6 +122,35 @@ def claims() -> Iterator[str]:
     breadth = read("timm_breadth.json")
     assert not breadth["failures"] and not breadth["wrong"]
     yield f"each of {len(breadth['families'])} transformer-like families of timm: all are captured"
+    yield from claims_of_tables()
+
+
+def lines_of(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def claims_of_tables() -> Iterator[str]:
+    """What is said of operators, parts of DETR and the small ResNet: over the best peer, or one."""
+    largest = {
+        each["row"]: list(each["points"].values())[-1] for each in lines_of("h100-ops.jsonl")
+    }
+    eager = {name: each["ratios"]["eager"]["back_to_back"] for name, each in largest.items()}
+    yield f"takes {eager['add']:.2f} times as long as gtco for an addition"
+    yield f"{eager['layer_norm']:.2f} for a layer norm"
+    yield f"{eager['matmul_gelu']:.2f} for a product with its GELU"
+    yield f"{eager['batched_matmul']:.2f} for four products"
+    yield f"{eager['softmax']:.2f} for a softmax and {eager['patches']:.2f} for the patches"
+    parts = lines_of("h100-subgraphs.jsonl")
+    one, two, three = (f"{each['timings']['gtco']['back_to_back_us']:.0f}" for each in parts)
+    best = [each["ratios"]["eager"]["back_to_back"] for each in parts]
+    times = f"{best[0]:.2f}, {best[1]:.2f} and {best[2]:.2f}"
+    yield f"{one}, {two} and {three} us, and eager in a CUDA graph {times} times as long"
+    colours, greys = (
+        f"{each['timings']['gtco']['back_to_back_us']:.0f} us and Inductor "
+        f"{each['ratios']['inductor-channels-last']['back_to_back']:.2f} times as long"
+        for each in lines_of("h100-resnet.jsonl")
+    )
+    yield f"{colours}, of grey images {greys}"
 
 
 def prose() -> str:
