@@ -436,3 +436,16 @@ def test_fp32_on_wgmma_neither_spills_nor_serializes_products() -> None:
         where = f"{dict(program.schedule)}"
         assert isinstance(compiled, CompiledKernel), f"{where}: {compiled}"
         assert compiled.spill_bytes == 0 and "serialized" not in compiled.log, where
+
+
+@pytest.mark.parametrize("sketch_of", [GemmWgmma, GemmMma])
+def test_drafts_count_results_where_blocks_come_in_waves(
+    sketch_of: type[GemmWgmma] | type[GemmMma],
+) -> None:
+    """Of blocks that all run at once the next kernel hides them."""
+    counted = []
+    for rows in (197, 66800):
+        sketch = sketch_of(groups.residual_linear(rows, 64, 256, F16), H100)
+        work = sketch.block_work(sketch.emit(next(iter(sketch.defaults()))))
+        counted.append(work is not None and work.writers > 0)
+    assert counted == [False, True]
