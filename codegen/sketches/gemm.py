@@ -186,24 +186,17 @@ class GemmProblem:
         batch_stride, row_stride, k_stride = (
             single_stride(axis) or 0 for axis in operand.layout.dims
         )
-        k = operand.layout.shape[-1]
+        k, of_k = operand.layout.shape[-1], 128 // self.dtype.itemsize
+        sizes, stride, tile = (k, size), row_stride or pad_to(k, 16), (of_k, min(box, 256))
         if not operand.k_major:
-            return TensorMapArgument(
-                operand.base,
-                operand.layout.offset,
-                dtype,
-                (size, k, self.batch),
-                (k_stride, batch_stride or k_stride * k),
-                (ROWS_OF_K, 128 // self.dtype.itemsize, 1),
-            )
-        row_stride = row_stride or pad_to(k, 16)
+            sizes, stride, tile = (size, k), k_stride, (ROWS_OF_K, of_k)
         return TensorMapArgument(
             operand.base,
             operand.layout.offset,
             dtype,
-            (k, size, self.batch),
-            (row_stride, batch_stride or row_stride * size),
-            (128 // self.dtype.itemsize, min(box, 256), 1),
+            (*sizes, self.batch),
+            (stride, batch_stride or stride * sizes[1]),
+            (*tile, 1),
         )
 
 

@@ -63,7 +63,7 @@ class GemmPersistent(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields = len(emitter.row_fields)
-        check(all(each.k_major for each in pieces_of(problem.a)), "A lies in rows of K")
+        check(problem.a.k_major, "A lies in rows of K")
         self.by_rows = not problem.b.k_major
         self.width = 8 if problem.in_eights(region.vector) and not self.by_rows else 2
 

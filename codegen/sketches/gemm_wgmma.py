@@ -4,7 +4,6 @@ tf32. Operands are K-major, but that one of 16 bits may lie in rows of K."""
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -81,7 +80,7 @@ class GemmWgmma(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
-        self.a_by_rows = not all(each.k_major for each in pieces_of(problem.a))
+        self.a_by_rows = not problem.a.k_major
         self.by_rows = self.a_by_rows or not problem.b.k_major
         check(problem.b.k_major or not self.a_by_rows, "A and B lie in rows of K")
 
@@ -141,16 +140,10 @@ class GemmWgmma(Sketch):
     def _cost(self, schedule: Schedule) -> float:
         """Microseconds, roughly; the epilogue's arithmetic is the same for all."""
         problem, target = self.problem, self.target
-        p_size, q_size = self._sides(schedule)
-        block_p, block_q = schedule["block_p"], schedule["block_q"]
-        tiles = problem.batch * -(-p_size // block_p) * -(-q_size // block_q)
         block = self._block_work(schedule)
-        resident = timing.resident_blocks(
-            self._smem(schedule).nbytes, _threads(schedule), block.registers, target
-        )
+        blocks, resident = self._blocks(schedule), self._resident(schedule)
         rate = problem.matmul_tflops(target) * target.constants.mma_efficiency[self.name]
         cluster = _cluster(schedule)
-        blocks = tiles * schedule["split"]
         operand_bytes = timing.operand_bytes(self.name, block)
         return timing.chain_us(
             block, blocks, resident, rate, target, operand_bytes=operand_bytes, cluster=cluster
@@ -166,6 +159,17 @@ class GemmWgmma(Sketch):
         choices = {16, 32, 64, 96, 128, 192, 256} | cuts
         limit = pad_to(max(rows, columns), 8)
         return tuple(sorted(size for size in choices if size <= min(256, limit)))
+
+    def _blocks(self, schedule: Schedule) -> int:
+        """Of the grid."""
+        p_size, q_size = self._sides(schedule)
+        tiles = -(-p_size // schedule["block_p"]) * -(-q_size // schedule["block_q"])
+        return self.problem.batch * tiles * schedule["split"]
+
+    def _resident(self, schedule: Schedule) -> int:
+        """Blocks on a multiprocessor at a time."""
+        smem, registers = self._smem(schedule).nbytes, self._registers(schedule)
+        return timing.resident_blocks(smem, _threads(schedule), registers, self.target)
 
     def _sides(self, schedule: Schedule) -> tuple[int, int]:
         sides = (self.problem.rows, self.problem.columns)
@@ -250,12 +254,7 @@ class GemmWgmma(Sketch):
         p, q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         atoms = schedule["atoms"]
         steps = -(-self.steps // (split * atoms))
-        registers, threads = self._registers(schedule), _threads(schedule)
-        sides = zip(self._sides(schedule), (p, q), strict=True)
-        blocks = self.problem.batch * split * math.prod(-(-side // tile) for side, tile in sides)
-        resident = timing.resident_blocks(
-            self._smem(schedule).nbytes, threads, registers, self.target
-        )
+        blocks, resident = self._blocks(schedule), self._resident(schedule)
         waves = timing.in_waves(blocks, resident, self.target)
         # Of all tiles along Q that want the same of P, those of a cluster ask for it together.
         q_tiles = -(-self._sides(schedule)[1] // q)
@@ -271,9 +270,9 @@ class GemmWgmma(Sketch):
             tile_p=p,
             tile_q=q,
             split=split,
-            registers=registers,
+            registers=self._registers(schedule),
             depth=schedule["depth"],
-            writers=threads - timing.WARPGROUP if waves else 0,
+            writers=_threads(schedule) - timing.WARPGROUP if waves else 0,
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

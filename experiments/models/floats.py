@@ -12,11 +12,10 @@ from functools import partial
 from typing import cast
 
 import torch
-from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from experiments.models import autogtco, convolutional, diffusion, transformers_zoo, vit, volumes
 from experiments.models.transformers_zoo import Model
+from gtco.benchmarking.answers import cast_floats
 
 FAMILIES = (vit, autogtco, convolutional, transformers_zoo, diffusion, volumes)
 
@@ -41,10 +40,4 @@ def _function(name: str) -> Callable[[], Model] | None:
 
 def _in_fp32(function: Callable[[], Model]) -> Model:
     module, args = function()
-
-    def widened(leaf: object) -> object:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            return leaf.to(torch.float32)
-        return leaf
-
-    return module.float(), pytree.tree_map(widened, args)
+    return module.float(), cast_floats(args, torch.float32)

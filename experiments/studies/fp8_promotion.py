@@ -16,7 +16,6 @@ import itertools
 import statistics
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,6 @@ from torch import Tensor
 
 from experiments.op_rivals import SEED, alternated, generated, said
 from experiments.publish import markdown, microseconds, provenance, publish
-from gtco.codegen import DEVICE_HEADERS
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.gemm import FP8, PROMOTED_ATOMS
@@ -37,6 +35,7 @@ from gtco.runtime.device import resolve_device
 from gtco.runtime.host import run_on_host
 from gtco.runtime.run import run_group
 from gtco.target import HOST, Target
+from tests.faults.templates import planted
 
 ATOMS = (1, 2, 4, 8, 32)
 """Of 128 of K, whose sums the tensor cores add up."""
@@ -63,18 +62,9 @@ def group_of(rows: int, k: int, columns: int) -> Group:
 
 
 def promoting(program: KernelProgram, atoms: int) -> KernelProgram:
-    """`program` with sums promoted every `atoms` of 128 of K; its template is pasted in."""
-
-    def text(header: str) -> str:
-        return (DEVICE_HEADERS / header).read_text().replace("#pragma once\n", "")
-
-    said_by = f"PROMOTED_ATOMS = {PROMOTED_ATOMS};"
-    promotion = text("promotion.cuh")
-    assert said_by in promotion, "the header says otherwise than the sketch"
-    changed = promotion.replace(said_by, f"PROMOTED_ATOMS = {atoms};")
-    template = text("gemm_wgmma.cuh").replace('#include "promotion.cuh"', changed)
-    source = program.source.replace('#include "gemm_wgmma.cuh"', template)
-    return replace(program, source=source)
+    """`program` with sums promoted every `atoms` of 128 of K."""
+    said_by = "PROMOTED_ATOMS = {};"
+    return planted(program, said_by.format(PROMOTED_ATOMS), said_by.format(atoms))
 
 
 def error_of(result: Mapping[str, Tensor], group: Group, values: Mapping[str, Tensor]) -> float:

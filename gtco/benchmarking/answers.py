@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -162,20 +163,19 @@ def references(model: Located, precision: str | None) -> References:
     the nearest: of a convolution cuDNN may choose a kernel of fp32 where it is allowed tf32, and be
     several times as accurate as tf32 can be.
     """
-    if model.onnx is None:
+    if model.onnx is None and precision != "tf32":
         eager = in_precision(model.module, precision)
-        found = References(eager, _call_of(eager), lambda given: exact_answer(model.module, given))
-    else:
-        captured = capture(model.module, model.args, model.kwargs)
-        eager = model.module
-        if precision in ("fp16", "bf16"):
-            eager = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
-        found = References(eager, _call_of(eager), Interpreted(captured).exact)
+        return References(eager, _call_of(eager), partial(exact_answer, model.module))
+    captured = capture(model.module, model.args, model.kwargs)
+    eager = judged = model.module
+    exact: Callable[[Inputs], Any] = Interpreted(captured).exact
+    if model.onnx is None:
+        exact = partial(exact_answer, model.module)
     if precision == "tf32":
-        captured = capture(model.module, model.args, model.kwargs)
-        rounded = Interpreted(captured, lower_products(captured.graph, precision))
-        return replace(found, judged=_call_of(rounded))
-    return found
+        judged = Interpreted(captured, lower_products(captured.graph, precision))
+    elif precision in ("fp16", "bf16"):
+        eager = judged = Interpreted(captured, lower_precision(captured.graph, DTYPES[precision]))
+    return References(eager, _call_of(judged), exact)
 
 
 def own_references(graph: Interpreted) -> References:
