@@ -94,12 +94,12 @@ def _of_device(
 @functools.lru_cache(maxsize=1024)
 def _loop(workload: str) -> tuple[object, ...]:
     """The architecture, and of each contraction its columns and what its loop reads besides the
-    operands: a mask or where keys end, which attention has, and no bias."""
+    operands: masks or where keys end, which attention has, and no bias."""
     content = json.loads(workload)
     return (
         content["arch"],
         *(
-            (op, _sizes(outputs[0])[-1:], len(operands) > 3, bool(attrs.get("causal")))
+            (op, _sizes(outputs[0])[-1:], max(3, len(operands)), bool(attrs.get("causal")))
             for op, attrs, outputs, operands in content["nodes"]
             if OPS[op].family in CONTRACTIONS
         ),

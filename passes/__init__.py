@@ -25,6 +25,7 @@ from gtco.passes.horizontal import join_siblings
 from gtco.passes.layout import channels_last, pack_few_channels
 from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.normalization import fuse_normalization
+from gtco.passes.pads import join_borders
 from gtco.passes.patches import pad_patches
 from gtco.passes.pulled import pull_pointwise
 from gtco.passes.rewrite import Log
@@ -59,6 +60,7 @@ PIPELINE: tuple[Pass, ...] = (
     pad_channels,
     pack_few_channels,  # behind pad_channels: what a product makes is padded without a copy
     pad_patches,
+    join_borders,  # behind what takes joined zeros for the border of a convolution
     fuse_attention,
     fuse_normalization,
     fuse_rotary,

@@ -8,8 +8,9 @@
     %y = matmul(%d, %v)
 
 The scale may stand on q, on k, or on the product before the mask, and differ from head to head;
-masks that are known become one, and may be added to reshaped scores; casts to a wider type
-around the softmax are what `attention` does anyway. A mask that masks nothing goes.
+masks that are known become one, others are added to one another, and both may be added to
+reshaped scores; casts to a wider type around the softmax are what `attention` does anyway. A mask
+that masks nothing goes, and one that is a sum becomes two (`gtco.passes.masks`).
 
 A query that may see no key is NaN as spelled out and 0 from `attention`. So a mask that may forbid
 a query every key stays apart, unless the softmax is guarded as torch's ONNX exporters do it,
@@ -19,6 +20,7 @@ among the scores themselves, which `attention` shows.)
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes import views
+from gtco.passes.masks import SUM_OF_MASKS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 MAX_HEAD = 256
@@ -51,6 +54,8 @@ class _Attention:
     scale: float
     heads: Tensor | None
     """Constants that the scores are multiplied by besides, the same in all rows and columns."""
+    heads_at: tuple[int, ...]
+    """The shape that the scores have there."""
     k_is_transposed: bool
     softmax: Node
     inner: tuple[str, ...]
@@ -102,10 +107,11 @@ def transpose(edit: Editor, value: str) -> str:
     return edit.add("permute", value, dims=_last_exchanged(edit.specs[value].rank))
 
 
-def _see_through(edit: Editor, value: str, inner: list[str]) -> str:
-    """`value` before casts, and before reshapes that keep its rows and columns."""
+def _see_through(edit: Editor, value: str, inner: list[str], *, cut: bool = False) -> str:
+    """`value` before casts, and before reshapes: those that keep its rows and columns or, with
+    `cut`, any."""
     while node := edit.producer(value, "cast", "reshape"):
-        if edit.shape(value)[-2:] != edit.shape(node.inputs[0])[-2:]:
+        if not cut and edit.shape(value)[-2:] != edit.shape(node.inputs[0])[-2:]:
             break
         inner.append(value)
         value = node.inputs[0]
@@ -136,9 +142,10 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
     if softmax is None:
         return None
     inner.append(value)
-    value, misplaced = _see_through(edit, softmax.inputs[0], inner), False
+    value, misplaced = _see_through(edit, softmax.inputs[0], inner, cut=True), False
     masks: list[tuple[str, tuple[int, ...]]] = []
     product, heads = None, None
+    heads_at: tuple[int, ...] = ()
     scale, scaled = 1.0, False
     for _ in range(_MOST_STEPS):
         if product := edit.producer(value, "matmul"):
@@ -148,6 +155,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
             value, scale, scaled = pair[0], scale * pair[1], True
         elif heads is None and (by_head := _scaled_by_head(edit, value)):
             inner.append(value)
+            heads_at = edit.shape(value)
             value, heads, scaled = *by_head, True
         elif (added := edit.producer(value, "add")) and len(added.inputs) == 2:
             inner.append(value)
@@ -157,7 +165,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
             misplaced = scaled
         else:
             return None
-        value = _see_through(edit, value, inner)
+        value = _see_through(edit, value, inner, cut=True)
     if product is None:
         return None
     inner.append(value)
@@ -169,7 +177,7 @@ def _match(edit: Editor, node: Node) -> _Attention | None:
         k_scale *= inner_scale
     return _Attention(
         node, q, k or right, node.inputs[1], tuple(masks), scale * q_scale * k_scale, heads,
-        k is None, softmax, tuple(inner), misplaced, guard,
+        heads_at, k is None, softmax, tuple(inner), misplaced, guard,
     )  # fmt: skip
 
 
@@ -220,10 +228,6 @@ def _check(edit: Editor, match: _Attention) -> str | None:
     for mask, shape in match.masks:
         if math.prod(shape) != math.prod(scores) or not _broadcasts(edit.shape(mask), shape):
             return f"the mask %{mask} is larger than the scores {list(scores)}"
-        if shape != scores and edit.constant(mask) is None:
-            return "the scores are reshaped on the way to or from their mask"
-        if len(match.masks) > 1 and edit.constant(mask) is None:
-            return f"several masks are added, of which %{mask} is not known"
         if edit.dtype(mask) != edit.dtype(match.q):
             return f"the mask is {edit.specs[mask]}, not of q's dtype"
     if not match.guard and _may_forbid_all(edit, match):
@@ -232,7 +236,8 @@ def _check(edit: Editor, match: _Attention) -> str | None:
             f"the mask {masks} may forbid a query every key, "
             "which is NaN as it is spelled out and 0 from attention"
         )
-    if match.heads is not None and not _broadcasts(match.heads.shape, scores):
+    cut = match.heads_at[-2:] != scores[-2:]
+    if match.heads is not None and (cut or not _broadcasts(match.heads.shape, scores)):
         return "the scores are reshaped on the way to or from their scale"
     return None
 
@@ -249,10 +254,10 @@ def _may_forbid_all(edit: Editor, match: _Attention) -> bool:
     """Whether a row of what is added to the scores may be all -inf."""
     if not match.masks:
         return False
-    mask = match.masks[0][0]
-    if edit.constant(mask) is not None:
+    if _all_known(edit, match):
         return bool((_known_mask(edit, match) == -torch.inf).all(-1).any())
-    pending, seen = [mask], {mask}
+    pending = [mask for mask, _ in match.masks]
+    seen = set(pending)
     while pending:
         value = pending.pop()
         constant, node = edit.constant(value), edit.producer(value)
@@ -294,9 +299,25 @@ def _masks(edit: Editor, match: _Attention) -> list[str]:
     """The one operand that `attention` takes for the masks of `match`."""
     if not match.masks:
         return []
-    if len(match.masks) == 1 and match.masks[0][1] == _scores(edit, match):
-        return [_of_rank_2(edit, match.masks[0][0])]
-    return [edit.add_constant("masks", _known_mask(edit, match))]
+    scores = _scores(edit, match)
+    only, shape = match.masks[0]
+    if len(match.masks) == 1 and shape == scores:
+        return [_of_rank_2(edit, only)]
+    if _all_known(edit, match):
+        return [edit.add_constant("masks", _known_mask(edit, match))]
+    spread = [_of_scores(edit, mask, shape, scores) for mask, shape in match.masks]
+    return [functools.reduce(lambda total, mask: edit.add("add", total, mask), spread)]
+
+
+def _all_known(edit: Editor, match: _Attention) -> bool:
+    return all(edit.constant(mask) is not None for mask, _ in match.masks)
+
+
+def _of_scores(edit: Editor, mask: str, shape: tuple[int, ...], scores: tuple[int, ...]) -> str:
+    """`mask`, which is added to scores of `shape`, as it is added to those of q and k."""
+    if shape == scores:
+        return _of_rank_2(edit, mask)
+    return edit.add("reshape", edit.add("expand", mask, shape=shape), shape=scores)
 
 
 def _known_mask(edit: Editor, match: _Attention) -> Tensor:
@@ -335,6 +356,7 @@ RULES: tuple[Rule[Any], ...] = (
          _match, _replace, _check),
     Rule("attention(q, k, v, nothing masked) -> attention(q, k, v)", ("attention",),
          _idle_mask, _without_mask),
+    SUM_OF_MASKS,
 )  # fmt: skip
 
 

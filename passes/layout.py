@@ -139,7 +139,7 @@ def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int
     x, before, after = node.inputs[0], [0, 0], [0, 0]
     while (concat := edit.producer(x, "concat")) is not None and concat.attrs["dim"] in (2, 3):
         axis = concat.attrs["dim"] - 2
-        inner = [at for at, part in enumerate(concat.inputs) if not _is_zero(edit, part)]
+        inner = [at for at, part in enumerate(concat.inputs) if not edit.is_zero(part)]
         if len(inner) != 1 or edit.dtype(concat.inputs[inner[0]]) != concat.outputs[0].dtype:
             break
         sizes = [edit.shape(part)[axis + 2] for part in concat.inputs]
@@ -152,11 +152,6 @@ def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int
         before[axis] += first
         after[axis] += last
     return x, tuple(before), tuple(after)
-
-
-def _is_zero(edit: Editor, value: str) -> bool:
-    constant = edit.constant(value)
-    return constant is not None and not constant.any()
 
 
 def _kernel(edit: Editor, w: str, groups: int, channels: int) -> tuple[str, str]:

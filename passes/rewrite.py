@@ -118,6 +118,11 @@ class Editor:
     def constant(self, value: str) -> torch.Tensor | None:
         return self.constants.get(value)
 
+    def is_zero(self, value: str) -> bool:
+        """Whether `value` is a constant that is 0 everywhere."""
+        constant = self.constant(value)
+        return constant is not None and not constant.any()
+
     # -- changes -----------------------------------------------------------------------------
 
     def add(self, op: str, *inputs: str, **attrs: Any) -> str:

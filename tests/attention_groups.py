@@ -49,6 +49,39 @@ def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_widt
     return Group("cross", b.build([y]))
 
 
+def decomposed(heads: int, queries: tuple[int, int], keys: tuple[int, int], width: int,
+               dtype: torch.dtype = F16) -> Group:  # fmt: skip
+    """Biases of a key's row and of its column, each its own for every query: SAM's relative
+    positions. They lie as products by rows and by columns leave them."""
+    b = GraphBuilder()
+    sizes = (heads, *queries, *keys)
+    shape = (heads, queries[0] * queries[1], keys[0] * keys[1])
+    q = b.input("q", TensorSpec((heads, shape[1], width), dtype))
+    k, v = (b.input(name, TensorSpec((heads, shape[2], width), dtype)) for name in "kv")
+    rows = b.input("rows", TensorSpec((queries[0], heads, queries[1], keys[0]), dtype))
+    columns = b.input("columns", TensorSpec((queries[1], heads, queries[0], keys[1]), dtype))
+    masks = (
+        b.add("reshape", b.add("permute", rows, dims=(1, 0, 2, 3)), shape=(*sizes[:4], 1)),
+        b.add(
+            "reshape", b.add("permute", columns, dims=(1, 2, 0, 3)), shape=(*sizes[:3], 1, keys[1])
+        ),
+    )
+    masks = tuple(
+        b.add("reshape", b.add("expand", each, shape=sizes), shape=shape) for each in masks
+    )
+    return Group("decomposed", b.build([b.add("attention", q, k, v, *masks, scale=width**-0.5)]))
+
+
+def with_masks(lead: tuple[int, ...], queries: int, keys: int, width: int,
+               *masks: tuple[int, ...], dtype: torch.dtype = F16) -> Group:  # fmt: skip
+    """Up to two masks of these shapes."""
+    b = GraphBuilder()
+    sizes = ((*lead, queries, width), (*lead, keys, width), (*lead, keys, width), *masks)
+    inputs = [b.input(f"x{i}", TensorSpec(shape, dtype)) for i, shape in enumerate(sizes)]
+    y = b.add("attention", *inputs, scale=width**-0.5)
+    return Group("with_masks", b.build([y]))
+
+
 def masked(kind: torch.dtype, dtype: torch.dtype = F16) -> tuple[Group, dict[str, torch.Tensor]]:
     """A mask, and inputs: query 3 sees no key, query 5 none of the first 64, query 7 has the least
     finite mask. Products of floats are in tf32."""
@@ -79,6 +112,10 @@ CASES: dict[str, Callable[[], Group]] = {
     "f32_mask": lambda: cross((2,), 17, 33, 40, 72, BF16, mask=F32),
     "causal": lambda: cross((1, 2), 70, 130, 64, causal=True),
     "causal_tall": lambda: cross((1, 2), 130, 33, 16, causal=True),
+    "sam": lambda: decomposed(2, (8, 16), (8, 16), 64),
+    "sam_window": lambda: decomposed(3, (7, 7), (7, 7), 32),
+    "sam_even": lambda: decomposed(2, (5, 14), (6, 14), 40, BF16),
+    "key_mask": lambda: with_masks((2,), 33, 50, 24, (1, 50), (33, 1)),
     "one_query": lambda: cross((1, 4), 1, 197, 64),
     "one_key": lambda: cross((3,), 5, 1, 8),
     "wide": lambda: cross((1, 2), 65, 129, 128, 96),

@@ -20,8 +20,8 @@
 namespace gtco {
 
 // What a warp does with its 16 queries and its part of a tile's keys on mma.sync.
-template <class C, bool MASKED, bool EXACT = is_exact<C>>
-struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
+template <class C, class Mask, bool EXACT = is_exact<C>>
+struct AttentionWarp : SoftmaxRows<C, Mask, C::BLOCK_K / C::WARPS_K> {
   using Element = typename C::Element;
   static constexpr int E = 16 / sizeof(Element);  // of a chunk, of which mma takes two
   static constexpr int STEPS = ceil_div(C::D, 2 * E), DV16 = ceil_div(C::DV, 16);
@@ -30,8 +30,8 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
   using KeyRows = TileRows<C, C::BLOCK_K, STEPS * 2 * E, E>;
   using ValueRows = TileRows<C, C::BLOCK_K, DV16 * 16, E>;
   static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
-  using SoftmaxRows<C, MASKED, KEYS>::lane;
-  using SoftmaxRows<C, MASKED, KEYS>::out;
+  using SoftmaxRows<C, Mask, KEYS>::lane;
+  using SoftmaxRows<C, Mask, KEYS>::out;
 
   u32 q[STEPS][4];  // (16, D) as A fragments
 
@@ -110,8 +110,8 @@ struct AttentionWarp : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
 
 // The same with products as good as fp32's. The queries, in two parts too many for the registers,
 // are read again for each tile.
-template <class C, bool MASKED>
-struct AttentionWarp<C, MASKED, true> : SoftmaxRows<C, MASKED, C::BLOCK_K / C::WARPS_K> {
+template <class C, class Mask>
+struct AttentionWarp<C, Mask, true> : SoftmaxRows<C, Mask, C::BLOCK_K / C::WARPS_K> {
   using Element = typename C::Element;
   using Mma = gtco::Mma<Element, true>;
   static constexpr int E = 4;  // of a chunk, of which mma takes two
@@ -121,8 +121,8 @@ struct AttentionWarp<C, MASKED, true> : SoftmaxRows<C, MASKED, C::BLOCK_K / C::W
   using KeyRows = TileRows<C, C::BLOCK_K, STEPS * 2 * E, E>;
   using ValueRows = TileRows<C, C::BLOCK_K, DV16 * 16, E>;
   static_assert(KEYS % 16 == 0, "a warp takes keys in steps of 16");
-  using SoftmaxRows<C, MASKED, KEYS>::lane;
-  using SoftmaxRows<C, MASKED, KEYS>::out;
+  using SoftmaxRows<C, Mask, KEYS>::lane;
+  using SoftmaxRows<C, Mask, KEYS>::out;
 
   const Element* queries;
   int query;
@@ -195,7 +195,7 @@ struct AttentionWarp<C, MASKED, true> : SoftmaxRows<C, MASKED, C::BLOCK_K / C::W
 template <class C, class Mask, int COPY_WARPS = 0>
 class AttentionBlock {
  public:
-  using Warp = AttentionWarp<C, Mask::PRESENT>;
+  using Warp = AttentionWarp<C, Mask>;
   static_assert(C::BLOCK_Q % 16 == 0, "a warp owns 16 queries");
   static constexpr int THREADS = (C::BLOCK_Q / 16 * C::WARPS_K + COPY_WARPS) * 32;
 
@@ -230,14 +230,14 @@ class AttentionBlock {
   __device__ __forceinline__ void run(Warp& state, const K& keys, const V& values,
                                       const Mask& mask) const {
     state.lane = thread_ % 32;
+    MaskTile<C, Mask, Warp::KEYS> tile_mask;
 #pragma unroll 1
     for (int tile = 0; tile < tiles_.count(); ++tile) {
       const int slot = tile % C::STAGES;
       const int key = part_ * Warp::KEYS;
-      MaskTile<C, Mask, Warp::KEYS> tile_mask;
       if constexpr (Mask::PRESENT) {
-        if (has_queries_)
-          tile_mask.load(mask, state.lane, head_, query0_ + row_, tile * C::BLOCK_K + key);
+        const int key0 = tile * C::BLOCK_K + key;
+        if (has_queries_) tile_mask.load(mask, state.lane, head_, query0_ + row_, key0, tile == 0);
       }
       tiles_.await_keys(tile);
       if (tile == 0 && has_queries_) state.load_queries(tiles_.queries(), row_);

@@ -196,7 +196,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   fill_row_values<BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
                                     (head + 1) * C::LQ);
 
-  using Softmax = SoftmaxRows<C, Mask::PRESENT, KEYS>;
+  using Softmax = SoftmaxRows<C, Mask, KEYS>;
   Softmax state;
   state.lane = lane;
   const bool has_queries = query0 + row < C::LQ;
@@ -206,7 +206,8 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   MaskTile<C, Mask, KEYS> tile_mask;
   const auto load_mask = [&](int tile) {
     if constexpr (Mask::PRESENT) {
-      if (has_queries) tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);
+      const int key = tile * TILE + part * KEYS;
+      if (has_queries) tile_mask.load(mask, lane, head, query0 + row, key, tile == 0);
     }
   };
   RingPlace<STAGES> from{0, 0};

@@ -1,7 +1,9 @@
 // The softmax of attention over keys that come a tile at a time, in base 2, and its masks.
 //
-// Config: LQ, LK, DV, CAUSAL, SCALE. Mask: PRESENT and, if so, Element and `at(head, query, key)`;
-// bool elements choose keys, others are added to the scores.
+// Config: LQ, LK, BLOCK_K, DV, CAUSAL, SCALE. Mask: PRESENT and, if so, Element and
+// `at(head, query, key)`; bool elements choose keys, others are added to the scores. RUN keys in a
+// row, from a multiple of RUN on, have one element. Key k has that of key k - PERIOD, if PERIOD is
+// not 0. With PAIRS an even key and the next lie side by side, on a multiple of both.
 #pragma once
 
 #include "vector.cuh"
@@ -12,11 +14,25 @@ struct NoMask {
   static constexpr bool PRESENT = false;
 };
 
+// The sum of two masks, neither of bool.
+template <class First, class Second>
+struct MaskSum {
+  static constexpr bool PRESENT = true;
+  First first;
+  Second second;
+};
+
 // An element of a mask in the low bits of a register, and back.
 __device__ __forceinline__ u32 mask_bits(bool x) { return x; }
 __device__ __forceinline__ u32 mask_bits(half_t x) { return x.bits; }
 __device__ __forceinline__ u32 mask_bits(bf16_t x) { return x.bits; }
 __device__ __forceinline__ u32 mask_bits(float x) { return __float_as_uint(x); }
+// Two of 16 bits, side by side.
+template <class T>
+__device__ __forceinline__ u32 mask_pair(const T* from) {
+  const Packed<T, 2> both = load_packed<2>(from);
+  return mask_bits(both.data[0]) | mask_bits(both.data[1]) << 16;
+}
 template <class T>
 __device__ __forceinline__ T mask_element(u32 bits) {
   if constexpr (is_same<T, bool>) {
@@ -35,59 +51,87 @@ template <class C, class Mask, int KEYS>
 struct MaskTile {
   using Element = typename Mask::Element;
   static constexpr int IN_WORD = 4 / sizeof(Element), BITS = 8 * sizeof(Element);
+  // Keys of a lane's fragments that have one element; 1 of less than a fragment's.
+  static constexpr int TOGETHER = Mask::RUN % KEYS == 0 ? KEYS : Mask::RUN % 8 == 0 ? 8 : 1;
+  static constexpr bool TWICE = Mask::RUN % 2 == 0;  // an even key and the next have one element
+  static constexpr bool PAIRS = Mask::PAIRS && IN_WORD == 2 && !TWICE;
+  static constexpr bool SAME_IN_ALL = Mask::PERIOD > 0 && C::BLOCK_K % Mask::PERIOD == 0;  // tiles
+  static constexpr int ELEMENTS = TOGETHER > 1 ? KEYS / TOGETHER * 2 : KEYS / 2;
+  static constexpr bool ADDED = !is_same<Element, bool>;
+  // Scores keep their size, so that they may be converted to base 2 before they are compared.
+  static constexpr bool IN_RANGE = !ADDED || is_same<Element, half_t>;
 
-  u32 words[KEYS / 2 / IN_WORD];
+  u32 words[ceil_div(ELEMENTS, IN_WORD)];
 
-  __device__ __forceinline__ void load(const Mask& mask, int lane, int head, int query0, int key0) {
+  __device__ __forceinline__ void load(const Mask& mask, int lane, int head, int query0, int key0,
+                                       bool first) {
+    if (SAME_IN_ALL && !first) return;
 #pragma unroll
-    for (int i = 0; i < KEYS / 2 / IN_WORD; ++i) {
+    for (int i = 0; i < ceil_div(ELEMENTS, IN_WORD); ++i) {
       words[i] = 0;
 #pragma unroll
-      for (int j = i * IN_WORD; j < (i + 1) * IN_WORD; ++j) {
+      for (int j = i * IN_WORD; j < min_of((i + 1) * IN_WORD, ELEMENTS); ++j) {
         // What lies beyond the last query or key does not count.
-        const int query = min_of(query0 + lane / 4 + j % 4 / 2 * 8, C::LQ - 1);
-        const int key = key0 + j / 4 * 8 + lane % 4 * 2 + j % 2;
-        const u32 bits = key < C::LK ? mask_bits(*mask.at(head, query, key)) : 0;
-        words[i] |= bits << j % IN_WORD * BITS;
+        const int half = TOGETHER > 1 ? j % 2 : j % 4 / 2;
+        const int query = min_of(query0 + lane / 4 + half * 8, C::LQ - 1);
+        int key = key0 + (TOGETHER > 1 ? j / 2 * TOGETHER : j / 4 * 8 + lane % 4 * 2);
+        if constexpr (TOGETHER == 1 && !TWICE && !PAIRS) key += j % 2;
+        if constexpr (PAIRS) {
+          if (j % 2 == 0) words[i] = key < C::LK ? mask_pair(mask.at(head, query, key)) : 0;
+        } else {
+          const u32 bits = key < C::LK ? mask_bits(*mask.at(head, query, key)) : 0;
+          words[i] |= bits << j % IN_WORD * BITS;
+        }
       }
     }
   }
 
   // Of element j of fragment n.
   __device__ __forceinline__ compute_t<Element> at(int n, int j) const {
-    const int i = n * 4 + j;
+    const int i = TOGETHER > 1 ? n * 8 / TOGETHER * 2 + j / 2 : n * 4 + j;
     return to_compute(mask_element<Element>(words[i / IN_WORD] >> i % IN_WORD * BITS));
   }
 };
 template <class C, int KEYS>
-struct MaskTile<C, NoMask, KEYS> {};
+struct MaskTile<C, NoMask, KEYS> {
+  static constexpr bool ADDED = false, IN_RANGE = true;
+};
+template <class C, class First, class Second, int KEYS>
+struct MaskTile<C, MaskSum<First, Second>, KEYS> {
+  using Firsts = MaskTile<C, First, KEYS>;
+  using Seconds = MaskTile<C, Second, KEYS>;
+  static constexpr bool ADDED = true, IN_RANGE = Firsts::IN_RANGE && Seconds::IN_RANGE;
+
+  Firsts firsts;
+  Seconds seconds;
+
+  __device__ __forceinline__ void load(const MaskSum<First, Second>& mask, int lane, int head,
+                                       int query0, int key0, bool first) {
+    firsts.load(mask.first, lane, head, query0, key0, first);
+    seconds.load(mask.second, lane, head, query0, key0, first);
+  }
+  __device__ __forceinline__ float at(int n, int j) const {
+    return firsts.at(n, j) + seconds.at(n, j);
+  }
+};
 
 inline constexpr float LOG2E = 1.4426950408889634f;
-
-// What a mask does to a score in base 2: bool elements choose keys, others are added.
-__device__ __forceinline__ void add_mask(float& score, bool chosen) {
-  if (!chosen) score = -math::infinity();
-}
-
-// A finite mask keeps a row alive, also where its conversion to base 2 would overflow.
-__device__ __forceinline__ void add_mask(float& score, float bias) {
-  const float term = fmaxf(bias * LOG2E, -3.402823466e38f);
-  score = bias == -math::infinity() ? -math::infinity() : fmaxf(score + term, -3.402823466e38f);
-}
 
 // The online softmax of a warp's 16 queries over KEYS keys at a time. Scores, weights and results
 // lie as mma.sync and wgmma number accumulators: of 8 columns, lane l has rows l / 4 and l / 4 + 8
 // and columns l % 4 * 2 and the next.
-template <class C, bool MASKED, int KEYS>
+template <class C, class Mask, int KEYS>
 struct SoftmaxRows {
+  using Masks = MaskTile<C, Mask, KEYS>;
   static constexpr int DV16 = ceil_div(C::DV, 16);
-  // Without a mask the scores stay as they are, and exp2(UNIT * (score - top)) scales them on the
-  // way; a mask adds to scaled scores. (A negative scale would turn the largest to the smallest.)
-  static constexpr bool SCALED_EARLY = MASKED || C::SCALE <= 0.0f;
-  static constexpr float UNIT = SCALED_EARLY ? 1.0f : C::SCALE * LOG2E;
+  // Where nothing is added the scores stay as they are, and exp2(UNIT * (score - top)) scales them
+  // on the way; a mask adds to scaled scores. (A negative scale would turn the largest to the
+  // smallest.)
+  static constexpr bool SCALED_EARLY = Masks::ADDED || C::SCALE <= 0.0f;
+  static constexpr float UNIT = SCALED_EARLY ? LOG2E : C::SCALE * LOG2E;
 
   float out[DV16 * 2][4] = {};      // (16, DV), not yet divided by `total`
-  float top[2], total[2] = {0, 0};  // per row: largest score so far (base 2), sum of this lane's
+  float top[2], total[2] = {0, 0};  // per row: largest score so far, sum of this lane's weights
   int lane;
 
   __device__ __forceinline__ SoftmaxRows() { top[0] = top[1] = -math::infinity(); }
@@ -95,19 +139,18 @@ struct SoftmaxRows {
   // Takes away what the mask, the diagonal or the last key forbids, and adds an additive mask.
   // Element j of a fragment is query j / 2 * 8 + lane / 4, key lane % 4 * 2 + j % 2.
   // Of the first FREE keys each is allowed.
-  template <int FREE = 0, class Mask>
-  __device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4],
-                                              const MaskTile<C, Mask, KEYS>& mask, int query0,
-                                              int key0) const {
-    const bool whole = key0 + KEYS <= C::LK && (!C::CAUSAL || key0 + KEYS - 1 <= query0) && !MASKED;
-    if constexpr (SCALED_EARLY) {
+  template <int FREE = 0>
+  __device__ __forceinline__ void mask_scores(float (&scores)[KEYS / 8][4], const Masks& mask,
+                                              int query0, int key0) const {
+    const bool whole = key0 + KEYS <= C::LK && (!C::CAUSAL || key0 + KEYS - 1 <= query0);
+    if constexpr (SCALED_EARLY && !Masks::ADDED) {
 #pragma unroll
       for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) scores[n][j] *= C::SCALE * LOG2E;
+        for (int j = 0; j < 4; ++j) scores[n][j] *= C::SCALE;
       }
     }
-    if (whole) return;
+    if (whole && !Mask::PRESENT) return;
 #pragma unroll
     for (int n = FREE / 8; n < KEYS / 8; ++n) {
 #pragma unroll
@@ -115,8 +158,10 @@ struct SoftmaxRows {
         const int query = query0 + lane / 4 + j / 2 * 8;
         const int key = key0 + n * 8 + lane % 4 * 2 + j % 2;
         const bool allowed = key < C::LK && (!C::CAUSAL || key <= query);
-        if constexpr (MASKED) {
-          add_mask(scores[n][j], mask.at(n, j));
+        if constexpr (Masks::ADDED) {
+          scores[n][j] = fmaf(scores[n][j], C::SCALE, mask.at(n, j));
+        } else if constexpr (Mask::PRESENT) {
+          if (!mask.at(n, j)) scores[n][j] = -math::infinity();
         }
         if (!allowed) scores[n][j] = -math::infinity();
       }
@@ -141,7 +186,10 @@ struct SoftmaxRows {
       for (int n = 0; n < KEYS / 8; ++n) {
 #pragma unroll
         for (int j = half * 2; j < half * 2 + 2; ++j) {
-          scores[n][j] = ptx::ex2(fmaf(scores[n][j], UNIT, -base * UNIT));
+          // The least finite mask keeps a row alive that sees nothing else: times UNIT it is -inf.
+          const float exponent = Masks::IN_RANGE ? fmaf(scores[n][j], UNIT, -base * UNIT)
+                                                 : (scores[n][j] - base) * UNIT;
+          scores[n][j] = ptx::ex2(exponent);
           sum += scores[n][j];
         }
       }

@@ -18,6 +18,7 @@ from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, chec
 from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
 from gtco.codegen.sketches.heads import Heads, box_rows, check_tensor_map, map_text, tensor_map
 from gtco.ir.graph import Group
+from gtco.ir.spec import FLOATS
 from gtco.ir.views import NotAView, resolve
 from gtco.target import Target
 
@@ -80,11 +81,13 @@ class AttentionSketch(Sketch):
         self.q = self._operand(0, (*lead, self.queries, self.width))
         self.k = self._operand(1, (*lead, self.keys, self.width))
         self.v = self._operand(2, (*lead, self.keys, self.value_width))
-        self.mask: Heads | None = None
-        if len(self.anchor.inputs) > 3:
-            kinds = (torch.bool, torch.float16, torch.bfloat16, torch.float32)
-            check(specs[3].dtype in kinds, f"a mask of {specs[3].dtype}")
-            self.mask = self._operand(3, (*lead, self.queries, self.keys))
+        self.masks: list[Heads] = []
+        for slot, spec in enumerate(specs[3:], 3):
+            kinds = (torch.bool, *FLOATS)
+            check(spec.dtype in kinds, f"a mask of {spec.dtype}")
+            alone = len(specs) == 4 or spec.dtype != torch.bool
+            check(alone, "a mask of bool chooses keys, and no sum of two masks does")
+            self.masks.append(self._operand(slot, (*lead, self.queries, self.keys)))
 
     def _operand(self, slot: int, shape: tuple[int, ...]) -> Heads:
         graph, value = self.group.graph, self.anchor.inputs[slot]
@@ -161,9 +164,13 @@ class AttentionSketch(Sketch):
 
     def _mask_registers(self, keys: int) -> int:
         """Of a thread, which load and hold the mask of 16 queries and `keys` keys."""
-        if self.mask is None:
+        if not self.masks:
             return 0
-        held = keys * self.group.graph.specs[self.mask.base].dtype.itemsize // 8
+        held = 0
+        for mask in self.masks:
+            run = _run(mask)
+            elements = 2 if run % keys == 0 else keys // 4 if run % 8 == 0 else keys // 2
+            held += elements * self.group.graph.specs[mask.base].dtype.itemsize // 4
         return held + MASK_REGISTERS
 
     def _registers(self, schedule: Schedule) -> int:
@@ -259,7 +266,13 @@ class AttentionSketch(Sketch):
         return "".join(texts), ", ".join((*arguments, self._mask_argument(region)))
 
     def _mask_argument(self, region: Region) -> str:
-        return f"Mask{{{region.parameter(self.mask.base, 'in')}}}" if self.mask else "NoMask{}"
+        made = [
+            f"Mask{number}{{{region.parameter(mask.base, 'in')}}}"
+            for number, mask in enumerate(self.masks)
+        ]
+        if len(made) == 2:
+            return f"MaskSum<Mask0, Mask1>{{{', '.join(made)}}}"
+        return made[0] if made else "NoMask{}"
 
     def _operand_text(self, label: str, heads: Heads, region: Region) -> str:
         parameter = region.parameter(heads.base, "in")
@@ -273,19 +286,34 @@ class AttentionSketch(Sketch):
 """
 
     def _mask_text(self, region: Region) -> str:
-        if self.mask is None:
-            return ""
-        parameter = region.parameter(self.mask.base, "in")
-        element = C_TYPES[self.group.graph.specs[self.mask.base].dtype]
-        return f"""struct Mask {{  // %{parameter}, {self.mask.layout}
-  static constexpr bool PRESENT = true;
+        texts = []
+        for number, mask in enumerate(self.masks):
+            parameter = region.parameter(mask.base, "in")
+            element = C_TYPES[self.group.graph.specs[mask.base].dtype]
+            pairs = str(mask.layout.vector(2) == 2).lower()
+            texts.append(f"""struct Mask{number} {{  // %{parameter}, {mask.layout}
+  static constexpr bool PRESENT = true, PAIRS = {pairs};
+  static constexpr int RUN = {_run(mask)}, PERIOD = {_period(mask)};
   using Element = {element};
   const {element}* base;
   __device__ __forceinline__ const {element}* at(int head, int query, int key) const {{
-    return base + {index(self.mask.layout, ("head", "query", "key"))};
+    return base + {index(mask.layout, ("head", "query", "key"))};
   }}
 }};
-"""
+""")
+        return "".join(texts)
+
+
+def _run(mask: Heads) -> int:
+    """Keys in a row that have one element of a mask, from each multiple of so many on."""
+    *_, (extent, stride) = mask.layout.dims[2] or ((1, 0),)
+    return extent if stride == 0 else 1
+
+
+def _period(mask: Heads) -> int:
+    """Keys after which the elements of a mask come again, or 0."""
+    (extent, stride), *inner = mask.layout.dims[2] or ((1, 1),)
+    return math.prod(size for size, _ in inner) if stride == 0 and extent > 1 else 0
 
 
 class Attention(AttentionSketch):

@@ -103,11 +103,14 @@ def attention(
     k: Tensor,
     v: Tensor,
     mask: Tensor | None = None,
+    bias: Tensor | None = None,
     *,
     scale: float,
     causal: bool = False,
     products: str | None = None,
 ) -> Tensor:
+    if mask is not None and bias is not None:
+        mask = mask + bias
     if not scale:  # by which torch's fused kernels for GPUs multiply the -inf of padded keys
         q, scale = q * 0, 1.0
     return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale)

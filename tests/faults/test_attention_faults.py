@@ -69,14 +69,15 @@ FAULTS = {
         "key < C::LK ? mask_bits(*mask.at(head, query, key)) : 0",
         "mask_bits(*mask.at(head, query, key))",
     ),
+    "the mask of an even key for the next": ("one part", "key += j % 2;", "key += 0;"),
     "a mask that is read beyond its last query": (
         "one part",
-        "min_of(query0 + lane / 4 + j % 4 / 2 * 8, C::LQ - 1)",
-        "query0 + lane / 4 + j % 4 / 2 * 8",
+        "min_of(query0 + lane / 4 + half * 8, C::LQ - 1)",
+        "query0 + lane / 4 + half * 8",
     ),
     "rows of a mask that are those of the first half": (
         "two parts",
-        "query0 + lane / 4 + j % 4 / 2 * 8",
+        "query0 + lane / 4 + half * 8",
         "query0 + lane / 4",
     ),
     "elements of a mask that share a word": (
@@ -86,13 +87,13 @@ FAULTS = {
     ),
     "a part that takes the mask of another": (
         "two parts",
-        "query0_ + row_, tile * C::BLOCK_K + key);",
-        "query0_ + row_, tile * C::BLOCK_K);",
+        "tile * C::BLOCK_K + key;\n        if (has_queries_)",
+        "tile * C::BLOCK_K;\n        if (has_queries_)",
     ),
 }
 
 
-SCALED_LATE = ("MASKED || C::SCALE <= 0.0f", "MASKED")
+SCALED_LATE = ("Masks::ADDED || C::SCALE <= 0.0f", "Masks::ADDED")
 """The largest score is then taken for the largest of what the softmax sees."""
 
 

@@ -107,10 +107,23 @@ MASK_FAULTS = {
     ),
     "the mask of another part": (
         "two parts",
-        "tile_mask.load(mask, lane, head, query0 + row, tile * TILE + part * KEYS);",
-        "tile_mask.load(mask, lane, head, query0 + row, tile * TILE);",
+        "const int key = tile * TILE + part * KEYS;",
+        "const int key = tile * TILE;",
     ),
 }
+
+SUM_FAULTS = {
+    "a mask taken for the same in all tiles": ("C::BLOCK_K % Mask::PERIOD == 0", "true"),
+    "a mask loaded for the first tile alone": ("if (SAME_IN_ALL && !first)", "if (!first)"),
+    "the first mask alone": (
+        "return firsts.at(n, j) + seconds.at(n, j);",
+        "return firsts.at(n, j);",
+    ),
+    "one element of a mask for all keys": ("Mask::RUN % KEYS == 0 ? KEYS", "true ? KEYS"),
+    "one element of a mask for eight keys": ("Mask::RUN % 8 == 0 ? 8", "true ? 8"),
+    "a pair of one key": ("mask_bits(both.data[1]) << 16", "mask_bits(both.data[0]) << 16"),
+}
+"""Of masks that are alike in keys that are neighbours, or a row apart."""
 
 TF32_FAULTS = {
     "values multiplied before they are transposed": (
@@ -181,7 +194,7 @@ TF32_FAULTS = {
 }
 
 
-SCALED_LATE = ("MASKED || C::SCALE <= 0.0f", "MASKED")
+SCALED_LATE = ("Masks::ADDED || C::SCALE <= 0.0f", "Masks::ADDED")
 """The largest score is then taken for the largest of what the softmax sees."""
 
 
@@ -239,6 +252,24 @@ def test_a_fault_in_the_mask_is_caught(fault: str) -> None:
     kind, old, new = MASK_FAULTS[fault]
     mask = torch.float16
     check_caught(program(kind, old, new, mask), group(mask))
+
+
+def sum_program(block_k: int, old: str = "", new: str = "") -> tuple[KernelProgram, Group]:
+    """The kernel of two masks over 8 rows of 12 keys with `old` replaced in its template."""
+    summed = attention_groups.decomposed(2, (5, 13), (8, 12), 24)
+    knobs = {"block_q": 64, "block_k": block_k, "parts": 1, "stages": 2}
+    made = AttentionWgmma(summed, TARGETS["sm_90a"]).emit(knobs)
+    return planted(made, old, new), summed
+
+
+@pytest.mark.parametrize("block_k", (32, 48))
+def test_the_kernel_with_two_masks_is_right(block_k: int) -> None:
+    assert verdicts(*sum_program(block_k)) == []
+
+
+@pytest.mark.parametrize("fault", SUM_FAULTS)
+def test_a_fault_in_the_sum_of_masks_is_caught(fault: str) -> None:
+    check_caught(*sum_program(32, *SUM_FAULTS[fault]))
 
 
 @pytest.mark.parametrize("scale", (-8.0, 0.0))

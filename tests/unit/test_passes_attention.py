@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -106,9 +107,15 @@ def test_attention_form(golden: Golden) -> None:
         (lambda c, q, k, v: (q @ k[:1].mT).softmax(-1) @ v, "batch dimensions"),
         (lambda c, q, k, v: (q @ k.mT).softmax(-1) @ v.repeat(1, 1, 1, 40), "320 elements wide"),
         (lambda c, q, k, v: (q @ k.mT + c.mask.float()).softmax(-1) @ v, "not of q's dtype"),
-        (lambda c, q, k, v: (q @ k.mT + c.mask + v[..., :1]).softmax(-1) @ v, "is not known"),
+        (lambda c, q, k, v: (q @ k.mT + c.mask + v[..., :1]).softmax(-1) @ v, "forbid a query"),
         (lambda c, q, k, v: ((q @ k.mT + c.mask) * c.heads).softmax(-1) @ v, "the mask too"),
-        (lambda c, q, k, v: in_windows(q @ k.mT, v[:, :1, :, :6]).softmax(-1) @ v, "reshaped"),
+        (lambda c, q, k, v: in_windows(q @ k.mT, v[:, :1, :, :6]).softmax(-1) @ v, "forbid a que"),
+        (
+            lambda c, q, k, v: (
+                ((q[:, :, :4] @ k.mT).unflatten(-1, (2, 3)) * c.heads).flatten(-2).softmax(-1) @ v
+            ),
+            "reshaped",
+        ),
     ],
 )
 def test_attention_refusals(function: Callable[..., Tensor], reason: str) -> None:
@@ -203,6 +210,36 @@ def test_a_mask_that_may_forbid_every_key_stays_apart(function: Callable[..., Te
     assert "may forbid a query every key" in reasons(log)
     (y,), (expected,) = interpret(result, args), interpret(graph, args)
     assert_close(y, expected, equal_nan=True)
+
+
+def decomposed(c: Any, q: Tensor) -> tuple[Tensor, Tensor]:
+    """What is added for the rows and for the columns of 2 x 3 keys: SAM's relative positions."""
+    q = q.unflatten(2, (2, 3))
+    rows = torch.einsum("bnhwc,hkc->bnhwk", q, c.rows)[..., None]
+    return rows, torch.einsum("bnhwc,wkc->bnhwk", q, c.columns)[..., None, :]
+
+
+@pytest.mark.parametrize(
+    "function, biases",
+    [
+        (lambda c, q, k, v: F.scaled_dot_product_attention(
+            q, k, v, torch.add(*decomposed(c, q)).flatten(4).flatten(2, 3)), 1),
+        (lambda c, q, k, v: ((q * 0.3 @ k.mT).unflatten(3, (2, 3)).unflatten(2, (2, 3))
+                             + decomposed(c, q)[0] + decomposed(c, q)[1])
+         .flatten(4).flatten(2, 3).softmax(-1) @ v, 1),
+        (lambda c, q, k, v: (F.scaled_dot_product_attention(
+            q, k, v, (bias := torch.add(*decomposed(c, q)).flatten(4).flatten(2, 3))), bias), 0),
+        (lambda c, q, k, v: F.scaled_dot_product_attention(q, k, v, q @ v.mT + k @ v.mT), 0),
+    ],
+    ids=["given", "spelled out", "read elsewhere", "two of all scores"],
+)  # fmt: skip
+def test_sums_of_masks(function: Callable[..., Tensor], biases: int) -> None:
+    tensors = {"rows": random(2, 2, 8, seed=8), "columns": random(3, 3, 8, seed=9)}
+    graph, args = captured(function, Q, K, V, **tensors)
+    result = check(fuse_attention, fold_constants(canonicalize(graph)), args)
+    (node,) = (node for node in result.nodes if node.op == "attention")
+    assert len(node.inputs) == 4 + biases
+    assert ops(result)["add"] == 1 - biases
 
 
 def test_attention_with_a_finite_computed_mask() -> None:
