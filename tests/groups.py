@@ -172,6 +172,20 @@ def transposed_linear(k: int, rows: int, columns: int, dtype: torch.dtype) -> Gr
     return Group("transposed_linear", b.build([b.add("gelu", y, approximate="none")]))
 
 
+def window_linear(
+    image: tuple[int, int, int, int], window: tuple[int, int], columns: int, dtype: torch.dtype
+) -> Group:
+    """linear of the pixels of windows that an image is cut into, window by window, and a ReLU."""
+    b = GraphBuilder()
+    n, height, width, k = image
+    (high, wide), w = window, b.constant("w", _weights(columns, k, dtype=dtype))
+    y = b.add("reshape", b.input("x", TensorSpec(image, dtype)),
+              shape=(n, height // high, high, width // wide, wide, k))  # fmt: skip
+    y = b.add("permute", y, dims=(0, 1, 3, 2, 4, 5))
+    y = b.add("reshape", y, shape=(n * height * width // (high * wide), high, wide, k))
+    return Group("window_linear", b.build([b.add("relu", b.add("linear", y, w))]))
+
+
 def tf32(group: Group) -> Group:
     """`group`, which is f32, with its products in tf32."""
     return Group(f"tf32 {group.name}", lower_products(group.graph, "tf32"))
@@ -238,6 +252,9 @@ GEMM_CASES: dict[str, Callable[[], Group]] = {
     "rotary_batch": lambda: rotary_linear(19, 72, 2, 3, 32, BF16, batch=2),
     "rotary_odd": lambda: rotary_linear(11, 40, 2, 3, 10, F16),
     "rotary_one_row": lambda: rotary_linear(1, 64, 2, 1, 16, F16),
+    "windows": lambda: window_linear((2, 12, 15, 72), (4, 5), 40, F16),
+    "windows_in_a_row": lambda: window_linear((1, 3, 35, 200), (3, 7), 104, BF16),
+    "pixels_down": lambda: window_linear((1, 3, 35, 64), (3, 1), 24, F16),
     "bmm": lambda: batched_matmul(3, 33, 64, 40, F16),
     "bmm_tails": lambda: batched_matmul(2, 65, 200, 136, BF16),
     "transposed_a": lambda: transposed_linear(200, 72, 104, F16),

@@ -25,7 +25,7 @@ from gtco.codegen.sketches.operands import (
     pieces_of,
     single_stride,
 )
-from gtco.codegen.sketches.windows import WindowOperand, of_whole_rows, windows_of
+from gtco.codegen.sketches.windows import AXES, WindowOperand, of_whole_rows, windows_of
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.views import NotAView, resolve
 from gtco.passes.joined import joined_by
@@ -388,11 +388,18 @@ def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmP
 
 def _as_images(problem: GemmProblem) -> GemmProblem:
     """The same where rows lie in images that were cut: windows of one pixel have a tensor map, and
-    rows without a single stride have none."""
+    rows without a single stride have none.
+
+    Every stride of the rows is a dimension of the images: windows of 8 x 8 pixels, cut out of one
+    image, are volumes of (rows of windows, windows, 8, 8).
+    """
     pieces = [piece for piece in pieces_of(problem.a) if isinstance(piece, GemmOperand)]
-    apart = any(single_stride(piece.layout.dims[1]) is None for piece in pieces)
-    *images, _ = problem.anchor.outputs[0].sizes
-    if not (apart and problem.anchor.definition.is_linear and len(images) in (3, 4)):
+    rows = max((piece.layout.dims[1] for piece in pieces), key=len, default=())
+    by_k = all(single_stride(piece.layout.dims[2]) in (0, 1) for piece in pieces)
+    if len(rows) < 2 or not by_k or not problem.anchor.definition.is_linear:
+        return problem
+    images = (*(1,) * (3 - len(rows)), *(size for size, _ in rows))
+    if len(images) - 1 not in AXES:
         return problem
     ones, zeros = (1,) * (len(images) - 1), (0,) * (len(images) - 1)
     found = []
@@ -402,9 +409,7 @@ def _as_images(problem: GemmProblem) -> GemmProblem:
         except NotAView:
             return problem
         found.append(
-            WindowOperand(
-                piece.base, layout, piece.constant, tuple(images[1:]), ones, ones, zeros, ones
-            )
+            WindowOperand(piece.base, layout, piece.constant, images[1:], ones, ones, zeros, ones)
         )
     joined = isinstance(problem.a, JoinedOperand)
     return replace(problem, a=JoinedOperand(tuple(found)) if joined else found[0])

@@ -37,6 +37,7 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "windows apart": lambda: groups.convolution(
         (1, 27, 18, 64), 64, (3, 2), BF16, stride=(2, 1), before=(2, 1), after=(1, 0)
     ),
+    "rows in windows of an image": lambda: groups.window_linear((2, 12, 15, 72), (4, 5), 200, F16),
     "fp8": lambda: groups.fp8_linear(300, 1168, 192, F16, norm=True),
     "fp8 of few steps": lambda: groups.fp8_linear(200, 400, 256, BF16),
     "B in rows of K": lambda: groups.batched_matmul(2, 97, 200, 136, BF16),
@@ -76,6 +77,8 @@ CASES = [
     ("windows", (1, 192, 64, 1, 4)),
     ("windows apart", (0, 64, 64, 1, 1)),
     ("windows apart", (1, 128, 64, 2, 4)),
+    ("rows in windows of an image", (0, 64, 64, 1, 4)),
+    ("rows in windows of an image", (1, 192, 96, 2, 1)),
     ("B in rows of K", (0, 64, 64, 1, 4)),
     ("B in rows of K", (1, 128, 128, 2, 1)),
     ("B in rows of K", (0, 128, 64, 1, 1)),
