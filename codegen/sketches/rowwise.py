@@ -70,12 +70,9 @@ class Rowwise(Sketch):
         ]
         if self.emitter.strided and not self.stats:
             schedules += rows_first
-        lanes = 1
-        while lanes < 32 and lanes < vectors:
-            lanes *= 2
-        if self.stats:
-            lanes = max(lanes, STATS_CHUNK // self.vector)
-        for values in (16, 32, MAX_ROW_VALUES, 8):
+        lanes = self._lanes(vectors)
+        few_values = (32, 16) if self._fills(self.space.rows) else (16, 32)
+        for values in (*few_values, MAX_ROW_VALUES, 8):
             warps = 1
             while warps < 16 and -(-vectors // (lanes * warps)) * self.vector > values:
                 warps *= 2
@@ -89,11 +86,30 @@ class Rowwise(Sketch):
                 seen.append(schedule)
                 yield schedule
 
+    def _lanes(self, vectors: int) -> int:
+        """Threads of a warp that share a row of so many vectors: one for each, or fewer where there
+        are many rows and each still reads whole lines."""
+        lanes = 1
+        while lanes < 32 and lanes < vectors:
+            lanes *= 2
+        least = STATS_CHUNK // self.vector if self.stats else 1
+        lanes = max(lanes, least)
+        itemsize = min((size for _, size in self.emitter.reads), default=4)
+        least = max(least, timing.LINE // (self.vector * itemsize))
+        while lanes >= 2 * least and self._fills(self.space.rows * lanes // 64):
+            if -(-vectors // (lanes // 2)) * self.vector > 32:
+                break
+            lanes //= 2
+        return lanes
+
+    def _fills(self, warps: int) -> bool:
+        """Whether so many warps keep all multiprocessors busy."""
+        return warps > 8 * self.target.sm_count
+
     def _row_warps(self, lanes: int, warps: int) -> tuple[int, ...]:
-        blocks = self.space.rows * lanes // 32
-        many = blocks > 8 * self.target.sm_count
-        first = 4 if many and warps == 1 else 1
-        return (first, 2)
+        together = self.space.rows * lanes // 32 * warps
+        most = 8 if self._fills(together // 4) else 4 if self._fills(together) else 1
+        return (max(1, most // warps), 2)
 
     @staticmethod
     def _schedule(lanes: int, warps_per_row: int, row_warps: int, rows_first: int) -> Schedule:

@@ -98,6 +98,27 @@ def test_columns_that_are_not_contiguous_put_neighbouring_rows_in_a_warp() -> No
     assert schedule["rows_first"] == 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "columns", "expected"),
+    [
+        (197, 768, (32, 2, 1)),
+        (4096, 768, (32, 1, 4)),
+        (6304, 768, (32, 1, 8)),
+        (6304, 2048, (32, 2, 4)),
+        (4096, 384, (16, 1, 4)),
+        (16384, 192, (8, 1, 4)),
+        (4096, 100, (16, 1, 4)),
+    ],
+)
+def test_many_rows_have_few_threads_each(
+    rows: int, columns: int, expected: tuple[int, int, int]
+) -> None:
+    """A default's lanes, warps of a row and such sets of warps of a block."""
+    sketch = Rowwise(tile_groups.softmax(rows, columns), H100)
+    lanes, warps, row_warps, _ = next(iter(sketch.defaults())).values()
+    assert (lanes, warps, row_warps) == expected
+
+
 def test_refuses_reductions_of_different_rows() -> None:
     b = GraphBuilder()
     x = b.input("x", TensorSpec((4, 8), torch.float32))
