@@ -162,6 +162,19 @@ def _slice_ahead_of_permute(edit: Editor, match: tuple[Node, Node, Node]) -> str
     return edit.add("permute", sliced, dims=tuple(moved[dim] for dim in node.attrs["dims"]))
 
 
+def _windows_apart(edit: Editor, node: Node) -> Node | None:
+    """An unfold into windows that lie side by side and leave nothing over."""
+    size, extent = node.attrs["size"], edit.shape(node.inputs[0])[node.attrs["dim"]]
+    return node if node.attrs["step"] == size and extent % size == 0 else None
+
+
+def _cut_and_move(edit: Editor, node: Node) -> str:
+    dim, size, shape = node.attrs["dim"], node.attrs["size"], edit.shape(node.inputs[0])
+    cut = (*shape[:dim], shape[dim] // size, size, *shape[dim + 1 :])
+    last = (*range(dim + 1), *range(dim + 2, len(cut)), dim + 1)
+    return edit.add("permute", edit.add("reshape", node.inputs[0], shape=cut), dims=last)
+
+
 def _there_and_back(edit: Editor, node: Node) -> str | None:
     """x of `cast(cast(x, wider), dtype of x)`: widening loses nothing."""
     inner = edit.producer(node.inputs[0], "cast")
@@ -332,6 +345,8 @@ RULES: tuple[Rule[Any], ...] = (
     Rule("slice(slice(x)) -> slice(x)", ("slice",), _two_slices, _one_slice),
     Rule("permute(slice(permute(x))) -> permute(slice(x))", ("permute",),
          _permuted_slice, _slice_ahead_of_permute),
+    Rule("unfold(x, size=n, step=n) -> permute(reshape(x))", ("unfold",),
+         _windows_apart, _cut_and_move),
     Rule("slice(concat(a, b)) -> slice(a)", ("slice",), _slice_of_concat, _slice_of_operand),
     Rule("reshape(permute(x)) -> permute(reshape(x))", ("reshape",),
          _reshape_first, _reshape_then_permute),

@@ -141,6 +141,19 @@ def test_canonicalize_views(golden: Golden) -> None:
     golden("passes/canonicalize_views.txt", check(canonicalize, graph, args))
 
 
+def test_windows_that_lie_side_by_side_are_a_reshape() -> None:
+    """A chain of them can then be stored through; others stay what they are."""
+
+    def function(c: nn.Module, x: Tensor) -> Tensor:
+        return x.permute(0, 3, 1, 2).unfold(2, 2, 2).unfold(3, 3, 3).reshape(2, 5, 6, 6).relu()
+
+    result = check(canonicalize, *captured(function, random(2, 4, 9, 5)))
+    assert not any(node.op == "unfold" for node in result.nodes)
+    for size, step in ((2, 2), (2, 1), (1, 2), (3, 4)):
+        graph, args = captured(lambda c, x, n=size, by=step: x.unfold(1, n, by), random(3, 7, 4))
+        assert any(node.op == "unfold" for node in check(canonicalize, graph, args).nodes)
+
+
 def test_an_operand_that_is_broadcast_anyway_is_not_expanded_first() -> None:
     def function(c: nn.Module, x: Tensor) -> Tensor:
         norm = x.norm(dim=-1, keepdim=True).expand_as(x)  # needless
