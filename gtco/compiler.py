@@ -29,15 +29,17 @@ from gtco.ir.spec import GraphError
 from gtco.models import accepted
 from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
+from gtco.passes.expand_attention import expand_attention
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.quantized_pairs import multiply_pairs
+from gtco.passes.rewrite import Log
 from gtco.passes.tasks import tasks, workload_digest, workload_key
 from gtco.reporting import dump
 from gtco.reporting.fallbacks import fallback_kinds, precision_hint
 from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
-from gtco.selection import select
+from gtco.selection import refusal, select
 from gtco.target import TARGETS, Target, TargetError, find_target
 
 frontend_log = logging.getLogger("gtco.frontend")
@@ -199,7 +201,7 @@ def rewritten(
     graph = multiply_pairs(captured.graph) if target.has_fp8 else captured.graph
     graph = run_pipeline(graph, folder)
     if options.precision != "fp8":
-        return graph
+        return _expanded(graph, target)
     if not target.has_fp8:
         able = ", ".join(arch for arch, each in TARGETS.items() if each.has_fp8)
         raise TargetError(
@@ -219,6 +221,15 @@ def rewritten(
     graph = known.quantized(graph, options.error_budget)
     count = len(known.chosen(options.error_budget))
     fusion_log.info("%d of %d linears in fp8", count, len(known.layers))
+    return _expanded(graph, target)
+
+
+def _expanded(graph: Graph, target: Target) -> Graph:
+    """`graph` without attention that `target` has no kernel for."""
+    log = Log()
+    graph = expand_attention(graph, log, refusal=partial(refusal, target=target))
+    for refused in log.refusals:
+        fusion_log.debug("%s", refused)
     return graph
 
 
@@ -270,7 +281,8 @@ def fuse(graph: Graph, *, target: str | Target = "sm_90a") -> FusedGraph:
             f"graph is a {type(graph).__name__}, not a gtco.Graph; pass gtco.capture(model, args)"
         )
     chosen = target if isinstance(target, Target) else find_target(target)
-    return fusion.fuse(run_pipeline(graph), partial(roofline_us, target=chosen))
+    rewritten = _expanded(run_pipeline(graph), chosen)
+    return fusion.fuse(rewritten, partial(roofline_us, target=chosen))
 
 
 def fuse_with(

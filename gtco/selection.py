@@ -142,6 +142,12 @@ def first_choice(derivation: Derivation) -> tuple[Candidate | None, str]:
     return best, "" if best else "; ".join(reasons)
 
 
+def refusal(group: Group, target: Target) -> str | None:
+    """Why no kernel is generated for `group`, or None if one is."""
+    best, reason = first_choice(derive(group, family(group), target))
+    return reason if best is None else None
+
+
 def _draft_us(candidate: Candidate) -> float:
     return draft_us(work_of(candidate), candidate.sketch.target)
 

@@ -1,7 +1,8 @@
 """Rewrites of the graph, in the order in which they run, and fusion.
 
 Each pass is a function `Graph -> Graph` whose module opens with what it does in printed form;
-`rewrite` applies the rules of most of them. `legality` says which nodes may share a kernel,
+`rewrite` applies the rules of most of them. `expand_attention` follows them, for a target.
+`legality` says which nodes may share a kernel,
 `fusion` chooses the groups, and `tasks` are the distinct ones of them.
 """
 
@@ -37,7 +38,6 @@ from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
 from gtco.passes.twins import compute_twins_once
 from gtco.passes.upsampling import convolve_before_enlarging
-from gtco.passes.wide_heads import spell_out_wide_heads
 
 _log = logging.getLogger("gtco.fusion")
 
@@ -64,7 +64,6 @@ PIPELINE: tuple[Pass, ...] = (
     fuse_attention,
     fuse_normalization,
     fuse_rotary,
-    spell_out_wide_heads,
     sum_samples,
     join_siblings,
     compute_twins_once,

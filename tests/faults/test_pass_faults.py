@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from types import ModuleType
 
 import pytest
@@ -12,11 +13,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from gtco.ir.graph import Graph
+from gtco.ir.graph import Graph, Group
 from gtco.ir.interpreter import interpret
 from gtco.passes import (
     channels,
     columns,
+    expand_attention,
     gated,
     horizontal,
     normalization,
@@ -24,7 +26,6 @@ from gtco.passes import (
     rotary,
     split_norm,
     upsampling,
-    wide_heads,
 )
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
@@ -175,13 +176,21 @@ def classes() -> Case:
     return channels_last(graph), args
 
 
-def wide_head() -> Case:
-    """Attention of one head that no kernel holds."""
-    q, k, v = (random(1, 1, 5, 272, seed=seed) for seed in range(3))
-    graph, args = captured(
-        lambda c, *args: F.scaled_dot_product_attention(*args, scale=0.02), q, k, v
-    )
+def attending(function: Callable[..., Tensor]) -> Case:
+    """Attention of one head."""
+    graph, args = captured(function, *(random(1, 1, 5, 9, seed=seed) for seed in range(3)))
     return canonicalize(graph), args
+
+
+def masked() -> Case:
+    """Attention of which one query sees no key."""
+    seen = random(5, 5) > 0
+    seen[2] = False
+    return attending(lambda c, *args: F.scaled_dot_product_attention(*args, seen, scale=0.02))
+
+
+def causal() -> Case:
+    return attending(lambda c, *args: F.scaled_dot_product_attention(*args, is_causal=True))
 
 
 FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
@@ -251,8 +260,20 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "what is computed of the gates": (
         gated, "pair_gates", geglu, "start=0, end=2 * count", "start=1, end=2 * count",
     ),
-    "a wide head whose scores are not scaled": (
-        wide_heads, "spell_out_wide_heads", wide_head, 'other=node.attrs["scale"]', "other=1.0",
+    "scores that are not scaled": (
+        expand_attention, "expand_attention", masked, 'other=node.attrs["scale"]', "other=1.0",
+    ),
+    "keys beyond a causal query": (
+        expand_attention, "expand_attention", causal, ".tril()", ".tril(1)",
+    ),
+    "a mask where it forbids": (
+        expand_attention, "expand_attention", masked,
+        '"where", mask, scores, _scalar(edit, "forbidden", -math.inf, wide)',
+        '"where", mask, _scalar(edit, "forbidden", -math.inf, wide), scores',
+    ),
+    "NaN of a query that sees no key": (
+        expand_attention, "expand_attention", masked, "return bool(forbidden.all(-1).any())",
+        "return False",
     ),
     "linears in another order than their readers": (
         horizontal, "join_siblings", siblings,
@@ -270,9 +291,15 @@ def planted(module: ModuleType, old: str, new: str) -> ModuleType:
     return wrong
 
 
+def no_attention(group: Group) -> str | None:
+    return "no attention" if group.compute[0].op == "attention" else None
+
+
 def judge(module: ModuleType, name: str, case: Callable[[], Case]) -> None:
     graph, args = case()
     step = getattr(module, name)
+    if name == "expand_attention":
+        step = partial(step, refusal=no_attention)
     if name != "split_norms":
         check(step, graph, args)
         return
