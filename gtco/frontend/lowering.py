@@ -18,6 +18,7 @@ from torch._ops import OpOverload
 
 from gtco.frontend.context import Lowering
 from gtco.frontend.lower_convolutions import CONVOLUTIONS
+from gtco.frontend.lower_folds import FOLDS
 from gtco.frontend.lower_images import IMAGES
 from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
@@ -28,7 +29,7 @@ from gtco.frontend.lower_shapes import SHAPES
 aten = torch.ops.aten
 
 TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(
-    SHAPES | INDICES | MATH | NORMS | POOLS | IMAGES | CONVOLUTIONS
+    SHAPES | INDICES | MATH | NORMS | POOLS | IMAGES | FOLDS | CONVOLUTIONS
 )
 """The one table: overload to lowering."""
 

@@ -381,6 +381,8 @@ IMAGES += [
         "F.unfold({x}, 3, padding=1, stride=2)",
         "F.unfold({x}, (1, 2), dilation=2)",
         "F.fold(F.unfold({x}, 2, stride=2), {x}.shape[-2:], 2, stride=2)",
+        "F.fold(F.unfold({x}, 3, padding=1, stride=2), {x}.shape[-2:], 3, padding=1, stride=2)",
+        "F.fold(F.unfold({x}, (1, 2), dilation=2), {x}.shape[-2:], (1, 2), dilation=2)",
         "F.conv1d({x}, {w:(X[1], 1, 3)}, stride=2, groups={x}.shape[1])",
         "F.conv1d({x}, {w:(N, X[1], 3)}, dilation=2)",
         "F.conv1d(F.pad({x}, (2, 0)), {w:(N, X[1], 3)}, {w:(N,)})",
