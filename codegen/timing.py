@@ -149,7 +149,8 @@ def chain_us(
         first_us = fill_us if block.stages == 1 else fill_us / steps
         loop_us = max(loop_us, first_us + multiply_us) + steps * c.latency_us
     results = block.tile_p * block.tile_q
-    epilogue_us = together * (c.epilogue_us + results / c.store_per_us + pointwise_us)
+    block_us = c.epilogue_us if block.mma_flops else c.direct_epilogue_us
+    epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us
     if block.writers:
         epilogue_us += results / block.writers * c.result_us

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from gtco.codegen.timing import chain_us, operand_bytes
 from gtco.cost_model.features import FAMILIES, FEATURES, KNOBS, features
 from gtco.cost_model.model import draft_us, resident_blocks
 from gtco.cost_model.pool import PoolTask, read_pool
+from gtco.cost_model.record import LIBRARY, PLAN, shipped_records
 from gtco.cost_model.work import Work, work_of
 from gtco.ir.graph import Group
 from gtco.passes.legality import family
@@ -197,6 +199,20 @@ def test_the_draft_is_near_what_was_measured(case: str) -> None:
     group = groups.GEMM_CASES[case.split(",")[0]]()
     candidate = made(group, "gemm_wgmma", **{**PROJECTION, **sizes})
     assert draft_us(work_of(candidate), H100) == pytest.approx(us, rel=0.15)
+
+
+def test_many_blocks_without_products_are_drafted_as_they_were_measured() -> None:
+    works = [
+        (Work.of_numbers(each.sketch, each.schedule, each.work), each.run_us)
+        for each in shipped_records()
+        if each.run_us is not None and each.work and each.sketch not in (LIBRARY, PLAN)
+    ]
+    many = [
+        draft_us(work, H100) / us
+        for work, us in works
+        if work.block.mma_flops == 0 and work.blocks > 8 * H100.sm_count
+    ]
+    assert len(many) > 30 and 0.8 < statistics.median(many) < 1.25
 
 
 FURTHER_OFF = {"vit_b16-gemm_5": (1.3, 1.05), "vit_b16-gemm_6": (1.2, 1.1)}

@@ -34,7 +34,7 @@ def test_constants_that_are_right_stay() -> None:
 
 def test_constants_that_are_wrong_are_found() -> None:
     samples = made_by(epilogue_us=0.5, start_boundaries=1.5)
-    found = refit(samples, H100, 3)
+    found = refit(samples, H100, 6)
     assert found.epilogue_us == pytest.approx(0.5, rel=0.15)
     assert found.start_boundaries == pytest.approx(1.5, rel=0.1)
     assert error(samples, replace(H100, constants=found)) < error(samples, H100) / 5
