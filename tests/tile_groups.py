@@ -358,6 +358,27 @@ def standardize(*shape: int, dims: tuple[int, ...], dtype: torch.dtype = F32) ->
     return _group(b, b.add("mul", apart, rstd), rstd, b.add("sub", top, mean))
 
 
+def unit_rows(*shape: int, dtype: torch.dtype = F16) -> Group:
+    """Rows divided by their lengths, as attention of cosines has them."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    wide = b.add("cast", x, dtype=F32) if dtype != F32 else x
+    length = b.add("sqrt", b.add("sum", b.add("square", wide), dims=(-1,), keepdim=True))
+    length = b.add("cast", length, dtype=dtype) if dtype != F32 else length
+    return _group(b, b.add("div", x, b.add("maximum", length, other=1e-3)))
+
+
+def gated_sum(*shape: int, dtype: torch.dtype = F16) -> Group:
+    """The sum of images, each channel of them by its own factor, and what is made of it."""
+    b = GraphBuilder()
+    x, gate, y = (
+        b.input(name, TensorSpec(size, dtype))
+        for name, size in (("x", shape), ("gate", (*shape[:3], 1, 1)), ("y", shape[2:]))
+    )
+    total = b.add("sum", b.add("mul", x, gate), dims=(1,), keepdim=False)
+    return _group(b, b.add("relu", b.add("add", total, y)), total)
+
+
 def group_norm(
     *shape: int, groups: int, dtype: torch.dtype = F16, first: bool = False, affine: bool = True
 ) -> Group:
@@ -464,6 +485,10 @@ ROWWISE: dict[str, Callable[[], Group]] = {
     "argmax_of_one": lambda: argmax(5, 1, dim=1),
     "merge": lambda: merge_stats(197, 768),
     "merge_odd": lambda: merge_stats(9, 200),
+    "unit_rows_30": lambda: unit_rows(3, 5, 30),
+    "unit_rows_9": lambda: unit_rows(7, 9, dtype=BF16),
+    "gated_sum_of_2": lambda: gated_sum(2, 2, 3, 5, 7),
+    "amax_of_4": lambda: pool("amax", 3, 4, 35, dims=(1,), keepdim=False, dtype=BF16),
     "pool_49": lambda: pool("mean", 1, 64, 7, 7, dims=(2, 3), keepdim=False, dtype=F16),
     "pool_tokens": lambda: pool("mean", 2, 197, 96, dims=(1,), keepdim=False, dtype=F16),
     "sum_all": lambda: pool("sum", 9, 33, dims=(), keepdim=False, dtype=F32),

@@ -20,13 +20,19 @@ from gtco.target import Target
 
 MAX_ROW_VALUES = 64
 """Elements of one row value that a thread keeps in registers."""
+FEW_VALUES = 16
+"""The same where there are threads enough."""
+THREADS_OF_SM = 2048
+"""Threads that run on a multiprocessor at a time."""
 
 
 class Rowwise(Sketch):
     """A row lives in the registers of its threads, from its load to its last store.
 
     Reduced dimensions that are not the last are a permuted iteration space; where then rows, not
-    columns, are contiguous in memory, neighbouring lanes take neighbouring rows.
+    columns, are contiguous in memory, neighbouring lanes take neighbouring rows. Short rows share a
+    warp, and where rows are contiguous a thread takes all of a few elements: loads of two bytes a
+    lane reach L2's rate too (experiments/notes/24-breadth.md).
     """
 
     name: ClassVar[str] = "rowwise"
@@ -60,21 +66,20 @@ class Rowwise(Sketch):
         if self.merges:
             yield {"threads": 64}
             return
-        vectors = -(-self.space.columns // self.vector)
         schedules = []
         rows_first = [
-            self._schedule(lanes, warps, 1, 1)
+            self._rows_first(lanes, warps)
             for few in ((1, 4), (2, 8, 16))  # of a row; long ones do not fit fewer
             for warps in (8, 4, 16)
             for lanes in few
         ]
         if self.emitter.strided and not self.stats:
             schedules += rows_first
-        lanes = self._lanes(vectors)
-        few_values = (32, 16) if self._fills(self.space.rows) else (16, 32)
-        for values in (*few_values, MAX_ROW_VALUES, 8):
+        lanes = self._lanes()
+        few = (32, FEW_VALUES) if self._fills(self.space.rows) else (FEW_VALUES, 32)
+        for values in (*few, MAX_ROW_VALUES, 8):
             warps = 1
-            while warps < 16 and -(-vectors // (lanes * warps)) * self.vector > values:
+            while warps < 16 and self._values(lanes * warps) > values:
                 warps *= 2
             for rows in self._row_warps(lanes, warps):
                 schedules.append(self._schedule(lanes, warps, rows, 0))
@@ -86,18 +91,37 @@ class Rowwise(Sketch):
                 seen.append(schedule)
                 yield schedule
 
-    def _lanes(self, vectors: int) -> int:
-        """Threads of a warp that share a row of so many vectors: one for each, or fewer where there
-        are many rows and each still reads whole lines."""
+    @property
+    def _vectors(self) -> int:
+        """Of a row."""
+        return -(-self.space.columns // self.vector)
+
+    def _values(self, parts: int) -> int:
+        """Elements of a row in each of `parts` threads."""
+        return -(-self._vectors // parts) * self.vector
+
+    @property
+    def _short(self) -> bool:
+        """Whether a row has no vector for each lane of a warp."""
+        return self._vectors < 32
+
+    def _lanes(self) -> int:
+        """Threads of a warp that share a row: one for each vector of it. Of short rows one for each
+        two where more of them would be than run at a time; of others, where there are many, fewer
+        that still read whole lines."""
         lanes = 1
-        while lanes < 32 and lanes < vectors:
+        while lanes < min(32, self._vectors):
             lanes *= 2
         least = STATS_CHUNK // self.vector if self.stats else 1
         lanes = max(lanes, least)
+        if self._short and not self.stats:
+            while lanes > 1 and self._crowded(lanes, 2 * self.vector):
+                lanes //= 2
+            return lanes
         itemsize = min((size for _, size in self.emitter.reads), default=4)
         least = max(least, timing.LINE // (self.vector * itemsize))
         while lanes >= 2 * least and self._fills(self.space.rows * lanes // 64):
-            if -(-vectors // (lanes // 2)) * self.vector > 32:
+            if self._values(lanes // 2) > 32:
                 break
             lanes //= 2
         return lanes
@@ -106,7 +130,31 @@ class Rowwise(Sketch):
         """Whether so many warps keep all multiprocessors busy."""
         return warps > 8 * self.target.sm_count
 
+    def _crowded(self, parts: int, values: int) -> bool:
+        """Whether `parts` threads a row are more than run at a time, and half of them would still
+        have at most so many values each."""
+        most = THREADS_OF_SM * self.target.sm_count
+        return self.space.rows * parts > most and self._values(parts // 2) <= values
+
+    def _rows_first(self, lanes: int, warps: int) -> Schedule:
+        """At most `warps` warps a row: each has a vector of it, and all of them run at a time."""
+        while warps > 1 and (
+            lanes * warps > self._vectors or self._crowded(lanes * warps, FEW_VALUES)
+        ):
+            warps //= 2
+        return self._schedule(lanes, warps, self._filled(lanes, warps), 1)
+
+    def _filled(self, lanes: int, warps: int) -> int:
+        """Sets of `warps` warps that fill a block, as far as there are two blocks a
+        multiprocessor."""
+        blocks, rows = self.space.rows * lanes // 32, 1
+        while rows * warps < 8 and blocks >= 4 * rows * self.target.sm_count:
+            rows *= 2
+        return rows
+
     def _row_warps(self, lanes: int, warps: int) -> tuple[int, ...]:
+        if self._short and not self.stats:
+            return (self._filled(lanes, warps), 2)
         together = self.space.rows * lanes // 32 * warps
         most = 8 if self._fills(together // 4) else 4 if self._fills(together) else 1
         return (max(1, most // warps), 2)
@@ -129,7 +177,7 @@ class Rowwise(Sketch):
         threads = warps * schedule["row_warps"] * 32
         if threads > 1024:
             return f"{threads} threads, a block has at most 1024"
-        values = -(-self.space.columns // (lanes * warps * self.vector)) * self.vector
+        values = self._values(lanes * warps)
         if values > MAX_ROW_VALUES:
             return (
                 f"{values} elements of a row a thread, at most {MAX_ROW_VALUES} stay in registers"
@@ -171,8 +219,13 @@ class Rowwise(Sketch):
             joined = min(down, rows[0]) if rows[1] == run else 1
         else:
             run, joined = 1, min(down, rows[0]) if rows[1] == 1 else 1
-        pieces = -(-wide // run) * -(-down // joined)
-        return timing.requests(pieces, run * joined * itemsize)
+        places, apart = -(-wide // run), -(-down // joined)
+        asked = timing.requests(apart, run * joined * itemsize)
+        if down <= rows[0]:  # rows of less than a line share lines
+            asked = min(
+                asked, timing.requests(1, ((down - 1) * rows[1] + run) * itemsize, itemsize)
+            )
+        return places * asked
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         emitter, rows = self.emitter, self.space.rows

@@ -7,16 +7,22 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from gtco.codegen.sketch import Illegal
+from gtco.codegen.rules import derive
+from gtco.codegen.sampler import Candidate
+from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.cost_model.model import draft_us
+from gtco.cost_model.work import work_of
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.runtime.host import run_on_host
+from gtco.selection import first_choice
 from gtco.target import TARGETS
 from tests import tile_groups
 from tests.kernel_checks import compile_for_all, inputs_of, sample, wrong_outputs
 
 H100 = TARGETS["sm_90a"]
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
 
 @pytest.mark.parametrize("case", tile_groups.ROWWISE)
@@ -75,6 +81,118 @@ def test_groups_of_a_large_mean_keep_their_variance() -> None:
     values["x"] = values["x"] + 1000
     program = sample(Rowwise(group, H100), 0)[0]
     assert not wrong_outputs(program, group, values, run_on_host)
+
+
+def schedule_of(lanes: int, warps_per_row: int, row_warps: int, rows_first: int) -> Schedule:
+    return {
+        "lanes": lanes,
+        "warps_per_row": warps_per_row,
+        "row_warps": row_warps,
+        "rows_first": rows_first,
+    }
+
+
+# Few elements of a middle dimension, which one thread reduces; odd sizes around them.
+FEW: dict[str, Callable[[], Group]] = {
+    "sum of 2": lambda: tile_groups.pool("sum", 3, 2, 37, dims=(1,), keepdim=True, dtype=F16),
+    "mean of 3": lambda: tile_groups.pool("mean", 2, 3, 7, 19, dims=(1,), keepdim=False, dtype=F32),
+    "amax of 4": tile_groups.ROWWISE["amax_of_4"],
+    "amax of 16 bytes": lambda: tile_groups.pool(
+        "amax", 16, 77, dims=(0,), keepdim=False, dtype=torch.int8
+    ),
+    "sum of 2 and 3": lambda: tile_groups.pool(
+        "sum", 5, 2, 3, 33, dims=(1, 2), keepdim=False, dtype=BF16
+    ),
+    "argmax of 5": lambda: tile_groups.argmax(3, 5, 41, dim=1),
+    "cumsum of 7": lambda: tile_groups.cumsum(2, 7, 35, dim=1, dtype=F32),
+    "softmax of 9": lambda: tile_groups.softmax(2, 9, 37, dim=1),
+    "standardized 3": lambda: tile_groups.standardize(4, 3, 45, dims=(1,), dtype=F16),
+    "gated": tile_groups.ROWWISE["gated_sum_of_2"],
+}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", FEW)
+def test_a_thread_takes_a_whole_row_of_few_elements(case: str) -> None:
+    group = FEW[case]()
+    values = inputs_of(group)
+    for row_warps in (1, 8):
+        program = Rowwise(group, H100).emit(schedule_of(1, 1, row_warps, 1))
+        assert not wrong_outputs(program, group, values, run_on_host)
+
+
+# Short rows that lie side by side, of which several share a warp.
+SHORT: dict[str, Callable[[], Group]] = {
+    "units of 30": lambda: tile_groups.unit_rows(3, 23, 30),
+    "units of 9": lambda: tile_groups.unit_rows(71, 9, dtype=BF16),
+    "softmax of 9": lambda: tile_groups.softmax(7, 9, 9),
+    "softmax of 48": lambda: tile_groups.softmax(37, 48, dtype=F32),
+    "norm of 30": lambda: tile_groups.layer_norm(67, 30, residual=True),
+    "argmax of 11": lambda: tile_groups.argmax(69, 11, dim=1, dtype=F32),
+    "cumsum of 13": lambda: tile_groups.cumsum(70, 13, dim=1, dtype=BF16),
+    "standardized 6": lambda: tile_groups.standardize(65, 6, dims=(-1,)),
+}
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("lanes", (1, 2, 4, 8))
+@pytest.mark.parametrize("case", SHORT)
+def test_short_rows_share_a_warp(case: str, lanes: int) -> None:
+    group = SHORT[case]()
+    program = Rowwise(group, H100).emit(schedule_of(lanes, 1, 8, 0))
+    assert not wrong_outputs(program, group, inputs_of(group), run_on_host)
+
+
+def chosen(group: Group) -> tuple[str, tuple[int, ...], float]:
+    """The sketch, the values of its knobs, microseconds of the draft."""
+    best, reason = first_choice(derive(group, "rowwise", H100))
+    assert best is not None, reason
+    return best.sketch.name, tuple(best.program.schedule.values()), draft_us(work_of(best), H100)
+
+
+def test_more_short_rows_than_threads_have_two_vectors_a_lane() -> None:
+    sketch, schedule, us = chosen(tile_groups.unit_rows(64, 6, 64, 30))
+    assert (sketch, schedule) == ("rowwise", (8, 1, 8, 0)) and us < 3
+    assert chosen(tile_groups.unit_rows(64, 30))[1] == (16, 1, 1, 0), "as many lanes as vectors"
+    assert chosen(tile_groups.softmax(1, 6, 196, 9, 9))[2] < 2.5
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tile_groups.pool("sum", 1, 2, 64, 56, 56, dims=(1,), keepdim=False, dtype=F16),
+        lambda: tile_groups.gated_sum(1, 2, 128, 56, 56),
+        lambda: tile_groups.pool("amax", 1, 2, 49, 4, 16, 96, dims=(3,), keepdim=False, dtype=F16),
+        lambda: tile_groups.pool("mean", 1, 13, 200_000, dims=(1,), keepdim=False, dtype=F32),
+    ],
+)
+def test_few_elements_of_a_middle_dimension_are_one_threads(make: Callable[[], Group]) -> None:
+    sketch, schedule, us = chosen(make())
+    assert (sketch, schedule) == ("rowwise", (1, 1, 8, 1)) and us < 3
+
+
+def test_rows_that_fill_warps_keep_their_schedules() -> None:
+    for shape, schedule in {
+        (197, 768): (32, 2, 1, 0),
+        (6304, 768): (32, 2, 1, 0),
+        (784, 384): (32, 1, 1, 0),
+        (3136, 96): (16, 1, 4, 0),
+        (66_800, 256): (32, 1, 4, 0),
+    }.items():
+        assert chosen(tile_groups.layer_norm(*shape))[1] == schedule
+    pixels = tile_groups.pool("mean", 1, 7, 7, 2048, dims=(1, 2), keepdim=True, dtype=F16)
+    assert chosen(pixels)[1] == (1, 8, 1, 1)
+
+
+def test_rows_of_less_than_a_line_share_the_lines_that_a_warp_asks_for() -> None:
+    sketch = Rowwise(tile_groups.softmax(4096, 9, dtype=F32), H100)
+
+    def requests(lanes: int) -> int:
+        program = sketch.emit(schedule_of(lanes, 1, 1, 0))
+        return work_of(Candidate(sketch, program)).block.requests
+
+    assert 32 * 36 / 128 * 9 <= requests(1) < 1.2 * 32 * 36 / 128 * 9, "nine loads of nine lines"
+    assert requests(16) < 3, "a load of two rows"
 
 
 def test_source(golden: Callable[[str, object], None]) -> None:
