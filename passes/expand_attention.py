@@ -25,22 +25,21 @@ from gtco.passes.attention import transpose
 from gtco.passes.dataflow import Flow, make_group, materialize_views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
-Refusal = Callable[[Group], str | None]
-"""Why no kernel computes a group, or None if one does."""
-
 MOST_BYTES = 2**28
 """Of scores: torch's kernel stores none."""
 
 _EQUATION = "attention(q, k, v, mask, c) -> softmax(q @ k.T * c + mask) @ v"
 
 
-def expand_attention(graph: Graph, log: Log | None = None, *, refusal: Refusal) -> Graph:
+def expand_attention(
+    graph: Graph, log: Log | None = None, *, refusal: Callable[[Group], str | None]
+) -> Graph:
     """See the module's docstring.
 
     Args:
         graph: after all other passes, which settle how the operands lie.
         log: as of any pass.
-        refusal: of groups of one node.
+        refusal: why no kernel computes a group of one node, or None if one does.
     """
     if not any(node.op == "attention" for node in graph.nodes):
         return graph
@@ -62,7 +61,7 @@ def expand_attention(graph: Graph, log: Log | None = None, *, refusal: Refusal) 
     return rewrite(graph, (rule,), log) if verdicts else graph
 
 
-def _unfit(graph: Graph, refusal: Refusal) -> str | None:
+def _unfit(graph: Graph, refusal: Callable[[Group], str | None]) -> str | None:
     """Why the attention of `graph` had better stay as it is although no kernel takes it."""
     expanded = rewrite(graph, (_rule(lambda edit, node: node),))
     flow = Flow(materialize_views(expanded))
