@@ -13,11 +13,19 @@ from typing import cast
 
 import torch
 
-from experiments.models import autogtco, convolutional, diffusion, transformers_zoo, vit, volumes
+from experiments.models import (
+    autogtco,
+    convolutional,
+    dense,
+    diffusion,
+    transformers_zoo,
+    vit,
+    volumes,
+)
 from experiments.models.transformers_zoo import Model
 from gtco.benchmarking.answers import cast_floats
 
-FAMILIES = (vit, autogtco, convolutional, transformers_zoo, diffusion, volumes)
+FAMILIES = (vit, autogtco, convolutional, transformers_zoo, diffusion, volumes, dense)
 
 
 def __getattr__(name: str) -> Callable[[], Model]:

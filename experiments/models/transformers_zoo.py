@@ -181,6 +181,21 @@ def swinv2() -> Model:
     return build(Swinv2ForImageClassification(config), "logits", height=256, width=256)
 
 
+def hiera() -> Model:
+    """Hiera-B: tokens of a window lie together, and queries are pooled between stages."""
+    from transformers import HieraConfig, HieraForImageClassification
+
+    return build(HieraForImageClassification(HieraConfig(num_labels=1000)), "logits")
+
+
+def mobilevitv2() -> Model:
+    """MobileViTv2-1.0: attention whose scores belong to pixels, on images folded from patches."""
+    from transformers import MobileViTV2Config, MobileViTV2ForImageClassification
+
+    model = MobileViTV2ForImageClassification(MobileViTV2Config(num_labels=1000))
+    return build(model, "logits", height=256, width=256)
+
+
 def videomae() -> Model:
     """VideoMAE-B: 1568 tokens of 16 frames."""
     from transformers import VideoMAEConfig, VideoMAEForVideoClassification
