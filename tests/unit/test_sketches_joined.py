@@ -45,7 +45,6 @@ FEW = replace(H100, sm_count=2, smem_per_block=160 * 1024)
 
 CASES = groups.JOINED_CASES
 NO_TENSOR_MAP = {
-    "joined_tokens": "no K-major tile that a tensor map describes",
     "joined_expanded": "read again, which no tensor map describes",
 }
 """Cases that wgmma refuses, and its sentence."""
