@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -39,6 +40,8 @@ FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 result is FIRST[rank][i] of x."""
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 """The permute back."""
+_MOVED = frozenset((*FIRST.values(), (0, 3, 4, 1, 2)))
+"""Permutes that move down; the last is of groups of channels, [N, H, W, G, C] to [N, G, C, H, W]."""
 
 # -- convolutions ---------------------------------------------------------------------------------
 
@@ -181,36 +184,59 @@ def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
 # -- permutes move down ---------------------------------------------------------------------------
 
 
-def _image(edit: Editor, value: str) -> str | None:
-    """The image with its channels last that `value` is a permute of."""
+def _image(edit: Editor, value: str) -> Node | None:
+    """The permute that makes `value` of an image with its channels last."""
     node = edit.producer(value, "permute")
-    if node is None or node.attrs["dims"] != FIRST.get(node.outputs[0].rank):
-        return None
-    return node.inputs[0]
+    return node if node is not None and node.attrs["dims"] in _MOVED else None
 
 
-def _reads_image(edit: Editor, node: Node) -> Node | None:
-    return node if node.inputs and _image(edit, node.inputs[0]) is not None else None
+def _inverse(dims: Sequence[int]) -> tuple[int, ...]:
+    return tuple(sorted(range(len(dims)), key=dims.__getitem__))
 
 
-def _pointwise(edit: Editor, node: Node) -> Node | None:
-    rank = node.outputs[0].rank
-    if not node.definition.is_pointwise or rank not in FIRST:
-        return None
+@dataclass(frozen=True)
+class _Read:
+    """`node`, and a permute that makes one of its operands."""
+
+    node: Node
+    permute: Node
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Dimension i of the operand is dims[i] of the image."""
+        return tuple(self.permute.attrs["dims"])
+
+    @property
+    def image(self) -> str:
+        return self.permute.inputs[0]
+
+
+def _first_is_image(edit: Editor, node: Node) -> _Read | None:
+    permute = _image(edit, node.inputs[0]) if node.inputs else None
+    return None if permute is None else _Read(node, permute)
+
+
+def _pointwise(edit: Editor, node: Node) -> _Read | None:
+    return _of_rank(edit, node) if node.definition.is_pointwise else None
+
+
+def _of_rank(edit: Editor, node: Node) -> _Read | None:
+    """`node` and the first image of its own rank that it reads."""
     images = (image for value in node.inputs if (image := _image(edit, value)) is not None)
-    return node if any(edit.specs[image].rank == rank for image in images) else None
+    rank = node.outputs[0].rank
+    return next((_Read(node, each) for each in images if each.outputs[0].rank == rank), None)
 
 
-def _as_last(edit: Editor, value: str, rank: int) -> str:
-    """An operand of up to `rank` dimensions as one of an image with its channels last."""
+def _as_last(edit: Editor, value: str, dims: tuple[int, ...]) -> str:
+    """An operand of no more dimensions than `dims` as one of an image with its channels last."""
     image = _image(edit, value)
-    if image is not None and edit.specs[image].rank == rank:
-        return image
+    if image is not None and image.attrs["dims"] == dims:
+        return image.inputs[0]
     sizes = edit.shape(value)
     if all(size == 1 for size in sizes):
         return value
-    whole = (1,) * (rank - len(sizes)) + sizes
-    tensor, last = edit.constant(value), LAST[rank]
+    whole = (1,) * (len(dims) - len(sizes)) + sizes
+    tensor, last = edit.constant(value), _inverse(dims)
     if tensor is not None:
         return edit.add_constant(f"{value}_nhwc", tensor.reshape(whole).permute(*last).contiguous())
     if whole != sizes:
@@ -218,18 +244,16 @@ def _as_last(edit: Editor, value: str, rank: int) -> str:
     return edit.add("permute", value, dims=last)
 
 
-def _pointwise_last(edit: Editor, node: Node) -> str:
-    rank = node.outputs[0].rank
-    inputs = [_as_last(edit, value, rank) for value in node.inputs]
-    return edit.add("permute", edit.add(node.op, *inputs, **node.attrs), dims=FIRST[rank])
+def _pointwise_last(edit: Editor, match: _Read) -> str:
+    node, dims = match.node, match.dims
+    inputs = [_as_last(edit, value, dims) for value in node.inputs]
+    return edit.add("permute", edit.add(node.op, *inputs, **node.attrs), dims=dims)
 
 
-def _reduced_last(edit: Editor, node: Node) -> str:
-    image = _image(edit, node.inputs[0])
-    assert image is not None
-    first = FIRST[edit.specs[image].rank]
+def _reduced_last(edit: Editor, match: _Read) -> str:
+    node, first = match.node, match.dims
     dims = tuple(first[dim] for dim in node.attrs["dims"])
-    y = edit.add(node.op, image, dims=dims, keepdim=node.attrs["keepdim"])
+    y = edit.add(node.op, match.image, dims=dims, keepdim=node.attrs["keepdim"])
     if node.attrs["keepdim"]:
         return edit.add("permute", y, dims=first)
     kept = [dim for dim in first if dim not in dims]
@@ -237,40 +261,30 @@ def _reduced_last(edit: Editor, node: Node) -> str:
     return edit.add("permute", y, dims=order) if order != tuple(range(len(kept))) else y
 
 
-def _rows_last(edit: Editor, node: Node) -> str:
-    image = _image(edit, node.inputs[0])
-    assert image is not None
-    first = FIRST[edit.specs[image].rank]
-    return edit.add("permute", edit.add(node.op, image, dim=first[node.attrs["dim"]]), dims=first)
+def _rows_last(edit: Editor, match: _Read) -> str:
+    y = edit.add(match.node.op, match.image, dim=match.dims[match.node.attrs["dim"]])
+    return edit.add("permute", y, dims=match.dims)
 
 
-def _joined(edit: Editor, node: Node) -> Node | None:
-    return node if any(_image(edit, value) is not None for value in node.inputs) else None
+def _joined_last(edit: Editor, match: _Read) -> str:
+    dims = match.dims
+    pieces = [_as_last(edit, value, dims) for value in match.node.inputs]
+    y = edit.add("concat", *pieces, dim=dims[match.node.attrs["dim"]])
+    return edit.add("permute", y, dims=dims)
 
 
-def _joined_last(edit: Editor, node: Node) -> str:
-    rank = node.outputs[0].rank
-    pieces = [_as_last(edit, value, rank) for value in node.inputs]
-    y = edit.add("concat", *pieces, dim=FIRST[rank][node.attrs["dim"]])
-    return edit.add("permute", y, dims=FIRST[rank])
-
-
-def _padded_last(edit: Editor, node: Node) -> str:
-    image = _image(edit, node.inputs[0])
-    assert image is not None
-    rank = node.outputs[0].rank
+def _padded_last(edit: Editor, match: _Read) -> str:
     amounts = {
-        name: tuple(node.attrs[name][dim] for dim in LAST[rank]) for name in ("before", "after")
+        name: tuple(match.node.attrs[name][dim] for dim in _inverse(match.dims))
+        for name in ("before", "after")
     }
-    return edit.add("permute", edit.add("pad", image, **amounts), dims=FIRST[rank])
+    return edit.add("permute", edit.add("pad", match.image, **amounts), dims=match.dims)
 
 
-def _sliced_last(edit: Editor, node: Node) -> str:
-    image = _image(edit, node.inputs[0])
-    assert image is not None
-    first = FIRST[node.outputs[0].rank]
-    y = edit.add("slice", image, **{**node.attrs, "dim": first[node.attrs["dim"]]})
-    return edit.add("permute", y, dims=first)
+def _sliced_last(edit: Editor, match: _Read) -> str:
+    attrs = match.node.attrs
+    y = edit.add("slice", match.image, **{**attrs, "dim": match.dims[attrs["dim"]]})
+    return edit.add("permute", y, dims=match.dims)
 
 
 def _levels(edit: Editor, node: Node) -> tuple[Node, Node] | None:
@@ -360,14 +374,14 @@ _ROWS = tuple(name for name, row in _ALONG.items() if row.whole)
 _MOVES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("f(permute(x), y) -> permute(f(x, permute(y)))", (), _pointwise, _pointwise_last),
-    Rule("reduce(permute(x)) -> permute(reduce(x))", _REDUCED, _reads_image, _reduced_last),
-    Rule("rows(permute(x)) -> permute(rows(x))", _ROWS, _reads_image, _rows_last),
+    Rule("reduce(permute(x)) -> permute(reduce(x))", _REDUCED, _first_is_image, _reduced_last),
+    Rule("rows(permute(x)) -> permute(rows(x))", _ROWS, _first_is_image, _rows_last),
     Rule("concat(permute(x), y) -> permute(concat(x, permute(y)))", ("concat",),
-         _joined, _joined_last),
+         _of_rank, _joined_last),
     Rule("reshape(concat(x, y)) -> concat(reshape(x), reshape(y)) of the next dimension joined",
          ("reshape",), _levels, _levels_joined),
-    Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _reads_image, _padded_last),
-    Rule("slice(permute(x)) -> permute(slice(x))", ("slice",), _reads_image, _sliced_last),
+    Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _first_is_image, _padded_last),
+    Rule("slice(permute(x)) -> permute(slice(x))", ("slice",), _first_is_image, _sliced_last),
 )  # fmt: skip
 
 
