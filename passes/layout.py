@@ -40,8 +40,8 @@ FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 result is FIRST[rank][i] of x."""
 LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
 """The permute back."""
-_MOVED = frozenset((*FIRST.values(), (0, 3, 4, 1, 2)))
-"""Permutes that move down; the last is of groups of channels, [N, H, W, G, C] to [N, G, C, H, W]."""
+GROUPED = (0, 3, 4, 1, 2)
+"""The permute from groups of channels last, [N, H, W, G, C] to [N, G, C, H, W], and back."""
 
 # -- convolutions ---------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ def _turned(edit: Editor, value: str, dims: Sequence[int]) -> str:
 def _image(edit: Editor, value: str) -> Node | None:
     """The permute that makes `value` of an image with its channels last."""
     node = edit.producer(value, "permute")
-    return node if node is not None and node.attrs["dims"] in _MOVED else None
+    return node if node is not None and node.attrs["dims"] in (*FIRST.values(), GROUPED) else None
 
 
 def _inverse(dims: Sequence[int]) -> tuple[int, ...]:
@@ -221,10 +221,27 @@ def _pointwise(edit: Editor, node: Node) -> _Read | None:
 
 
 def _of_rank(edit: Editor, node: Node) -> _Read | None:
-    """`node` and the first image of its own rank that it reads."""
+    """`node` and the first image of its own rank that it reads.
+
+    Of groups of channels all operands must turn without a permute, which would be as the one that
+    moved, so that both would chase each other.
+    """
     images = (image for value in node.inputs if (image := _image(edit, value)) is not None)
     rank = node.outputs[0].rank
-    return next((_Read(node, each) for each in images if each.outputs[0].rank == rank), None)
+    match = next((_Read(node, each) for each in images if each.outputs[0].rank == rank), None)
+    if match is None or match.dims != GROUPED:
+        return match
+    return match if all(_turns_freely(edit, value) for value in node.inputs) else None
+
+
+def _turns_freely(edit: Editor, value: str) -> bool:
+    """Whether `value` is as one of groups of channels last without a permute."""
+    image = _image(edit, value)
+    if edit.constant(value) is not None or (image is not None and image.attrs["dims"] == GROUPED):
+        return True
+    whole = (1,) * (len(GROUPED) - edit.specs[value].rank) + edit.shape(value)
+    moved = [dim for dim in _inverse(GROUPED) if whole[dim] != 1]
+    return moved == sorted(moved)
 
 
 def _as_last(edit: Editor, value: str, dims: tuple[int, ...]) -> str:
@@ -239,6 +256,8 @@ def _as_last(edit: Editor, value: str, dims: tuple[int, ...]) -> str:
     tensor, last = edit.constant(value), _inverse(dims)
     if tensor is not None:
         return edit.add_constant(f"{value}_nhwc", tensor.reshape(whole).permute(*last).contiguous())
+    if dims == GROUPED:  # `_turns_freely`
+        return edit.add("reshape", value, shape=tuple(whole[dim] for dim in last))
     if whole != sizes:
         value = edit.add("reshape", value, shape=whole)
     return edit.add("permute", value, dims=last)
@@ -264,6 +283,11 @@ def _reduced_last(edit: Editor, match: _Read) -> str:
 def _rows_last(edit: Editor, match: _Read) -> str:
     y = edit.add(match.node.op, match.image, dim=match.dims[match.node.attrs["dim"]])
     return edit.add("permute", y, dims=match.dims)
+
+
+def _joined(edit: Editor, node: Node) -> _Read | None:
+    match = _of_rank(edit, node)  # a stack of images is one of more channels: `_levels`
+    return None if match is None or match.dims == GROUPED else match
 
 
 def _joined_last(edit: Editor, match: _Read) -> str:
@@ -377,7 +401,7 @@ _MOVES: tuple[Rule[Any], ...] = (
     Rule("reduce(permute(x)) -> permute(reduce(x))", _REDUCED, _first_is_image, _reduced_last),
     Rule("rows(permute(x)) -> permute(rows(x))", _ROWS, _first_is_image, _rows_last),
     Rule("concat(permute(x), y) -> permute(concat(x, permute(y)))", ("concat",),
-         _of_rank, _joined_last),
+         _joined, _joined_last),
     Rule("reshape(concat(x, y)) -> concat(reshape(x), reshape(y)) of the next dimension joined",
          ("reshape",), _levels, _levels_joined),
     Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _first_is_image, _padded_last),

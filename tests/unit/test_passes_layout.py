@@ -75,6 +75,24 @@ def test_no_permute_stands_around_stacked_images_that_a_reshape_joins(
     assert _permutes(result) == 2
 
 
+def splits(c: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """ResNeSt's split attention: channels in two groups, and a weight of each."""
+    groups = F.conv2d(x, c.w, padding=1, groups=2).relu().unflatten(1, (2, -1))
+    gates = F.conv2d(groups.sum(1).mean((2, 3), keepdim=True), c.v).unflatten(1, (2, -1)).softmax(1)
+    y = (groups * gates.reshape(2, 2, 4, 1, 1)).sum(1)
+    return y, groups * x[:, :8].unflatten(1, (2, -1))
+
+
+def test_groups_of_channels_stay_last() -> None:
+    tensors = {"w": random(8, 4, 3, 3, seed=1), "v": random(8, 4, 1, 1, seed=2)}
+    graph, args = captured(splits, random(2, 8, 5, 7), **tensors)
+    result = check(channels_last, graph, args)
+    (conv,) = (node for node in result.nodes if node.op == "grouped_conv")
+    sums = [node for node in result.nodes if node.op == "sum"]
+    assert {result.specs[node.inputs[0]].sizes for node in sums} == {(2, 5, 7, 2, 4)}
+    assert conv.outputs[0].sizes == (2, 5, 7, 8)
+
+
 def test_operands_of_every_rank_are_turned_with_the_image() -> None:
     def model(m: Function, x: Tensor, row: Tensor, whole: Tensor) -> Tensor:
         y = F.conv2d(x, m.w, padding=1)
