@@ -397,6 +397,12 @@ GROUPED_CASES: dict[str, Callable[[], Group]] = {
     "groups_3d": lambda: convolution(
         (2, 4, 5, 6, 48), 24, (3, 2, 3), F16, stride=(2, 1, 1), residual=False, groups=3
     ),
+    "groups_of_64": lambda: convolution((2, 9, 7, 128), 80, (3, 3), F16, stride=(2, 1), groups=2),
+    "groups_of_64_1x1": lambda: convolution(
+        (1, 5, 4, 192), 792, (1, 1), BF16, before=(0, 0), groups=3
+    ),
+    "groups_of_64_3d": lambda: convolution((1, 3, 5, 4, 128), 48, (2, 2, 2), F16, groups=2),
+    "groups_of_32_tf32": lambda: tf32(convolution((1, 6, 5, 64), 48, (3, 3), F32, groups=2)),
     "groups_tf32": lambda: tf32(convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=2)),
     "groups_fp32": lambda: convolution((2, 9, 8, 48), 24, (3, 3), F32, groups=4),
 }

@@ -93,6 +93,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   const int p0 = blockIdx.x / (C::SPLIT * C::CLUSTER_Q) * C::BLOCK_P;
   const int q0 = blockIdx.y * (C::CLUSTER_Q * C::BLOCK_Q) + neighbour * C::BLOCK_Q;
   const int batch = blockIdx.z;
+  constexpr bool GROUPED = IsGrouped<C>::value;
+  const int top = GROUPED ? 0 : batch * C::ROWS, left = GROUPED ? batch * C::COLUMNS : 0;
   const int first = C::SPLIT > 1 ? rank * SPLIT_STEPS : 0;
   // Even parts have a constant here: ptxas 13.0 takes this minimum for smaller where it is equal.
   const int steps = SPLIT_STEPS * C::SPLIT == ALL_STEPS
@@ -184,13 +186,13 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   // What this warp does of the part at slot `i` of those that this block finishes.
   const auto epilogue = [&](int i) {
     const int p = group * 64 + warp % 4 * 16, q = (part0 + i) * PART;
-    const int row_end = (batch + 1) * C::ROWS;
+    const int row_end = top + C::ROWS, column_end = left + C::COLUMNS;
     if constexpr (C::SWAP) {
-      return TransposedEpilogue<C::WIDTH, INSIDE, Functor>(functor, batch * C::ROWS + row0 + q,
-                                                           col0 + p, row_end, C::COLUMNS);
+      return TransposedEpilogue<C::WIDTH, INSIDE, Functor>(functor, top + row0 + q, left + col0 + p,
+                                                           row_end, column_end);
     } else {
       return FragmentEpilogue<C::WIDTH, PART, INSIDE, Functor>(
-          functor, RowRange{batch * C::ROWS + row0 + p, row_end}, col0 + q, C::COLUMNS);
+          functor, RowRange{top + row0 + p, row_end}, left + col0 + q, column_end);
     }
   };
   // Where columns are P, the inputs of all parts are the same unless they differ by rows.
@@ -207,10 +209,10 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::griddepcontrol_wait();
       constexpr int ROWS = C::SWAP ? MOST * PART : TILE_ROWS;  // that this block finishes
       const int row = C::SWAP ? part0 * PART : 0;
-      fill_row_values<ROWS, 96>(functor, row_values + row, thread - THREADS - 32,
-                                batch * C::ROWS + row0 + row, (batch + 1) * C::ROWS);
+      fill_row_values<ROWS, 96>(functor, row_values + row, thread - THREADS - 32, top + row0 + row,
+                                top + C::ROWS);
     } else if (lane == 0) {  // the producer
-      const CopyOfWindows<Windows, ATOM_K> windows(C::SWAP ? q0 : p0);
+      const CopyOfWindows<Windows, ATOM_K> windows(C::SWAP ? q0 : p0, GROUPED ? batch : 0);
       const auto k_of = [&](int step, int atom) {
         if constexpr (GATHERS) {
           return windows.k((first + step) * C::ATOMS + atom);
@@ -359,7 +361,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       for (int i = thread % 128; i < parts * 8; i += 128)
         if (row0 + part0 * 8 + i < C::ROWS && col < C::COLUMNS)
           merge_chunk<C::COLUMNS>(moments + i * PITCH + group * 8, stats,
-                                  batch * C::ROWS + row0 + part0 * 8 + i, col);
+                                  top + row0 + part0 * 8 + i, col);
     }
   }
   // Nobody leaves while a peer counts on its barriers.

@@ -235,11 +235,13 @@ struct MoreMaps {
 template <>
 struct MoreMaps<0> {};
 
-// Brings atoms of the windows, or of rows in several pieces, from `row` on.
+// Brings atoms of the windows, or of rows in several pieces, from `row` on; of windows, those of
+// the channels of `group`.
 template <class W, int ATOM_K>
 class CopyOfWindows {
  public:
-  __device__ __forceinline__ explicit CopyOfWindows(int row) : first_(first_of(row)) {}
+  __device__ __forceinline__ explicit CopyOfWindows(int row, int group = 0)
+      : first_(first_of(row)), group_(group) {}
 
   // Where atom `i` of K lies along a row of weights.
   __device__ __forceinline__ int k(int i) const { return atom_place<W, ATOM_K>(i).k; }
@@ -279,7 +281,7 @@ class CopyOfWindows {
   __device__ __forceinline__ void copy_tap(u32 to, const ptx::TensorMap& map, const AtomPlace& at,
                                            u32 barrier) const {
     int tap = at.tap, tap_t = 0;
-    const int channel = at.channel;
+    const int channel = group_ * W::CHANNELS + at.channel;
     if constexpr (is_volume<W>) {
       tap_t = tap / (W::KERNEL_H * W::KERNEL_W) * W::DILATION_T;
       tap %= W::KERNEL_H * W::KERNEL_W;
@@ -302,12 +304,13 @@ class CopyOfWindows {
   }
 
   decltype(first_of(0)) first_;  // a pixel, or a row
+  int group_;
 };
 
 template <int ATOM_K>
 class CopyOfWindows<PlainRows, ATOM_K> {
  public:
-  __device__ __forceinline__ explicit CopyOfWindows(int) {}
+  __device__ __forceinline__ explicit CopyOfWindows(int, int = 0) {}
 };
 #endif
 

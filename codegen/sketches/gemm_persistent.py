@@ -53,6 +53,7 @@ class GemmPersistent(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         self.problem = problem = analyse_wgmma(group, target)
+        check(not problem.grouped, "convolutions in groups, whose results lie side by side")
         self.block_k = 128 // problem.dtype.itemsize
         self.atoms = problem.atoms(self.block_k)
         smallest = problem.batch * -(-problem.rows // 64) * -(-problem.columns // 64)

@@ -15,6 +15,7 @@ from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, chec
 from gtco.codegen.sketches.gemm import (
     BY_ROWS,
     EXACT,
+    GROUPED,
     ROWS_OF_K,
     analyse_wgmma,
     eights,
@@ -83,6 +84,8 @@ class GemmWgmma(Sketch):
         self.a_by_rows = not problem.a.k_major
         self.by_rows = self.a_by_rows or not problem.b.k_major
         check(problem.b.k_major or not self.a_by_rows, "A and B lie in rows of K")
+        stats = problem.row_stats and problem.grouped
+        check(not stats, "row statistics of results that lie side by side")
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -312,7 +315,9 @@ struct Config {{
   static constexpr int WIDTH = {self._width(schedule)};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
-{EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}}};
+{EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}{
+            GROUPED if problem.grouped else ""
+        }}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})

@@ -109,7 +109,11 @@ class WindowOperand:
         Raises:
             Illegal: naming the reason.
         """
-        check(self.groups == 1, f"windows of {self.groups} groups of channels")
+        whole = self.channels * dtype.itemsize % 128 == 0
+        check(
+            self.groups == 1 or whole,
+            f"groups of {self.channels} channels, which begin within the 128 bytes of a copy",
+        )
         strides = [_single_stride(axis) for axis in self.layout.dims]
         check(
             all(stride is not None for stride in strides) and strides[-1] in (0, 1),

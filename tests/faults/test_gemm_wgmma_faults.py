@@ -25,9 +25,26 @@ CLUSTERS = {
     "fp8": PLAIN,
     "deep fp8": {**PLAIN, "depth": 1},
     "rows of K": {**PLAIN, "swap": 0, "block_q": 128},
+    "groups": {**PLAIN, "swap": 0, "block_q": 32},
 }
 
 FAULTS = {
+    "channels of the first group alone": (
+        "groups",
+        "group_ * W::CHANNELS + at.channel",
+        "at.channel",
+    ),
+    "results of the first group alone": (
+        "groups",
+        "left = GROUPED ? batch * C::COLUMNS : 0",
+        "left = 0",
+    ),
+    "groups one below the other": ("groups", "top = GROUPED ? 0", "top = GROUPED ? batch * 4"),
+    "columns of the next group": (
+        "groups",
+        "column_end = left + C::COLUMNS",
+        "column_end = left + C::COLUMNS + 8",
+    ),
     "no wgmma.fence after the accumulators are set": (
         "plain",
         "      ptx::wgmma_fence();\n",
@@ -166,6 +183,8 @@ def group(cluster: str) -> Group:
         return groups.residual_linear(37, 128, 336, torch.float16)
     if cluster.endswith("fp8"):
         return groups.fp8_linear(37, 1168, 128, torch.float16)
+    if cluster == "groups":
+        return groups.GROUPED_CASES["groups_of_64"]()
     if cluster == "rows of K":
         return groups.batched_matmul(1, 37, 136, 128, torch.float16)
     return groups.norm_linear(37, 328, 128, torch.float16)

@@ -25,6 +25,10 @@ A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
 F16 = torch.float16
 UNALIGNED = {"conv_few_channels", "conv_odd", "conv_3d_odd"}
 """Cases whose pixels no tensor map describes."""
+WIDE_GROUPS = [
+    case for case in groups.GROUPED_CASES if case.startswith(("groups_of_64", "groups_of_32"))
+]
+"""Cases of whole copies of channels a group."""
 WGMMA_CASES = [case for case in groups.CONV_CASES if case not in UNALIGNED]
 
 
@@ -46,6 +50,14 @@ def test_windows_gathered_by_the_copy_engine(case: str) -> None:
     swapped = [each for each in sketch.defaults() if each["swap"]]
     least = min(swapped, key=lambda each: each["block_p"] * each["block_q"] * each["atoms"])
     assert not wrong_outputs(sketch.emit(least), group, inputs_of(group, seed=2), run_on_host)
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("case", WIDE_GROUPS)
+def test_wide_groups_gathered_by_the_copy_engine(case: str) -> None:
+    group = groups.GROUPED_CASES[case]()
+    for program in sample(GemmWgmma(group, H100), 3):
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
 
 
 @pytest.mark.compiler
@@ -79,6 +91,11 @@ def test_groups_do_not_reach_one_another() -> None:
     values["x"][..., 4:8] = torch.nan
     for program in sample(GemmMma(group, A100), 1):
         assert not wrong_outputs(program, group, values, run_on_host)
+    wide = groups.GROUPED_CASES["groups_of_64"]()
+    values = inputs_of(wide, seed=1)
+    values["x"][..., 64:] = torch.nan
+    for program in sample(GemmWgmma(wide, H100), 1):
+        assert not wrong_outputs(program, wide, values, run_on_host)
 
 
 def test_kernels_of_groups_compile_without_spills() -> None:
@@ -171,7 +188,7 @@ def _refusal(**changes: object) -> str:
 def test_refusals() -> None:
     assert "16-byte aligned" in _refusal(image=(1, 9, 8, 60))
     assert "windows (9, 9) apart" in _refusal(stride=(9, 9))
-    assert "windows of 2 groups" in _refusal(groups=2)
+    assert "groups of 32 channels" in _refusal(groups=2)
     assert "corners" in _refusal(image=(1, 400, 400, 64), kernel=(1, 1), before=(150, 0))
 
 
