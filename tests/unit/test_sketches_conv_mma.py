@@ -45,6 +45,7 @@ REFUSED = {
     "conv_3d_odd": NO_RUNS,
     "groups_of_4": NO_RUNS,
     "groups_of_1x1": ONCE,
+    "groups_of_64_1x1": ONCE,
     "groups_of_odd_channels": NO_RUNS,
     "groups_that_widen": NO_RUNS,
 }

@@ -35,10 +35,12 @@ CASES = {
 ONCE, NO_RUNS = "no pixel is in two windows", "is not in runs of 16 bytes"
 WIDE, ONE_CHUNK = "which threads copied: 16 bits alone", "one chunk of channels"
 REFUSED = {
-    **dict.fromkeys(("conv_1x1_stride", "groups_of_1x1", "joined_conv_1x1_stride"), ONCE),
+    **dict.fromkeys(("conv_1x1_stride", "groups_of_1x1", "groups_of_64_1x1",
+                     "joined_conv_1x1_stride"), ONCE),
     **dict.fromkeys(("conv_few_channels", "conv_odd", "conv_3d_odd", "groups_of_4",
                      "groups_of_odd_channels", "groups_that_widen"), NO_RUNS),
-    **dict.fromkeys(("groups_tf32", "groups_fp32", "joined_conv_fp32", "joined_conv_tf32"), WIDE),
+    **dict.fromkeys(("groups_tf32", "groups_of_32_tf32", "groups_fp32", "joined_conv_fp32",
+                     "joined_conv_tf32"), WIDE),
     "groups_of_some_channels": ONE_CHUNK,
 }  # fmt: skip
 TAKEN = [case for case in CASES if case not in REFUSED]
