@@ -38,6 +38,8 @@ BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
 LINE = 128
 """Bytes that one request of a warp's load brings at most."""
+THREADS_OF_SM = 2048
+"""That run on a multiprocessor at a time, at most."""
 
 
 def fp32_per_us(threads: int, target: Target) -> float:
@@ -58,7 +60,7 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
         1,
         min(
             target.smem_per_sm // (smem_bytes + 1024),  # a block has 1 KB for the system
-            2048 // threads,
+            THREADS_OF_SM // threads,
             65536 // (threads * max(16, registers)),
             32,
         ),

@@ -300,10 +300,8 @@ def _masks(edit: Editor, match: _Attention) -> list[str]:
     if not match.masks:
         return []
     scores = _scores(edit, match)
-    only, shape = match.masks[0]
-    if len(match.masks) == 1 and shape == scores:
-        return [_of_rank_2(edit, only)]
-    if _all_known(edit, match):
+    as_it_is = len(match.masks) == 1 and match.masks[0][1] == scores
+    if _all_known(edit, match) and not as_it_is:
         return [edit.add_constant("masks", _known_mask(edit, match))]
     spread = [_of_scores(edit, mask, shape, scores) for mask, shape in match.masks]
     return [functools.reduce(lambda total, mask: edit.add("add", total, mask), spread)]

@@ -235,14 +235,13 @@ class AttentionBlock {
     for (int tile = 0; tile < tiles_.count(); ++tile) {
       const int slot = tile % C::STAGES;
       const int key = part_ * Warp::KEYS;
+      const int key0 = tile * C::BLOCK_K + key;
       if constexpr (Mask::PRESENT) {
-        const int key0 = tile * C::BLOCK_K + key;
         if (has_queries_) tile_mask.load(mask, state.lane, head_, query0_ + row_, key0, tile == 0);
       }
       tiles_.await_keys(tile);
       if (tile == 0 && has_queries_) state.load_queries(tiles_.queries(), row_);
       tiles_.ask_ahead(keys, values, tile);
-      const int key0 = tile * C::BLOCK_K + key;
       // The last tile may hold no key for this warp.
       const bool any = has_queries_ && key0 < key_count_;
       float scores[Warp::KEYS / 8][4] = {};  // (16, KEYS)

@@ -82,8 +82,8 @@ class AttentionSketch(Sketch):
         self.k = self._operand(1, (*lead, self.keys, self.width))
         self.v = self._operand(2, (*lead, self.keys, self.value_width))
         self.masks: list[Heads] = []
+        kinds = FLOATS | {torch.bool}
         for slot, spec in enumerate(specs[3:], 3):
-            kinds = (torch.bool, *FLOATS)
             check(spec.dtype in kinds, f"a mask of {spec.dtype}")
             alone = len(specs) == 4 or spec.dtype != torch.bool
             check(alone, "a mask of bool chooses keys, and no sum of two masks does")

@@ -22,8 +22,6 @@ MAX_ROW_VALUES = 64
 """Elements of one row value that a thread keeps in registers."""
 FEW_VALUES = 16
 """The same where there are threads enough."""
-THREADS_OF_SM = 2048
-"""Threads that run on a multiprocessor at a time."""
 
 
 class Rowwise(Sketch):
@@ -133,7 +131,7 @@ class Rowwise(Sketch):
     def _crowded(self, parts: int, values: int) -> bool:
         """Whether `parts` threads a row are more than run at a time, and half of them would still
         have at most so many values each."""
-        most = THREADS_OF_SM * self.target.sm_count
+        most = timing.THREADS_OF_SM * self.target.sm_count
         return self.space.rows * parts > most and self._values(parts // 2) <= values
 
     def _rows_first(self, lanes: int, warps: int) -> Schedule:

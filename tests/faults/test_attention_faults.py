@@ -87,8 +87,8 @@ FAULTS = {
     ),
     "a part that takes the mask of another": (
         "two parts",
-        "tile * C::BLOCK_K + key;\n        if (has_queries_)",
-        "tile * C::BLOCK_K;\n        if (has_queries_)",
+        "query0_ + row_, key0, tile == 0);",
+        "query0_ + row_, tile * C::BLOCK_K, tile == 0);",
     ),
 }
 
