@@ -237,7 +237,8 @@ class PointwiseEmitter:
         self._row_types: dict[str, str] = {}
         self.tile_lines: list[str] = []
         self.fetched: dict[str, tuple[str, str]] = {}
-        self.fetched_by_row = False
+        self.images: dict[str, Operand] = {}
+        self._fetched_by_row: set[str] = set()
         self._loaded: dict[tuple[str, Layout], str] = {}
         self._scalars: set[str] = set()
         self._labels = names_of(nodes)
@@ -311,10 +312,19 @@ class PointwiseEmitter:
             width = "1" if scalar else "V"
             kind = f"Packed<{c_type(operand.dtype)}, {width}>"
             self.fetched[name] = (kind, text.replace("load<", "load_packed<").removesuffix("[0]"))
-            self.fetched_by_row |= any(stride for _, stride in operand.layout.dims[0])
+            if any(stride for _, stride in operand.layout.dims[0]):
+                self._fetched_by_row.add(name)
+                if not scalar and self._is_image(operand):
+                    self.images[name] = operand
             text = f"unpack(in.{name}){'[0]' if scalar else ''}"
         lines.append(f"const auto {name} = {text};")
         return name, not scalar
+
+    def _is_image(self, operand: Operand) -> bool:
+        """Whether a tensor map describes `operand`, an element for each row and column."""
+        rows, columns = operand.layout.dims
+        of_copies = operand.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        return of_copies and len(rows) == 1 and columns == ((self.region.columns, 1),)
 
     def _write(self, node: Node) -> None:
         region = self.region
@@ -453,10 +463,11 @@ class PointwiseEmitter:
 
     # -- text -----------------------------------------------------------------------------------
 
-    def functor(self, name: str, given: str, returned: str = "") -> str:
+    def functor(self, name: str, given: str, returned: str = "", copied: str = "") -> str:
         """The functor's source; `given` is the parameter that the template hands in.
 
-        `returned` is a value that it hands back; without one it stores what is stored.
+        `returned` is a value that it hands back; without one it stores what is stored. `copied` is
+        one of `images` that the template has in shared memory.
         """
         fields = "\n".join(f"  {text};" for text, _ in self.region.parameters.values())
         row_struct = " ".join(
@@ -464,11 +475,18 @@ class PointwiseEmitter:
         )
         row_body = "".join(f"    {line}\n" for line in self.row_lines)
         row_result = ", ".join(self.row_fields)
-        inputs = "".join(f" {kind} {name};" for name, (kind, _) in self.fetched.items())
-        loads = ", ".join(text for _, text in self.fetched.values())
+        fetched = {name: load for name, load in self.fetched.items() if name != copied}
+        inputs = "".join(f" {kind} {name};" for name, (kind, _) in fetched.items())
+        loads = ", ".join(text for _, text in fetched.values())
+        by_row = bool(self._fetched_by_row & fetched.keys())
         lines = (
             [*self.tile_lines, f"return {self.names[returned]};"] if returned else self.tile_lines
         )
+        more, parameter = "class Stats = StatsOfLanes", "Stats stats = {}"
+        if copied:
+            more, parameter = "class Stats, class Copied", "Stats stats, const Copied& copied"
+            loaded = "unpack(copied.template load<V>(row, col))"
+            lines = [line.replace(f"unpack(in.{copied})", loaded) for line in lines]
         tile_body = "".join(f"    {line}\n" for line in lines)
         result = "auto" if returned else "void"
         return f"""struct {name} {{
@@ -481,18 +499,18 @@ class PointwiseEmitter:
   __device__ __forceinline__ Row row_values(int row, bool active) const {{
 {row_body}    return Row{{{row_result}}};
   }}
-  static constexpr bool INPUTS_BY_ROW = {str(self.fetched_by_row).lower()};
+  static constexpr bool INPUTS_BY_ROW = {str(by_row).lower()};
   template <int V>
   struct Inputs {{{inputs} }};
   template <int V>
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {{
     return {{{loads}}};
   }}
-  template <int V, class Stats = StatsOfLanes>
+  template <int V, {more}>
   __device__ __forceinline__ {result} operator()(int row, int col, const Row& r, bool active,
                                              const Inputs<V>& in,
                                              const Vec<float, V>& {given},
-                                             Stats stats = {{}}) const {{
+                                             {parameter}) const {{
 {tile_body}  }}
 }};
 """

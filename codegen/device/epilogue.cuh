@@ -147,9 +147,11 @@ class FragmentEpilogue {
     return result;
   }
 
-  // `rows` are the values of the 16 rows, `acc` the accumulators, as wgmma numbers them.
+  // `rows` are the values of the 16 rows, `acc` the accumulators, as wgmma numbers them; `copied` is
+  // what else the functor reads, if anything.
+  template <class... Copied>
   __device__ __forceinline__ void run(const typename Functor::Row* rows, const Fetched& fetched,
-                                      const float* acc) const {
+                                      const float* acc, const Copied&... copied) const {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       typename Functor::Row values{};
@@ -164,7 +166,7 @@ class FragmentEpilogue {
             rows_.at(8 * half), column(i), values, active_row(half) && active_column(i),
             fetched.at[half % ROWS][i],
             map<V>([&](int j) { return acc[(first + j) / 2 * 4 + half * 2 + (first + j) % 2]; }),
-            StatsOfFragment<WIDTH>{held, first % 16, active_row(half)});
+            StatsOfFragment<WIDTH>{held, first % 16, active_row(half)}, copied...);
       }
     }
   }

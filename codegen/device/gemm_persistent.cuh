@@ -12,8 +12,12 @@
 // columns side by side are one thread's: of 32 rows, 8 t + 2 j + e comes as 8 j + 2 t + e.
 //
 // With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
+//
+// With an Image, the epilogue reads it from shared memory (copied.cuh), where one more warp for each
+// warpgroup that takes tiles in turn, or for all that share them, keeps parts of it ahead.
 #pragma once
 
+#include "copied.cuh"
 #include "epilogue.cuh"
 #include "promotion.cuh"
 #include "ring.cuh"
@@ -40,13 +44,32 @@ __device__ __forceinline__ TilePlace tile_place(int tile) {
           batch};
 }
 
+// Keeps a ring of an image's parts filled, tile by tile of those whose epilogues read it.
+template <class C, int PART, int TILES, class OfImage>
+__device__ __forceinline__ void copy_image(const OfImage& image, int ring, u32 parts, u32 full,
+                                           u32 empty) {
+  using Part = CopiedPart<typename OfImage::T, C::BLOCK_M, PART>;
+  RingPlace<OfImage::SLOTS> to{0, 0};
+#pragma unroll 1
+  for (int tile = blockIdx.x + ring * C::BLOCKS; tile < TILES; tile += OfImage::RINGS * C::BLOCKS) {
+    const TilePlace at = tile_place<C>(tile);
+#pragma unroll 1
+    for (int col = 0; col < C::BLOCK_N; col += PART, to.advance()) {
+      const int slot = ring * OfImage::SLOTS + to.slot;
+      ptx::mbarrier_wait(empty + 8 * slot, to.phase ^ 1);
+      Part::copy(parts + slot * Part::BYTES, *image.map, at.row0, at.col0 + col, full + 8 * slot);
+    }
+  }
+}
+
 // Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, CONSUMERS (warpgroups), COOPERATIVE,
 // STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2 or 8), GROUP, BLOCKS,
 // ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
-template <class C, class Windows = PlainRows, class Functor>
+template <class C, class Windows = PlainRows, class Functor, class OfImage = NoImage>
 __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                                                 const ptx::TensorMap& b_map, const Functor& functor,
-                                                const MoreMaps<pieces_of<Windows> - 1>& more = {}) {
+                                                const MoreMaps<pieces_of<Windows> - 1>& more = {},
+                                                const OfImage& image = {}) {
   constexpr bool GATHERS = !is_same<Windows, PlainRows>;
   using Element = typename C::Element;
   constexpr int ATOM_K = 128 / sizeof(Element);  // one 128-byte swizzle row
@@ -75,6 +98,12 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   static_assert(!GATHERS || C::BATCH == 1, "windows are rows of one product");
   constexpr int PRODUCER = C::CONSUMERS * 4;                      // the warp
   constexpr int READERS = C::COOPERATIVE ? C::CONSUMERS * 4 : 4;  // warps that work on a tile
+  constexpr bool COPIES = OfImage::SLOTS > 0;
+  constexpr int RINGS = OfImage::RINGS;
+  static_assert(!COPIES || RINGS == (C::COOPERATIVE ? 1 : 2), "whoever takes a tile has a ring");
+  static_assert(!COPIES || C::BATCH == 1, "an image's rows are those of one product");
+  constexpr int GATHERER = PRODUCER + 1 + RINGS;                // the first warp of row values
+  constexpr int GATHERERS = 32 * (PRODUCER + 4 - GATHERER);     // threads
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x A_BYTES and ATOMS x B_BYTES)
@@ -82,6 +111,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   const u32 empty = full + 8 * C::STAGES;
   const u32 turn = empty + 8 * C::STAGES;                        // of each warpgroup
   const u32 rows_full = turn + 16, rows_empty = rows_full + 16;  // of every second tile
+  const u32 image_full = rows_empty + 16, image_empty = image_full + 8 * RINGS * OfImage::SLOTS;
   auto* row_values =                                             // (2, BLOCK_M)
       reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
@@ -94,8 +124,12 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     for (int i = 0; i < 2; ++i) {
       ptx::mbarrier_init(turn + 8 * i, 4);
       // All lanes, whose own stores and loads racecheck would not find in a warp's one arrival.
-      ptx::mbarrier_init(rows_full + 8 * i, 3 * 32);
+      ptx::mbarrier_init(rows_full + 8 * i, GATHERERS);
       ptx::mbarrier_init(rows_empty + 8 * i, READERS * 32);
+    }
+    for (int i = 0; i < RINGS * OfImage::SLOTS; ++i) {
+      ptx::mbarrier_init(image_full + 8 * i, 1);
+      ptx::mbarrier_init(image_empty + 8 * i, READERS);
     }
     ptx::fence_mbarrier_init();
   }
@@ -105,13 +139,22 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     ptx::setmaxnreg_dec<PRODUCER_REGISTERS>();
     if (warp > PRODUCER) {
       ptx::griddepcontrol_wait();
+      if constexpr (COPIES) {
+        if (warp < GATHERER) {
+          const int ring = warp - PRODUCER - 1;
+          if (lane == 0)
+            copy_image<C, PART, TILES>(image, ring, ptx::shared_address(smem + OfImage::AT),
+                                       image_full, image_empty);
+          return;
+        }
+      }
       if constexpr (Functor::ROW_VALUES > 0) {
 #pragma unroll 1
         for (int round = 0; blockIdx.x + round * C::BLOCKS < TILES; ++round) {
           const TilePlace at = tile_place<C>(blockIdx.x + round * C::BLOCKS);
           ptx::mbarrier_wait(rows_empty + 8 * (round % 2), round / 2 % 2 ^ 1);
 #pragma unroll 1
-          for (int r = threadIdx.x - PRODUCER * 32 - 32; r < C::BLOCK_M; r += 96)
+          for (int r = threadIdx.x - GATHERER * 32; r < C::BLOCK_M; r += GATHERERS)
             if (at.row0 + r < C::ROWS)
               row_values[round % 2 * C::BLOCK_M + r] =
                   functor.template row_values<4>(at.batch * C::ROWS + at.row0 + r, true);
@@ -206,6 +249,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
 
   // `round` counts this block's tiles; a warpgroup takes every second one, or a part of each.
   RingPlace<C::STAGES> from{0, 0};
+  RingPlace<max_of(1, OfImage::SLOTS)> part_of_image{0, 0};
   if (!C::COOPERATIVE && group == 1) from.template skip<STEPS>();
 #pragma unroll 1
   for (int round = C::COOPERATIVE ? 0 : group;; round += C::COOPERATIVE ? 1 : 2) {
@@ -286,8 +330,23 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     for (int part = 0; part < PARTS; ++part) {
       const auto now = FETCH_AHEAD ? next : part_at(part).fetch();
       if (FETCH_AHEAD && part + 1 < PARTS) next = part_at(part + 1).fetch();
-      part_at(part).run(row_values + round % 2 * C::BLOCK_M + in_tile + part % PRODUCTS * 64, now,
-                        acc[part % PRODUCTS] + part / PRODUCTS * PART / 2);
+      const auto* rows = row_values + round % 2 * C::BLOCK_M + in_tile + part % PRODUCTS * 64;
+      const float* sums = acc[part % PRODUCTS] + part / PRODUCTS * PART / 2;
+      if constexpr (COPIES) {
+        using Part = CopiedPart<typename OfImage::T, C::BLOCK_M, PART>;
+        const int slot = (C::COOPERATIVE ? 0 : group * OfImage::SLOTS) + part_of_image.slot;
+        if (part % PRODUCTS == 0) ptx::mbarrier_wait(image_full + 8 * slot, part_of_image.phase);
+        part_at(part).run(rows, now, sums,
+                          Part{smem + OfImage::AT + slot * Part::BYTES, at.row0,
+                               at.col0 + part / PRODUCTS * PART});
+        if (part % PRODUCTS == PRODUCTS - 1) {
+          __syncwarp();  // all lanes have read
+          if (lane == 0) ptx::mbarrier_arrive(image_empty + 8 * slot);
+          part_of_image.advance();
+        }
+      } else {
+        part_at(part).run(rows, now, sums);
+      }
     }
     if constexpr (Functor::ROW_VALUES > 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));
   }

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from gtco.codegen import timing
-from gtco.codegen.program import KernelProgram
+from gtco.codegen.emit import Operand
+from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
@@ -26,13 +29,21 @@ from gtco.target import Target
 ACCUMULATORS = {2: 192, 3: 96}
 """Most that a thread of two or three consumers holds: the epilogue needs the rest of its 240 or 160
 registers."""
+COPY_BYTES = 48 * 1024
+"""Of an image in shared memory, that a block aims at: what is under way to a multiprocessor in a
+microsecond or two."""
+COPY_COLUMNS = 32
+"""Of a box of an image (copied.cuh)."""
 
 
 @dataclass(frozen=True)
 class _SharedMemory:
-    """How many stages there are, and where what lies, in bytes."""
+    """How many stages there are, how many parts of the image a ring, and where what lies, in
+    bytes."""
 
     stages: int
+    parts: int
+    image_at: int
     row_values_at: int
     barriers_at: int
     nbytes: int
@@ -42,12 +53,14 @@ class GemmPersistent(Sketch):
     """A block a multiprocessor; one warpgroup multiplies while the other runs its epilogue.
 
     With `cooperative`, two or three share every tile instead. The ring has as many stages as fit.
+    With `copies`, the epilogue finds an image that it reads, such as a residual, in shared memory.
     """
 
     name: ClassVar[str] = "gemm_persistent"
     family: ClassVar[str] = "gemm"
     version: ClassVar[int] = 4
     schedule_version: ClassVar[int] = 4
+    later_knobs: ClassVar[Mapping[str, int]] = {"copies": 0}
     ring: ClassVar[frozenset[str]] = frozenset({"atoms"})
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -67,6 +80,9 @@ class GemmPersistent(Sketch):
         check(problem.a.k_major, "A lies in rows of K")
         self.by_rows = not problem.b.k_major
         self.width = 8 if problem.in_eights(region.vector) and not self.by_rows else 2
+        self.image: tuple[str, Operand] | None = None  # of those that are read, by name
+        if self.width == 8:
+            self.image = next(iter(emitter.images.items()), None)
 
     def knobs(self) -> tuple[Knob, ...]:
         widest = max(64, pad_to(self.problem.columns, 64))
@@ -77,14 +93,16 @@ class GemmPersistent(Sketch):
             Knob("block_n", tuple(size for size in columns if size <= widest)),
             Knob("atoms", (1, 2)),
             Knob("raster", (1, 4, 16), range(1, 17)),
+            Knob("copies", (0, 1) if self.image else (0,)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
-        """Every tile with one raster, ordered by a small model."""
+        """Every tile with one raster, ordered by a small model; what can be copied is."""
         found = []
-        knobs = [knob for knob in self.knobs() if knob.name != "raster"]
+        same = {"raster": 4, "copies": int(self.image is not None)}
+        knobs = [knob for knob in self.knobs() if knob.name not in same]
         for values in itertools.product(*(knob.choices for knob in knobs)):
-            schedule = dict(zip((knob.name for knob in knobs), values, strict=True), raster=4)
+            schedule = {**dict(zip((knob.name for knob in knobs), values, strict=True)), **same}
             try:
                 self._check(schedule)
             except Illegal:
@@ -124,12 +142,23 @@ class GemmPersistent(Sketch):
         block_m, block_n = schedule["block_m"], schedule["block_n"]
         row_values = pad_to(2 * block_m * 4 * self.row_fields, 16)  # a tile's and the next one's
         stage = schedule["atoms"] * (block_m + block_n) * 128
-        fits = (self.target.smem_per_block - row_values - 48) // (stage + 16)
+        rings, part = _rings(schedule), self._part(schedule)
+        parts = max(2, COPY_BYTES // (rings * part)) if rings else 0
+        copied, barriers = rings * parts * part, 16 * (rings * parts + 3)
+        fits = (self.target.smem_per_block - copied - row_values - barriers) // (stage + 16)
         stages = max(2, min(fits, self._rounds(schedule) * self._steps(schedule)))
-        row_values_at = stages * stage
+        image_at = stages * stage
+        row_values_at = image_at + copied
         barriers_at = row_values_at + row_values
-        nbytes = barriers_at + 16 * (stages + 3)
-        return _SharedMemory(stages, row_values_at, barriers_at, nbytes)
+        nbytes = barriers_at + 16 * stages + barriers
+        return _SharedMemory(stages, parts, image_at, row_values_at, barriers_at, nbytes)
+
+    def _part(self, schedule: Schedule) -> int:
+        """Bytes of a part of the image: of the columns that the epilogue takes at a time."""
+        if self.image is None:
+            return 0
+        columns = 64 if self.problem.row_stats else COPY_COLUMNS
+        return schedule["block_m"] * columns * self.image[1].dtype.itemsize
 
     def _check(self, schedule: Schedule) -> None:
         block_m, block_n = schedule["block_m"], schedule["block_n"]
@@ -177,13 +206,21 @@ class GemmPersistent(Sketch):
         self._check(schedule)
         problem = self.problem
         region = problem.region()
-        functor = problem.epilogue(region).functor("Epilogue", "acc")
+        name, operand = self.image if schedule["copies"] and self.image else ("", None)
+        functor = problem.epilogue(region).functor("Epilogue", "acc", copied=name)
         block_m, block_n, atoms = schedule["block_m"], schedule["block_n"], schedule["atoms"]
         smem, blocks, threads = self._smem(schedule), self._blocks(schedule), _threads(schedule)
         down = -(-problem.rows // block_m)
         windows, of = problem.windows
         more = MoreMaps(len(pieces_of(problem.a)) - 1)
         names, declared = ", ".join(region.parameters), more.declarations + region.declarations
+        image, image_maps, kind = "", [], C_TYPES[operand.dtype] if operand else ""
+        if operand:
+            value = region.parameters[operand.parameter][1].value
+            image_maps = [self._image_map(value, operand, block_m)]
+            declared = f"const __grid_constant__ ptx::TensorMap image_map, {declared}"
+            shape = f"{_rings(schedule)}, {smem.parts}, {smem.image_at}"
+            image = f", {more.argument[2:] or '{}'}, Image<{kind}, {shape}>{{&image_map}}"
         source = f"""#include "gemm_persistent.cuh"
 using namespace gtco;
 
@@ -206,7 +243,7 @@ struct Config {{
 extern "C" __global__ void __launch_bounds__({threads}, 1)
 ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             const __grid_constant__ ptx::TensorMap b_map, {declared}) {{
-  gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}}{more.argument});
+  gemm_persistent<Config{of}>(a_map, b_map, Epilogue{{{names}}}{image or more.argument});
 }}
 """
         a_map, *more_maps = problem.tensor_maps(problem.rows, block_m)
@@ -220,10 +257,31 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             (
                 a_map,
                 eights(b_map) if self.width == 8 else b_map,
+                *image_maps,
                 *more_maps,
                 *(argument for _, argument in region.parameters.values()),
             ),
         )
+
+
+    def _image_map(self, value: str, operand: Operand, rows: int) -> TensorMapArgument:
+        """The map of boxes of so many rows of the image, stored as `value`; they come as they are."""
+        problem, itemsize = self.problem, operand.dtype.itemsize
+        ((_, stride),), _ = operand.layout.dims
+        return TensorMapArgument(
+            value,
+            operand.layout.offset,
+            torch.int32 if itemsize == 4 else operand.dtype,
+            (problem.columns, problem.rows, 1),
+            (stride, stride * problem.rows),
+            (COPY_COLUMNS, rows, 1),
+            128 if itemsize == 4 else 0,
+        )
+
+
+def _rings(schedule: Schedule) -> int:
+    """Of the image's parts: one for each that takes tiles of its own."""
+    return schedule["copies"] * (1 if schedule["cooperative"] else 2)
 
 
 def _consumers(schedule: Schedule) -> int:

@@ -28,6 +28,11 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "residual and statistics": lambda: groups.residual_linear(197, 264, 256, BF16),
     "residual, statistics, batches": lambda: groups.residual_linear(50, 64, 192, F16, batch=3),
     "residual and half a chunk of statistics": lambda: groups.residual_linear(205, 96, 416, F16),
+    "residual": lambda: groups.residual_linear(300, 72, 160, F16, stats=False),
+    "residual in tf32": lambda: groups.tf32(
+        groups.residual_linear(300, 72, 160, torch.float32, stats=False)
+    ),
+    "residual of pixels": lambda: groups.convolution((2, 13, 11, 72), 96, (3, 3), BF16),
     "norm of many chunks and GELU": lambda: groups.norm_linear(211, 520, 480, F16, gelu=True),
     "one row": lambda: groups.plain_linear(1, 72, 1000, F16),
     "seven rows": lambda: groups.norm_linear(7, 200, 1000, BF16, gelu=True),
@@ -43,47 +48,59 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "B in rows of K": lambda: groups.batched_matmul(2, 97, 200, 136, BF16),
     "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
 }
-KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster")
+KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster", "copies")
 CASES = [
-    ("fp8", (0, 64, 64, 1, 4)),
-    ("fp8", (0, 128, 64, 2, 1)),
-    ("fp8", (1, 128, 96, 1, 4)),
-    ("fp8 of few steps", (0, 64, 128, 1, 1)),
-    ("fp8 of few steps", (1, 128, 64, 2, 4)),
-    ("norm and GELU", (0, 64, 64, 1, 4)),
-    ("norm and GELU", (0, 128, 96, 1, 1)),
-    ("norm and GELU", (0, 64, 192, 2, 16)),
-    ("norm and GELU", (1, 128, 64, 1, 4)),
-    ("norm and GELU", (1, 256, 128, 1, 1)),
-    ("norm and GELU", (1, 192, 96, 1, 4)),
-    ("norm and GELU in bf16", (0, 64, 64, 1, 4)),
-    ("norm and GELU in bf16", (1, 128, 96, 2, 1)),
-    ("residual and statistics", (0, 64, 64, 2, 1)),
-    ("residual and statistics", (0, 128, 128, 1, 4)),
-    ("residual and statistics", (1, 128, 128, 1, 4)),
-    ("residual and statistics", (1, 192, 192, 1, 1)),
-    ("residual and half a chunk of statistics", (0, 64, 128, 1, 1)),
-    ("residual and half a chunk of statistics", (1, 192, 64, 1, 4)),
-    ("norm of many chunks and GELU", (0, 128, 96, 1, 4)),
-    ("norm of many chunks and GELU", (1, 192, 160, 1, 1)),
-    ("residual, statistics, batches", (0, 64, 64, 1, 4)),
-    ("one row", (0, 64, 128, 1, 4)),
-    ("one row", (1, 128, 64, 1, 4)),
-    ("seven rows", (0, 64, 160, 1, 1)),
-    ("columns that no vector divides", (0, 64, 64, 1, 1)),
-    ("few columns", (0, 64, 64, 1, 4)),
-    ("windows", (0, 64, 64, 1, 4)),
-    ("windows", (0, 128, 96, 2, 1)),
-    ("windows", (1, 192, 64, 1, 4)),
-    ("windows apart", (0, 64, 64, 1, 1)),
-    ("windows apart", (1, 128, 64, 2, 4)),
-    ("rows in windows of an image", (0, 64, 64, 1, 4)),
-    ("rows in windows of an image", (1, 192, 96, 2, 1)),
-    ("B in rows of K", (0, 64, 64, 1, 4)),
-    ("B in rows of K", (1, 128, 128, 2, 1)),
-    ("B in rows of K", (0, 128, 64, 1, 1)),
-    ("several products", (0, 64, 64, 1, 4)),
-    ("several products", (1, 128, 64, 1, 1)),
+    ("fp8", (0, 64, 64, 1, 4, 0)),
+    ("fp8", (0, 128, 64, 2, 1, 0)),
+    ("fp8", (1, 128, 96, 1, 4, 0)),
+    ("fp8 of few steps", (0, 64, 128, 1, 1, 0)),
+    ("fp8 of few steps", (1, 128, 64, 2, 4, 0)),
+    ("norm and GELU", (0, 64, 64, 1, 4, 0)),
+    ("norm and GELU", (0, 128, 96, 1, 1, 0)),
+    ("norm and GELU", (0, 64, 192, 2, 16, 0)),
+    ("norm and GELU", (1, 128, 64, 1, 4, 0)),
+    ("norm and GELU", (1, 256, 128, 1, 1, 0)),
+    ("norm and GELU", (1, 192, 96, 1, 4, 0)),
+    ("norm and GELU in bf16", (0, 64, 64, 1, 4, 0)),
+    ("norm and GELU in bf16", (1, 128, 96, 2, 1, 0)),
+    ("residual and statistics", (0, 64, 64, 2, 1, 0)),
+    ("residual and statistics", (0, 128, 128, 1, 4, 0)),
+    ("residual and statistics", (1, 128, 128, 1, 4, 0)),
+    ("residual and statistics", (1, 192, 192, 1, 1, 0)),
+    ("residual and half a chunk of statistics", (0, 64, 128, 1, 1, 0)),
+    ("residual and half a chunk of statistics", (1, 192, 64, 1, 4, 0)),
+    ("residual and half a chunk of statistics", (0, 64, 128, 1, 1, 1)),
+    ("residual and half a chunk of statistics", (1, 192, 64, 1, 4, 1)),
+    ("residual and statistics", (0, 128, 128, 1, 4, 1)),
+    ("residual and statistics", (1, 128, 64, 2, 1, 1)),
+    ("residual", (0, 64, 64, 1, 4, 1)),
+    ("residual", (0, 128, 96, 1, 1, 1)),
+    ("residual", (1, 192, 64, 1, 4, 1)),
+    ("residual", (1, 256, 128, 1, 1, 1)),
+    ("residual in tf32", (0, 64, 64, 1, 4, 1)),
+    ("residual in tf32", (1, 128, 96, 1, 4, 1)),
+    ("residual of pixels", (0, 64, 64, 1, 4, 1)),
+    ("residual of pixels", (1, 128, 96, 1, 4, 1)),
+    ("norm of many chunks and GELU", (0, 128, 96, 1, 4, 0)),
+    ("norm of many chunks and GELU", (1, 192, 160, 1, 1, 0)),
+    ("residual, statistics, batches", (0, 64, 64, 1, 4, 0)),
+    ("one row", (0, 64, 128, 1, 4, 0)),
+    ("one row", (1, 128, 64, 1, 4, 0)),
+    ("seven rows", (0, 64, 160, 1, 1, 0)),
+    ("columns that no vector divides", (0, 64, 64, 1, 1, 0)),
+    ("few columns", (0, 64, 64, 1, 4, 0)),
+    ("windows", (0, 64, 64, 1, 4, 0)),
+    ("windows", (0, 128, 96, 2, 1, 0)),
+    ("windows", (1, 192, 64, 1, 4, 0)),
+    ("windows apart", (0, 64, 64, 1, 1, 0)),
+    ("windows apart", (1, 128, 64, 2, 4, 0)),
+    ("rows in windows of an image", (0, 64, 64, 1, 4, 0)),
+    ("rows in windows of an image", (1, 192, 96, 2, 1, 0)),
+    ("B in rows of K", (0, 64, 64, 1, 4, 0)),
+    ("B in rows of K", (1, 128, 128, 2, 1, 0)),
+    ("B in rows of K", (0, 128, 64, 1, 1, 0)),
+    ("several products", (0, 64, 64, 1, 4, 0)),
+    ("several products", (1, 128, 64, 1, 1, 0)),
 ]
 
 
@@ -99,7 +116,7 @@ def test_right_in_every_schedule(name: str, values: tuple[int, ...]) -> None:
         )
 
 
-@pytest.mark.parametrize("values", [(0, 64, 64, 1, 4), (1, 128, 64, 1, 4)])
+@pytest.mark.parametrize("values", [(0, 64, 64, 1, 4, 0), (1, 128, 64, 1, 4, 0)])
 def test_right_in_many_orders(values: tuple[int, ...]) -> None:
     """Both warpgroups, the producer and its copies race in another way each time."""
     group = GROUPS["norm and GELU in bf16" if values[0] else "residual and statistics"]()
@@ -112,7 +129,7 @@ def test_right_in_many_orders(values: tuple[int, ...]) -> None:
 def test_a_mean_that_is_large_against_the_spread_costs_no_accuracy() -> None:
     """Idle warps merge a row's chunks in one pass, in which a large mean must not cancel."""
     group = GROUPS["norm of many chunks and GELU"]()
-    program = GemmPersistent(group, FEW).emit(dict(zip(KNOBS, (0, 128, 96, 1, 4), strict=True)))
+    program = GemmPersistent(group, FEW).emit(dict(zip(KNOBS, (0, 128, 96, 1, 4, 0), strict=True)))
     given = random_values(group, torch.device("cpu"), seed=1)
     given["stats"][..., 0] += 3000
     assert not wrong_outputs(program, group, given, run_on_host)
