@@ -95,6 +95,7 @@ class BlockWork:
         in_turns: 1 if its threads copy a step whole ahead of its products; blocks of one stage hide
             no copies behind each other's then.
         writers: threads that finish the results of one tile, where nothing hides that; else 0.
+        image: 1 if each of these results waits for a value of an image in device memory.
     """
 
     fill_bytes: int
@@ -119,6 +120,7 @@ class BlockWork:
     operand_bytes: int = 0
     in_turns: int = 0
     writers: int = 0
+    image: int = 0
 
 
 class Sketch(ABC):

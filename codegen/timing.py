@@ -155,7 +155,7 @@ def chain_us(
     epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us
     if block.writers:
-        epilogue_us += results / block.writers * c.result_us
+        epilogue_us += results / block.writers * (c.result_us + block.image * c.image_us)
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
     peer_bytes_per_us = c.crowded_peer_bytes_per_us if crowded else c.peer_bytes_per_us
     epilogue_us += exchanged / peer_bytes_per_us

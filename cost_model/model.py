@@ -64,7 +64,9 @@ def roofline_us(group: Group, target: Target) -> float:
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
     drawn = max(moved, gathered_bytes(graph))
-    times = [_per_us(weights, target.dram_gbps), _per_us(drawn, target.l2_gbps)]
+    beyond = _beyond_l2(moved, target)
+    memory_us = _per_us(beyond, target.dram_gbps) + _per_us(moved - beyond, target.l2_gbps)
+    times = [_per_us(weights, target.dram_gbps), _per_us(drawn, target.l2_gbps), memory_us]
     arithmetic_us, halved = 0.0, halved_nodes(graph)
     for node in group.compute:
         if node.definition.family == "gemm":
@@ -81,6 +83,11 @@ def roofline_us(group: Group, target: Target) -> float:
 
 def _per_us(nbytes: float, gbps: float) -> float:
     return nbytes / (gbps * 1e3)
+
+
+def _beyond_l2(nbytes: int, target: Target) -> float:
+    """Of so many bytes that a kernel reads and writes, those that no L2 keeps for the next."""
+    return max(0.0, nbytes - target.constants.l2_share * target.l2_bytes)
 
 
 def _gemm_us(graph: Graph, node: Node, target: Target) -> float:
@@ -164,7 +171,8 @@ def draft_us(work: Work, target: Target) -> float:
     """Predicted microseconds of one program from its start to the next kernel's.
 
     It orders programs of one task (`gtco.codegen.timing` has the formula); `roofline_us` prices
-    what has no program yet.
+    what has no program yet. Of the time that device memory takes, the rest hides a part, and the
+    less the more there is (experiments/notes/25-epilogue_copies.md).
     """
     resident = resident_blocks(work, target)
     together = min(-(-work.blocks // target.sm_count), resident)
@@ -174,7 +182,7 @@ def draft_us(work: Work, target: Target) -> float:
     fp32_per_us = timing.fp32_per_us(together * threads, target)
     tiles = work.blocks * work.block.tiles
     dram_gbps = target.dram_gbps * target.constants.dram_efficiency.get(work.sketch, 1.0)
-    return timing.chain_us(
+    chain_us = timing.chain_us(
         work.block,
         work.blocks,
         resident,
@@ -185,6 +193,8 @@ def draft_us(work: Work, target: Target) -> float:
         operand_bytes=timing.operand_bytes(work.sketch, work.block),
         cluster=work.cluster,
     )
+    beyond = _beyond_l2(work.group.read_bytes + work.group.written_bytes, target)
+    return math.hypot(chain_us, _per_us(beyond, target.dram_gbps))
 
 
 def resident_blocks(work: Work, target: Target) -> int:

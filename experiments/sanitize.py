@@ -100,6 +100,12 @@ _CLUSTERS: Mapping[str, tuple[Schedule, ...]] = {
         {"cooperative": 1, "block_m": 192, "block_n": 64},
     ),
 }
+_COPIES: Mapping[str, tuple[Schedule, ...]] = {
+    **_CLUSTERS,
+    "gemm_persistent": tuple(
+        {**wish, "copies": copies} for wish in _CLUSTERS["gemm_persistent"] for copies in (0, 1)
+    ),
+}
 _FEW_ROWS: Mapping[str, tuple[Schedule, ...]] = {
     "gemm_skinny": (
         {"columns": 64, "split": 4, "warps": 2},
@@ -122,7 +128,7 @@ _ONE_CHUNK: Mapping[str, tuple[Schedule, ...]] = {
 
 CASES: dict[str, Case] = {
     "norm_gelu": Case(lambda: groups.norm_linear(70, 328, 232, F16, gelu=True), _CLUSTERS),
-    "residual_stats": Case(lambda: groups.residual_linear(67, 264, 256, BF16), _CLUSTERS),
+    "residual_stats": Case(lambda: groups.residual_linear(67, 264, 256, BF16), _COPIES),
     "few_rows": Case(lambda: groups.residual_linear(5, 328, 200, BF16), _FEW_ROWS),
     "one_row": Case(
         lambda: groups.norm_linear(1, 264, 91, F16, gelu=True), {"gemm_skinny": ({"ahead": 2},)}

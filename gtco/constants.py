@@ -54,6 +54,7 @@ class Constants:
         store_per_us: results that a block stages and stores in a microsecond.
         result_us: more for each result that a thread finishes after its others, where
             `BlockWork.writers` says how many share them.
+        image_us: more for each of these that waits for a value of an image (`BlockWork.image`).
         exchange_us: the cluster's barriers around an exchange of staged tiles.
         sums_us: the same around an exchange of partial sums, which leave from registers.
         peer_bytes_per_us: what a block takes from its peers in a microsecond.
@@ -93,6 +94,7 @@ class Constants:
     direct_epilogue_us: float
     store_per_us: float
     result_us: float
+    image_us: float
     exchange_us: float
     sums_us: float
     peer_bytes_per_us: float
@@ -144,6 +146,7 @@ H100 = Constants(
     direct_epilogue_us=0.05,
     store_per_us=33_000,
     result_us=0.008,
+    image_us=0.01,
     exchange_us=0.5,
     sums_us=0.3,
     peer_bytes_per_us=20_000,

@@ -147,8 +147,8 @@ class FragmentEpilogue {
     return result;
   }
 
-  // `rows` are the values of the 16 rows, `acc` the accumulators, as wgmma numbers them; `copied` is
-  // what else the functor reads, if anything.
+  // `rows` are the values of the 16 rows, `acc` the accumulators, as wgmma numbers them; `copied`
+  // is what else the functor reads, if anything.
   template <class... Copied>
   __device__ __forceinline__ void run(const typename Functor::Row* rows, const Fetched& fetched,
                                       const float* acc, const Copied&... copied) const {

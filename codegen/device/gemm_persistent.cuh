@@ -13,8 +13,8 @@
 //
 // With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
 //
-// With an Image, the epilogue reads it from shared memory (copied.cuh), where one more warp for each
-// warpgroup that takes tiles in turn, or for all that share them, keeps parts of it ahead.
+// With an Image, the epilogue reads it from shared memory (copied.cuh), where one more warp for
+// each warpgroup that takes tiles in turn, or for all that share them, keeps parts of it ahead.
 #pragma once
 
 #include "copied.cuh"
@@ -102,8 +102,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr int RINGS = OfImage::RINGS;
   static_assert(!COPIES || RINGS == (C::COOPERATIVE ? 1 : 2), "whoever takes a tile has a ring");
   static_assert(!COPIES || C::BATCH == 1, "an image's rows are those of one product");
-  constexpr int GATHERER = PRODUCER + 1 + RINGS;                // the first warp of row values
-  constexpr int GATHERERS = 32 * (PRODUCER + 4 - GATHERER);     // threads
+  constexpr int GATHERER = PRODUCER + 1 + RINGS;             // the first warp of row values
+  constexpr int GATHERERS = 32 * (PRODUCER + 4 - GATHERER);  // threads
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x A_BYTES and ATOMS x B_BYTES)
@@ -111,8 +111,9 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   const u32 empty = full + 8 * C::STAGES;
   const u32 turn = empty + 8 * C::STAGES;                        // of each warpgroup
   const u32 rows_full = turn + 16, rows_empty = rows_full + 16;  // of every second tile
-  const u32 image_full = rows_empty + 16, image_empty = image_full + 8 * RINGS * OfImage::SLOTS;
-  auto* row_values =                                             // (2, BLOCK_M)
+  const u32 begun = rows_empty + 16;  // the first tile's operands are asked for
+  const u32 image_full = begun + 8, image_empty = image_full + 8 * RINGS * OfImage::SLOTS;
+  auto* row_values =  // (2, BLOCK_M)
       reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int warp = ptx::uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
@@ -127,6 +128,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       ptx::mbarrier_init(rows_full + 8 * i, GATHERERS);
       ptx::mbarrier_init(rows_empty + 8 * i, READERS * 32);
     }
+    if constexpr (COPIES) ptx::mbarrier_init(begun, 1);
     for (int i = 0; i < RINGS * OfImage::SLOTS; ++i) {
       ptx::mbarrier_init(image_full + 8 * i, 1);
       ptx::mbarrier_init(image_empty + 8 * i, READERS);
@@ -142,9 +144,10 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       if constexpr (COPIES) {
         if (warp < GATHERER) {
           const int ring = warp - PRODUCER - 1;
-          if (lane == 0)
-            copy_image<C, PART, TILES>(image, ring, ptx::shared_address(smem + OfImage::AT),
-                                       image_full, image_empty);
+          if (lane > 0) return;
+          ptx::mbarrier_wait(begun, 0);
+          copy_image<C, PART, TILES>(image, ring, ptx::shared_address(smem + OfImage::AT),
+                                     image_full, image_empty);
           return;
         }
       }
@@ -219,6 +222,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       if constexpr (!C::A_CONSTANT) copy_a(step, first, step);
       if constexpr (!C::B_CONSTANT) copy_b(step, first, step);
     }
+    if constexpr (COPIES) ptx::mbarrier_arrive(begun);  // products wait for these first
     RingPlace<C::STAGES> to{AHEAD % C::STAGES, AHEAD == C::STAGES};
     int begin = AHEAD;
 #pragma unroll 1

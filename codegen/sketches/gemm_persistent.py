@@ -92,17 +92,16 @@ class GemmPersistent(Sketch):
             Knob("block_m", (64, 128, 192, 256)),
             Knob("block_n", tuple(size for size in columns if size <= widest)),
             Knob("atoms", (1, 2)),
-            Knob("raster", (1, 4, 16), range(1, 17)),
             Knob("copies", (0, 1) if self.image else (0,)),
+            Knob("raster", (1, 4, 16), range(1, 17)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
-        """Every tile with one raster, ordered by a small model; what can be copied is."""
+        """Every tile with one raster, ordered by a small model."""
         found = []
-        same = {"raster": 4, "copies": int(self.image is not None)}
-        knobs = [knob for knob in self.knobs() if knob.name not in same]
+        knobs = [knob for knob in self.knobs() if knob.name != "raster"]
         for values in itertools.product(*(knob.choices for knob in knobs)):
-            schedule = {**dict(zip((knob.name for knob in knobs), values, strict=True)), **same}
+            schedule = dict(zip((knob.name for knob in knobs), values, strict=True), raster=4)
             try:
                 self._check(schedule)
             except Illegal:
@@ -144,7 +143,7 @@ class GemmPersistent(Sketch):
         stage = schedule["atoms"] * (block_m + block_n) * 128
         rings, part = _rings(schedule), self._part(schedule)
         parts = max(2, COPY_BYTES // (rings * part)) if rings else 0
-        copied, barriers = rings * parts * part, 16 * (rings * parts + 3)
+        copied, barriers = rings * parts * part, 16 * (rings * parts + 4)
         fits = (self.target.smem_per_block - copied - row_values - barriers) // (stage + 16)
         stages = max(2, min(fits, self._rounds(schedule) * self._steps(schedule)))
         image_at = stages * stage
@@ -200,6 +199,7 @@ class GemmPersistent(Sketch):
             consumers=1 if schedule["cooperative"] else 2,
             depth=1,
             writers=timing.WARPGROUP * (_consumers(schedule) if schedule["cooperative"] else 1),
+            image=int(self.image is not None and not schedule["copies"]),
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
@@ -262,7 +262,6 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
                 *(argument for _, argument in region.parameters.values()),
             ),
         )
-
 
     def _image_map(self, value: str, operand: Operand, rows: int) -> TensorMapArgument:
         """The map of boxes of so many rows of the image, stored as `value`; they come as they are."""

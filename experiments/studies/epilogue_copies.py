@@ -9,7 +9,6 @@ and not. With --quick small ones run on the CPU, in the host build: a rehearsal 
 from __future__ import annotations
 
 import argparse
-import itertools
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -65,9 +64,10 @@ def group_of(name: str, quick: bool) -> Group:
 def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
     """The first defaults, each with its image copied and not."""
     sketch = GemmPersistent(group, target)
+    tiles = [schedule for schedule in sketch.defaults() if schedule["copies"]]
     return [
         Candidate(sketch, sketch.emit({**schedule, "copies": copies}))
-        for schedule in itertools.islice(sketch.defaults(), programs)
+        for schedule in tiles[:programs]
         for copies in (0, 1)
     ]
 

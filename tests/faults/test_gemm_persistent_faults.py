@@ -22,6 +22,8 @@ SCHEDULES = {
     "in turn": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "together": {"cooperative": 1, "block_m": 128, "block_n": 64},
     "in eights": {"cooperative": 0, "block_m": 64, "block_n": 64},
+    "residual in turn": {"cooperative": 0, "block_m": 64, "block_n": 64, "copies": 1},
+    "residual together": {"cooperative": 1, "block_m": 128, "block_n": 64, "copies": 1},
 }
 COLUMNS = {"in turn": 184, "together": 184, "in eights": 192}
 """Of which 32 are a whole part, or not: a thread has eight side by side, or two."""
@@ -174,13 +176,64 @@ FAULTS = {
     ),
     "an idle warp without the dependent-launch wait": (
         "in turn",
-        "      ptx::griddepcontrol_wait();\n      if constexpr (Functor::ROW",
-        "      if constexpr (Functor::ROW",
+        "      ptx::griddepcontrol_wait();\n      if constexpr (COPIES) {",
+        "      if constexpr (COPIES) {",
     ),
     "a producer without the dependent-launch wait": (
         "in turn",
         "    ptx::griddepcontrol_wait();\n    if (lane > 0) return;\n",
         "    if (lane > 0) return;\n",
+    ),
+    "a part of the residual read before it has come": (
+        "residual in turn",
+        "if (part % PRODUCTS == 0) ptx::mbarrier_wait(image_full",
+        "if (false) ptx::mbarrier_wait(image_full",
+    ),
+    "a part of the residual that is never handed back": (
+        "residual in turn",
+        "if (lane == 0) ptx::mbarrier_arrive(image_empty",
+        "if (false) ptx::mbarrier_arrive(image_empty",
+    ),
+    "a part of the residual handed back before it is read": (
+        "residual together",
+        "if (part % PRODUCTS == 0) ptx::mbarrier_wait(image_full + 8 * slot, part_of_image.phase);",
+        "if (part % PRODUCTS == 0) ptx::mbarrier_wait(image_full + 8 * slot, part_of_image.phase);"
+        "if (lane == 0) ptx::mbarrier_arrive(image_empty + 8 * slot);",
+    ),
+    "a part of the residual replaced while it is read": (
+        "residual together",
+        "      ptx::mbarrier_wait(empty + 8 * slot, to.phase ^ 1);\n      Part",
+        "      Part",
+    ),
+    "two warpgroups that read one ring of the residual": (
+        "residual in turn",
+        "group * OfImage::SLOTS) + part_of",
+        "0 * OfImage::SLOTS) + part_of",
+    ),
+    "the other warpgroup's tiles of the residual": (
+        "residual in turn",
+        "blockIdx.x + ring * C::BLOCKS; tile < TILES",
+        "blockIdx.x + (1 - ring) * C::BLOCKS; tile < TILES",
+    ),
+    "a residual that comes as if boxes of columns were one": (
+        "residual together",
+        "map, col + i * BOX, row",
+        "map, col, row",
+    ),
+    "a residual's columns read without their boxes": (
+        "residual together",
+        "part + c / BOX * BOX_BYTES",
+        "part",
+    ),
+    "a residual copied before the kernel ahead has ended": (
+        "residual in turn",
+        "      ptx::griddepcontrol_wait();\n      if constexpr (COPIES) {",
+        "      if constexpr (COPIES) {",
+    ),
+    "a residual that waits for operands nobody asks for": (
+        "residual in turn",
+        "if constexpr (COPIES) ptx::mbarrier_arrive(begun);",
+        "",
     ),
     "an mbarrier that is never initialised": (
         "in turn",
@@ -191,12 +244,14 @@ FAULTS = {
 
 
 def group(schedule: str) -> Group:
+    if schedule.startswith("residual"):
+        return groups.residual_linear(310, 328, 192, torch.float16)
     return groups.norm_linear(310, 328, COLUMNS[schedule], torch.float16)
 
 
 def program(schedule: str, old: str = "", new: str = "") -> KernelProgram:
     """The GEMM with `old` replaced in its template."""
-    knobs = {**SCHEDULES[schedule], "atoms": 1, "raster": 2}
+    knobs = {"copies": 0, **SCHEDULES[schedule], "atoms": 1, "raster": 2}
     return planted(GemmPersistent(group(schedule), FEW).emit(knobs), old, new)
 
 
