@@ -179,11 +179,16 @@ def _config(name: str, changes: Mapping[str, Any]) -> Any:
     return getattr(transformers, name)(**made)
 
 
-def _build(family: str) -> tuple[nn.Module, Tensor]:
+def make(family: Family) -> nn.Module:
+    """The model, with the weights that transformers draws; a tuple of tensors is its result."""
     import transformers
 
-    model, config, changes, shape = FAMILIES[family]
-    return Tensors(getattr(transformers, model)(_config(config, changes))), torch.randn(shape)
+    model, config, changes, _ = family
+    return Tensors(getattr(transformers, model)(_config(config, changes)))
+
+
+def _build(name: str) -> tuple[nn.Module, Tensor]:
+    return make(FAMILIES[name]), torch.randn(FAMILIES[name][-1])
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m experiments.studies.epilogue_copies OUT.json [--programs N] [--quick]
 
 Of each product the N first defaults are judged and timed in chains, each with its residual copied
-and not. With --quick small ones run on the CPU, in the host build: a rehearsal that claims no times.
+and not. With --quick small ones run on the CPU, in the host build: a rehearsal without times.
 """
 
 from __future__ import annotations
