@@ -116,6 +116,7 @@ def claims() -> Iterator[str]:
     assert not breadth["failures"] and not breadth["wrong"]
     yield f"each of {len(breadth['families'])} transformer-like families of timm: all are captured"
     yield from claims_of_tables()
+    yield from claims_of_copies()
 
 
 def lines_of(name: str) -> list[dict[str, Any]]:
@@ -163,6 +164,17 @@ def claims_of_tables() -> Iterator[str]:
         for each in lines_of("h100-resnet.jsonl")
     )
     yield f"{colours}, of grey images {greys}"
+
+
+def claims_of_copies() -> Iterator[str]:
+    """What is said of residuals: the first default's time read by the epilogue, and copied."""
+    found = {each["product"]: each["programs"] for each in read("h100-epilogue_copies.json")["rows"]}
+    second, third, large = (
+        " and ".join(f"{program['run_us']:.1f}" for program in found[name][:2])
+        for name in ("the second, batch 128", "the third, batch 128", "its FC2, batch 32")
+    )
+    yield f"ResNet-50's second stage at batch 128, {second} us, of its third {third}."
+    yield f"FC2 at batch 32, whose long sums leave a residual little to hide, {large}:"
 
 
 def prose() -> str:
