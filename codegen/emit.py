@@ -15,10 +15,9 @@ from dataclasses import dataclass, field
 import torch
 
 from gtco.codegen.program import Pointer
-from gtco.codegen.scalars import c_type, compute_type, convert, kind_cast, literal
+from gtco.codegen.scalars import c_type, compute_type, literal, scalar
 from gtco.codegen.sketch import Illegal, check
 from gtco.ir.graph import Graph, Group, Node
-from gtco.ir.spec import TensorSpec
 from gtco.ir.views import Axis, Layout, NotAView, piece_layout, resolve, store_layout
 
 
@@ -161,51 +160,6 @@ class Region:
             f"map<V>([&](int i) {{ return load<1>({operand.parameter} + {element}, active)[0]; }})"
         )
 
-    def scalar(self, node: Node, inputs: Sequence[str]) -> str:
-        """The scalar CUDA expression of pointwise `node` of the scalar expressions `inputs`.
-
-        Inputs have the compute types of their specs, and so has the result.
-        """
-        template = node.definition.cuda
-        check(template is not None, f"%{node.name}: {node.op} has no scalar expression")
-        assert template is not None
-        specs = [self.graph.specs[name] for name in node.inputs]
-        result = node.outputs[0].dtype
-        if node.op == "cast":
-            return convert(inputs[0], specs[0].dtype, result)
-        inner = _inner_dtype(node, specs)
-        names = [
-            name if node.definition.selects and slot == 0 else convert(name, spec.dtype, inner)
-            for slot, (name, spec) in enumerate(zip(inputs, specs, strict=True))
-        ]
-        if "other" in node.attrs:
-            names.append(literal(node.attrs["other"], inner))
-        attrs = {key: value for key, value in node.attrs.items() if key != "other"}
-        text = template.format(*(_wrap(name) for name in names), **attrs)
-        # C++ widens small integers, which wrap around in torch.
-        small = compute_type(result) in ("short", "signed char", "u8") or inner == torch.bool
-        if small:
-            return f"{kind_cast(compute_type(result))}({text})"
-        # A 16-bit value may keep its digits on the way to a reader of its kernel; what a model
-        # rounds to fp8 is meant to lose them. What is only stored is rounded by the store.
-        read_here = any(node.values[0] in reader.inputs for reader in self.graph.nodes)
-        if result == torch.float8_e4m3fn and read_here:
-            return f"round_to<{c_type(result)}>({text})"
-        return text
-
-
-def _inner_dtype(node: Node, inputs: Sequence[TensorSpec]) -> torch.dtype:
-    """What `node` computes in: its result's dtype, or what a comparison promotes to."""
-    result = node.outputs[0].dtype
-    if result != torch.bool or len(inputs) + ("other" in node.attrs) != 2:
-        return result
-    other = inputs[1].meta() if len(inputs) == 2 else node.attrs["other"]
-    return torch.result_type(inputs[0].meta(), other)
-
-
-def _wrap(expression: str) -> str:
-    return expression if expression.isidentifier() else f"({expression})"
-
 
 def names_of(nodes: Iterable[Node]) -> dict[str, str]:
     """A short C++ name for each value: the op's name, numbered; the same for equal groups."""
@@ -304,21 +258,21 @@ class PointwiseEmitter:
             return known, known not in self._scalars
         name = f"x{len(self._loaded)}"
         text = self.region.load(operand)
-        scalar = text.endswith("[0]")
+        uniform = text.endswith("[0]")
         self._loaded[(place + key[0], key[1])] = name
-        if scalar:
+        if uniform:
             self._scalars.add(name)
         if lines is self.tile_lines and text.startswith("load<"):
-            width = "1" if scalar else "V"
+            width = "1" if uniform else "V"
             kind = f"Packed<{c_type(operand.dtype)}, {width}>"
             self.fetched[name] = (kind, text.replace("load<", "load_packed<").removesuffix("[0]"))
             if any(stride for _, stride in operand.layout.dims[0]):
                 self._fetched_by_row.add(name)
-                if not scalar and self._is_image(operand):
+                if not uniform and self._is_image(operand):
                     self.images[name] = operand
-            text = f"unpack(in.{name}){'[0]' if scalar else ''}"
+            text = f"unpack(in.{name}){'[0]' if uniform else ''}"
         lines.append(f"const auto {name} = {text};")
-        return name, not scalar
+        return name, not uniform
 
     def _is_image(self, operand: Operand) -> bool:
         """Whether a tensor map describes `operand`, an element for each row and column."""
@@ -347,7 +301,7 @@ class PointwiseEmitter:
             at = "i ^ 1"
             lines.append("static_assert(V % 2 == 0);")
         scalars = [f"{name}[{at}]" if vector else name for name, vector in inputs]
-        expression = region.scalar(node, scalars)
+        expression = scalar(region.graph, node, scalars)
         if row:
             kind = compute_type(node.outputs[0].dtype)
             check(kind not in ("double", "i64"), f"%{node.name}: a row value of 8 bytes")

@@ -1,13 +1,16 @@
-"""Types, numbers and conversions of single values, as the kernels spell them in C++."""
+"""Types, numbers, conversions and operators of single values, as the kernels spell them in C++."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from gtco.codegen.sketch import check
+from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import TensorSpec
 
 C_TYPES = {
     torch.float16: "half_t",
@@ -71,3 +74,49 @@ def convert(expression: str, source: torch.dtype, result: torch.dtype) -> str:
         # As torch on CPUs: numbers wrap around, where the GPU's own conversion stops at the ends.
         expression = f"{kind_cast('i64')}({expression})"
     return f"{kind_cast(compute_type(result))}({expression})"
+
+
+def scalar(graph: Graph, node: Node, inputs: Sequence[str]) -> str:
+    """The scalar CUDA expression of pointwise `node` of the scalar expressions `inputs`.
+
+    Inputs have the compute types of their specs, and so has the result.
+    """
+    template = node.definition.cuda
+    check(template is not None, f"%{node.name}: {node.op} has no scalar expression")
+    assert template is not None
+    specs = [graph.specs[name] for name in node.inputs]
+    result = node.outputs[0].dtype
+    if node.op == "cast":
+        return convert(inputs[0], specs[0].dtype, result)
+    inner = _inner_dtype(node, specs)
+    names = [
+        name if node.definition.selects and slot == 0 else convert(name, spec.dtype, inner)
+        for slot, (name, spec) in enumerate(zip(inputs, specs, strict=True))
+    ]
+    if "other" in node.attrs:
+        names.append(literal(node.attrs["other"], inner))
+    attrs = {key: value for key, value in node.attrs.items() if key != "other"}
+    text = template.format(*(_wrap(name) for name in names), **attrs)
+    # C++ widens small integers, which wrap around in torch.
+    small = compute_type(result) in ("short", "signed char", "u8") or inner == torch.bool
+    if small:
+        return f"{kind_cast(compute_type(result))}({text})"
+    # A 16-bit value may keep its digits on the way to a reader of its kernel; what a model
+    # rounds to fp8 is meant to lose them. What is only stored is rounded by the store.
+    read_here = any(node.values[0] in reader.inputs for reader in graph.nodes)
+    if result == torch.float8_e4m3fn and read_here:
+        return f"round_to<{c_type(result)}>({text})"
+    return text
+
+
+def _inner_dtype(node: Node, inputs: Sequence[TensorSpec]) -> torch.dtype:
+    """What `node` computes in: its result's dtype, or what a comparison promotes to."""
+    result = node.outputs[0].dtype
+    if result != torch.bool or len(inputs) + ("other" in node.attrs) != 2:
+        return result
+    other = inputs[1].meta() if len(inputs) == 2 else node.attrs["other"]
+    return torch.result_type(inputs[0].meta(), other)
+
+
+def _wrap(expression: str) -> str:
+    return expression if expression.isidentifier() else f"({expression})"

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import torch
 
 from gtco.codegen.emit import index, names_of
-from gtco.codegen.scalars import c_type, compute_type, convert, literal
+from gtco.codegen.scalars import c_type, compute_type, convert, literal, scalar
 from gtco.codegen.sketch import Illegal, check
 from gtco.codegen.tile_loads import AT, Space, TileLoads
 from gtco.ir.graph import Group, Node
@@ -81,7 +81,7 @@ class TileEmitter(TileLoads):
         names = [self._input(name, node, tile=tile, like=like) for name in node.inputs]
         at = self._own_or_partner(node)
         scalars = [f"{name}[{at}]" if name in self._tiles else name for name in names]
-        text = self.region.scalar(node, scalars)
+        text = scalar(self.graph, node, scalars)
         self._define(node, f"map<N>([&](int i) {{ return {text}; }})" if tile else text, tile=tile)
 
     def _own_or_partner(self, node: Node) -> str:

@@ -264,7 +264,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
         )
 
     def _image_map(self, value: str, operand: Operand, rows: int) -> TensorMapArgument:
-        """The map of boxes of so many rows of the image, stored as `value`, that come as they are."""
+        """The map of boxes of so many rows of the image that is stored as `value`."""
         problem, itemsize = self.problem, operand.dtype.itemsize
         ((_, stride),), _ = operand.layout.dims
         return TensorMapArgument(

@@ -168,7 +168,9 @@ def claims_of_tables() -> Iterator[str]:
 
 def claims_of_copies() -> Iterator[str]:
     """What is said of residuals: the first default's time read by the epilogue, and copied."""
-    found = {each["product"]: each["programs"] for each in read("h100-epilogue_copies.json")["rows"]}
+    found = {
+        each["product"]: each["programs"] for each in read("h100-epilogue_copies.json")["rows"]
+    }
     second, third, large = (
         " and ".join(f"{program['run_us']:.1f}" for program in found[name][:2])
         for name in ("the second, batch 128", "the third, batch 128", "its FC2, batch 32")

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
+from gtco.codegen.program import TensorMapArgument
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.gemm_mma import GemmMma
@@ -302,6 +303,39 @@ def test_a_multiprocessor_has_one_persistent_block() -> None:
     assert sketch.emit(first_default(sketch, **knobs)).grid == (132, 1, 1)
     few = GemmPersistent(groups.norm_linear(400, 768, 3072, F16), H100)
     assert few.emit(first_default(few, **knobs)).grid == (96, 1, 1)
+
+
+def added(sizes: tuple[int, ...], columns: int = 256, order: tuple[int, ...] = ()) -> Group:
+    """A linear of 33600 rows, and an image of `sizes`, permuted to `order`, that is added."""
+    b = GraphBuilder()
+    x, y = b.input("x", TensorSpec((240, 140, 128), F16)), b.input("y", TensorSpec(sizes, F16))
+    product = b.add("linear", x, b.constant("w", torch.randn(columns, 128).half()))
+    seen = b.add("permute", y, dims=order) if order else y
+    return Group("added", b.build([b.add("add", product, seen)]))
+
+
+@pytest.mark.parametrize(
+    ("group", "copies"),
+    [
+        (lambda: added((240, 140, 256)), (0, 1)),
+        (lambda: added((140, 240, 256), order=(1, 0, 2)), (0,)),  # rows without one stride
+        (lambda: added((256, 240, 140), order=(1, 2, 0)), (0,)),  # columns apart
+        (lambda: added((240, 1, 256)), (0,)),
+        (lambda: added((240, 140, 1)), (0,)),
+        (lambda: added((240, 140, 200), columns=200), (0,)),  # no 32 columns lie in order
+        (lambda: groups.norm_linear(33600, 128, 256, F16), (0,)),
+    ],
+)
+def test_persistent_copies_what_its_epilogue_reads_at_each_place(
+    group: Callable[[], Group], copies: tuple[int, ...]
+) -> None:
+    sketch = GemmPersistent(group(), H100)
+    knob = next(knob for knob in sketch.knobs() if knob.name == "copies")
+    assert knob.choices == copies
+    first = sketch.emit(next(iter(sketch.defaults())))
+    maps = [each for each in first.arguments if isinstance(each, TensorMapArgument)]
+    assert [each.value for each in maps[2:]] == ["y"] * (copies == (0, 1))
+    assert first.schedule["copies"] == copies[-1]
 
 
 def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
