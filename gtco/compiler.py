@@ -34,6 +34,7 @@ from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.quantized_pairs import multiply_pairs
 from gtco.passes.rewrite import Log
 from gtco.passes.tasks import tasks, workload_digest, workload_key
+from gtco.passes.whole_pixels import copy_whole_pixels
 from gtco.reporting import dump
 from gtco.reporting.fallbacks import fallback_kinds, precision_hint
 from gtco.runtime.device import resolve_device
@@ -225,8 +226,11 @@ def rewritten(
 
 
 def _expanded(graph: Graph, target: Target) -> Graph:
-    """`graph` without attention that `target` has no kernel for."""
+    """`graph` without attention that `target` has no kernel for, and with copies of images that
+    its kernels read faster."""
     log = Log()
+    if target.has_wgmma:
+        graph = copy_whole_pixels(graph, log)
     graph = expand_attention(graph, log, refusal=partial(refusal, target=target))
     for refused in log.refusals:
         fusion_log.debug("%s", refused)

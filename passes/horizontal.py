@@ -10,6 +10,7 @@ Q, K and V of a transformer, and the keys of all decoder layers, which read one 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,7 @@ from gtco.passes.columns import ALL, linear_of
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 ALIGNMENT = 8
-"""Columns; a slice that starts elsewhere cannot be read 16 bytes at a time."""
+"""Columns; what starts elsewhere cannot be read 16 bytes at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,12 @@ def _match(edit: Editor, node: Node) -> _Siblings | None:
             alone.append((user, reason))
         else:
             linears.append(user)
+    widest = max(map(_alignment, linears), default=0)
+    for user in linears:
+        if _alignment(user) < widest:
+            reason = f"%{user.name} has a number of columns that is no multiple of {widest}"
+            alone.append((user, reason))
+    linears = [user for user in linears if _alignment(user) == widest]
     candidates = [*linears, *(user for user, _ in alone)]
     if len(candidates) < 2 or node.name not in {user.name for user in candidates}:
         return None
@@ -61,12 +68,16 @@ def _same_kind(edit: Editor, a: Node, b: Node) -> bool:
 def _why_alone(edit: Editor, linear: Node) -> str | None:
     if edit.is_output(linear.name):
         return f"the model returns %{linear.name}"
-    if linear.outputs[0].sizes[-1] % ALIGNMENT:
-        return f"%{linear.name} has a number of columns that is no multiple of {ALIGNMENT}"
     for reader in _readers(edit, linear.name):
         if reader.definition.is_pointwise and not _is_reduced(edit, linear):
             return f"the epilogue {reader.op} would apply to its sibling's columns too"
     return None
+
+
+def _alignment(linear: Node) -> int:
+    """What columns the rows of `linear` begin at multiples of. Beside others of the same its slice
+    begins no worse."""
+    return math.gcd(linear.outputs[0].sizes[-1], ALIGNMENT)
 
 
 def _is_reduced(edit: Editor, linear: Node) -> bool:

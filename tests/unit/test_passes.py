@@ -346,6 +346,24 @@ def test_join_siblings_refuses(function: Callable[..., Tensor], reason: str) -> 
     assert reason in reasons(log)
 
 
+@pytest.mark.parametrize(
+    ("columns", "left"),
+    [
+        ((12, 12, 12), 1),  # whose rows begin at multiples of 4, alone as well
+        ((12, 8, 8), 2),
+        ((12, 8, 20), 3),  # beside them the one of 8 would begin at multiples of 4
+        ((7, 9), 1),
+    ],
+)
+def test_siblings_begin_no_worse_than_alone(columns: tuple[int, ...], left: int) -> None:
+    def function(c: nn.Module, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(F.linear(x, getattr(c, f"w{at}")).mT @ x for at in range(len(columns)))
+
+    weights = {f"w{at}": random(size, 8, seed=at) for at, size in enumerate(columns)}
+    graph, args = captured(function, random(1, 5, 8), **weights)
+    assert ops(check(join_siblings, fold_constants(graph), args))["linear"] == left
+
+
 def test_siblings_whose_heads_are_normalised_are_joined() -> None:
     """Their pointwise readers lead to a reduction of each head, so no epilogue could have them."""
 
