@@ -1,8 +1,8 @@
 """Rewrites of the graph, in the order in which they run, and fusion.
 
 Each pass is a function `Graph -> Graph` whose module opens with what it does in printed form;
-`rewrite` applies the rules of most of them. `copy_whole_pixels` and `expand_attention` follow them,
-for a target.
+`rewrite` applies the rules of most of them. `whole_pixels` and `expand_attention` follow them, for
+a target.
 `legality` says which nodes may share a kernel,
 `fusion` chooses the groups, and `tasks` are the distinct ones of them.
 """

@@ -24,6 +24,7 @@ from gtco.codegen.sketches.gemm import (
 )
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
+from gtco.ir.references import STATS_CHUNK
 from gtco.target import Target
 
 ACCUMULATORS = {2: 192, 3: 96}
@@ -156,7 +157,7 @@ class GemmPersistent(Sketch):
         """Bytes of a part of the image: of the columns that the epilogue takes at a time."""
         if self.image is None:
             return 0
-        columns = 64 if self.problem.row_stats else COPY_COLUMNS
+        columns = STATS_CHUNK if self.problem.row_stats else COPY_COLUMNS
         return schedule["block_m"] * columns * self.image[1].dtype.itemsize
 
     def _check(self, schedule: Schedule) -> None:

@@ -15,6 +15,10 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
+from gtco.codegen.sketches.gemm import PROMOTED_ATOMS
+from gtco.codegen.sketches.gemm_persistent import COPY_COLUMNS
+from gtco.ir.references import STATS_CHUNK
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("gtco", "passes", "codegen", "cost_model")
 
@@ -150,6 +154,19 @@ def test_inline_assembly_stands_in_two_headers() -> None:
     assert headers == allowed
     emitters = [inside for inside, path in source_files(".py") if assembly.search(path.read_text())]
     assert not emitters
+
+
+@pytest.mark.parametrize(
+    ("header", "name", "value"),
+    [
+        ("promotion", "PROMOTED_ATOMS", PROMOTED_ATOMS),
+        ("stats", "STATS_CHUNK", STATS_CHUNK),
+        ("copied", "BOX", COPY_COLUMNS),
+    ],
+)
+def test_numbers_of_kernels_and_of_their_sketches_agree(header: str, name: str, value: int) -> None:
+    text = (ROOT / f"gtco/codegen/device/{header}.cuh").read_text()
+    assert re.findall(rf"\b{name} = (\d+)", text) == [str(value)]
 
 
 @pytest.fixture(scope="module")
