@@ -16,6 +16,7 @@ template <class T_, int RINGS_, int SLOTS_, int AT_>
 struct Image {
   using T = T_;
   static constexpr int RINGS = RINGS_, SLOTS = SLOTS_, AT = AT_;
+  static_assert(AT % 1024 == 0, "a swizzle repeats after 1024 bytes");
   const ptx::TensorMap* map;
 };
 

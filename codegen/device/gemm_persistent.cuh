@@ -335,12 +335,12 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       const auto now = FETCH_AHEAD ? next : part_at(part).fetch();
       if (FETCH_AHEAD && part + 1 < PARTS) next = part_at(part + 1).fetch();
       const auto* rows = row_values + round % 2 * C::BLOCK_M + in_tile + part % PRODUCTS * 64;
-      const float* sums = acc[part % PRODUCTS] + part / PRODUCTS * PART / 2;
+      const float* results = acc[part % PRODUCTS] + part / PRODUCTS * PART / 2;
       if constexpr (COPIES) {
         using Part = CopiedPart<typename OfImage::T, C::BLOCK_M, PART>;
         const int slot = (C::COOPERATIVE ? 0 : group * OfImage::SLOTS) + part_of_image.slot;
         if (part % PRODUCTS == 0) ptx::mbarrier_wait(image_full + 8 * slot, part_of_image.phase);
-        part_at(part).run(rows, now, sums,
+        part_at(part).run(rows, now, results,
                           Part{smem + OfImage::AT + slot * Part::BYTES, at.row0,
                                at.col0 + part / PRODUCTS * PART});
         if (part % PRODUCTS == PRODUCTS - 1) {
@@ -349,7 +349,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
           part_of_image.advance();
         }
       } else {
-        part_at(part).run(rows, now, sums);
+        part_at(part).run(rows, now, results);
       }
     }
     if constexpr (Functor::ROW_VALUES > 0) ptx::mbarrier_arrive(rows_empty + 8 * (round % 2));
