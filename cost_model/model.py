@@ -63,10 +63,10 @@ def roofline_us(group: Group, target: Target) -> float:
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
-    drawn = max(moved, gathered_bytes(graph))
     beyond = _beyond_l2(moved, target)
     memory_us = _per_us(beyond, target.dram_gbps) + _per_us(moved - beyond, target.l2_gbps)
-    times = [_per_us(weights, target.dram_gbps), _per_us(drawn, target.l2_gbps), memory_us]
+    gathered_us = _per_us(gathered_bytes(graph), target.l2_gbps)
+    times = [_per_us(weights, target.dram_gbps), gathered_us, memory_us]
     arithmetic_us, halved = 0.0, halved_nodes(graph)
     for node in group.compute:
         if node.definition.family == "gemm":
@@ -87,7 +87,7 @@ def _per_us(nbytes: float, gbps: float) -> float:
 
 def _beyond_l2(nbytes: int, target: Target) -> float:
     """Of so many bytes that a kernel reads and writes, those that no L2 keeps for the next."""
-    return max(0.0, nbytes - target.constants.l2_share * target.l2_bytes)
+    return max(0.0, nbytes - target.kept_bytes)
 
 
 def _gemm_us(graph: Graph, node: Node, target: Target) -> float:

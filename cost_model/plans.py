@@ -88,7 +88,7 @@ def _draft(launches: Sequence[Launch], target: Target) -> PlanKnobs:
     reading_us = sum(nbytes) / target.dram_gbps / 1e3
     total_us = sum(launch.predicted_us or 0.0 for launch in launches)
     under_way = (sum(nbytes[at : at + FETCHED_AHEAD + 1]) for at in range(len(nbytes)))
-    fits = max(under_way, default=0) <= target.constants.l2_share * target.l2_bytes
+    fits = max(under_way, default=0) <= target.kept_bytes
     pays = reading_us > target.constants.slow_weights * total_us
     return PlanKnobs(fetch_distance=FETCHED_AHEAD if fits and pays else 0)
 

@@ -64,6 +64,11 @@ class Target:
         return tf32_tflops if products == "tf32" else max(tf32_tflops / 3, self.fp32_tflops)
 
     @property
+    def kept_bytes(self) -> float:
+        """What L2 keeps for the next launch."""
+        return self.constants.l2_share * self.l2_bytes
+
+    @property
     def splits_fp32(self) -> bool:
         """Whether three products of tf32 are faster than one of FFMA's."""
         return self.matmul_tflops / 6 > self.fp32_tflops

@@ -47,10 +47,11 @@ def _match(edit: Editor, node: Node) -> _Siblings | None:
         else:
             linears.append(user)
     widest = max(map(_alignment, linears), default=0)
-    for user in linears:
-        if _alignment(user) < widest:
-            reason = f"%{user.name} has a number of columns that is no multiple of {widest}"
-            alone.append((user, reason))
+    alone += [
+        (user, f"%{user.name} has a number of columns that is no multiple of {widest}")
+        for user in linears
+        if _alignment(user) < widest
+    ]
     linears = [user for user in linears if _alignment(user) == widest]
     candidates = [*linears, *(user for user, _ in alone)]
     if len(candidates) < 2 or node.name not in {user.name for user in candidates}:

@@ -13,47 +13,51 @@ image takes 2.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch.nn.functional as F
 
 from gtco.ir.graph import Graph, Node
-from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
+from gtco.passes.channels import COPY_BYTES
+from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
-COPY_BYTES = 16
-"""What the copy engine takes pixels in multiples of."""
 MOST = 9 / 8
 """How far pixels may grow."""
 LEAST_FLOPS = 4e8
 """Of a convolution that is worth a copy."""
 
 
-def _match(edit: Editor, node: Node) -> Node | None:
+class _Narrow(NamedTuple):
+    """A convolution, and how many channels its image lacks to a multiple of 16 bytes."""
+
+    node: Node
+    lacks: int
+
+
+def _match(edit: Editor, node: Node) -> _Narrow | None:
     image, weight = node.inputs
     spec = edit.specs[image]
     channels = spec.sizes[-1]
-    unit = COPY_BYTES // spec.dtype.itemsize
-    whole = -(-channels // unit) * unit
-    grows = channels < whole <= MOST * channels
+    lacks = -channels % (COPY_BYTES // spec.dtype.itemsize)
+    grows = 0 < lacks <= (MOST - 1) * channels
     if not grows or image in edit.constants or edit.constant(weight) is None:
         return None
-    flops = node.definition.flops(
-        [edit.specs[name] for name in node.inputs], node.outputs, node.attrs
-    )
-    return node if flops >= LEAST_FLOPS else None
+    flops = node.definition.flops([spec, edit.specs[weight]], node.outputs, node.attrs)
+    return _Narrow(node, lacks) if flops >= LEAST_FLOPS else None
 
 
-def _replace(edit: Editor, node: Node) -> str:
+def _replace(edit: Editor, match: _Narrow) -> str:
+    node, lacks = match
     image, weight = node.inputs
-    spec = edit.specs[image]
-    unit = COPY_BYTES // spec.dtype.itemsize
-    more = -spec.sizes[-1] % unit
-    border = {"before": (0,) * spec.rank, "after": (0,) * (spec.rank - 1) + (more,)}
+    rank = edit.specs[image].rank
+    border = {"before": (0,) * rank, "after": (0,) * (rank - 1) + (lacks,)}
     copies = [user.name for user in edit.users(image) if user.op == "pad" and user.attrs == border]
     padded = copies[0] if copies else edit.add("pad", image, **border)
-    wider = edit.add_constant(f"{weight}_whole", F.pad(edit.constants[weight], (0, more)))
+    wider = edit.add_constant(f"{weight}_whole", F.pad(edit.constants[weight], (0, lacks)))
     return edit.add(node.op, padded, wider, **node.attrs)
 
 
-_RULES = (Rule("conv(x, w) -> conv(pad(x), pad(w))", ("conv",), _match, _replace, never_refused),)
+_RULES = (Rule("conv(x, w) -> conv(pad(x), pad(w))", ("conv",), _match, _replace),)
 
 
 def copy_whole_pixels(graph: Graph, log: Log | None = None) -> Graph:

@@ -221,7 +221,7 @@ class GemmPersistent(Sketch):
             image_maps = [self._image_map(value, operand, block_m)]
             declared = f"const __grid_constant__ ptx::TensorMap image_map, {declared}"
             shape = f"{_rings(schedule)}, {smem.parts}, {smem.image_at}"
-            image = f", {more.argument[2:] or '{}'}, Image<{kind}, {shape}>{{&image_map}}"
+            image = f"{more.argument or ', {}'}, Image<{kind}, {shape}>{{&image_map}}"
         source = f"""#include "gemm_persistent.cuh"
 using namespace gtco;
 
