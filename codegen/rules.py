@@ -16,6 +16,7 @@ from gtco.codegen.sketches.columnwise import Columnwise
 from gtco.codegen.sketches.conv_mma import ConvMma
 from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.codegen.sketches.gemm_back_to_back import GemmBackToBack
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
@@ -39,6 +40,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Attention,
     AttentionWgmma,
     AttentionProjection,
+    GemmBackToBack,
     Squeeze,
     Stencil,
     Resize,

@@ -9,8 +9,8 @@ bytes, epilogue (DESIGN section 8: about 1.9 us on an H100). Weights come from d
 activations were just written, so they come from L2. A contraction is priced at its best tile: its
 blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
 matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
-Attention with its projection, the gates of squeeze-and-excitation and topk have no such tile: each
-is priced as the program that it would run.
+Attention with its projection, linears back to back, the gates of squeeze-and-excitation and topk
+have no such tile: each is priced as the program that it would run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TILES = tuple((tall, wide) for tall in (64, 128, 192, 256) for wide in range(16,
 SPLITS = (1, 2, 4, 8)
 """Blocks that share the K loop of one tile."""
 
-PROGRAMMED = ("squeeze", "topk")
+PROGRAMMED = ("squeeze", "back_to_back", "topk")
 """Families whose blocks have no tile of a contraction."""
 
 

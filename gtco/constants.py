@@ -129,6 +129,7 @@ H100 = Constants(
         "conv_mma": 0.6,
         "conv_wgmma": 0.6,
         "gemm_persistent": 1.35,
+        "gemm_back_to_back": 1.0,
         "attention": 0.24,
         "attention_wgmma": 0.9,
         "attention_projection": 0.45,

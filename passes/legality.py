@@ -9,6 +9,8 @@ or a row value (one element per row):
                  product that scales a linear's operand, channel by channel, may precede it, or the
                  concat that joins the channels of a linear's or conv's. Of pairs of columns it may
                  store one of each, which nobody in the group reads.
+    back_to_back two linears of many rows and few columns, pointwise nodes between them, and what
+                 may follow a linear.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
                  first two that read one image; then pointwise nodes of each result, and a concat of
@@ -36,6 +38,7 @@ from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import FLOATS, Dim
+from gtco.passes.back_to_back import LEAST_ROWS, BackToBack, BackToBacks
 from gtco.passes.dataflow import Flow, bits
 from gtco.passes.frames import (
     Frame,
@@ -82,8 +85,10 @@ def _family(nodes: Sequence[Node]) -> str:
         return alone.definition.family or "library"
     if any(_attends(node) for node in nodes):
         return "attention"
-    if any(_contracts(node) for node in nodes):
-        return "squeeze" if any(node.op == "mean" for node in nodes) else "gemm"
+    if contractions := sum(_contracts(node) for node in nodes):
+        if any(node.op == "mean" for node in nodes):
+            return "squeeze"
+        return "gemm" if contractions == 1 else "back_to_back"
     if any(node.definition.family == "stencil" for node in nodes):
         return "stencil"
     return "rowwise" if any(is_reduction(node) for node in nodes) else "elementwise"
@@ -121,6 +126,7 @@ class Legality:
         self._scales: dict[str, Scale | None] = {}
         self._joins: dict[str, Node | None] = {}
         self._gates = Gates(flow)
+        self._back_to_backs = BackToBacks(flow, LEAST_ROWS)
         self._stencils = Stencils(flow)
         self._operands = Operands(flow)
 
@@ -256,9 +262,13 @@ class Legality:
             self._pairs[key] = self._pairs[key[::-1]] = (
                 self.lone(first)
                 or self.lone(second)
-                or (None if self._gates.joins(first, second) else self._apart(first, second))
+                or (None if self._together(first, second) else self._apart(first, second))
             )
         return self._pairs[key]
+
+    def _together(self, first: Node, second: Node) -> bool:
+        """Whether a kernel of several contractions may hold both."""
+        return self._gates.joins(first, second) or self._back_to_backs.joins(first, second)
 
     def _apart(self, first: Node, second: Node) -> str | None:
         return (
@@ -407,13 +417,15 @@ class Legality:
             return self._squeeze(nodes)
         if kind == "stencil":
             return self._windowed(nodes)
+        if kind == "back_to_back":
+            return self._two_linears(nodes)
         reductions = [node for node in nodes if is_reduction(node)]
         if kind in ("gemm", "attention"):
             anchors = [node for node in nodes if is_anchor(node)]
             contractions = [node for node in anchors if _contracts(node)]
-            if len(contractions) > 1:  # of a gate, without its mean
-                return f"%{contractions[0].name} and %{contractions[1].name} are two contractions"
             anchor = (contractions or anchors)[0]  # a projection, if any
+            if reason := self._made_inside(anchor, nodes):
+                return reason
             for operand in nodes:
                 if not self._is_operand(operand, anchor):
                     continue
@@ -435,6 +447,44 @@ class Legality:
         return self._operands.explain(
             nodes, self.frame(anchor), anchor if kind != "rowwise" else None
         )
+
+    def _made_inside(self, anchor: Node, nodes: Sequence[Node]) -> str | None:
+        """Why a kernel of this one contraction cannot have its operand made by another member:
+        `pair` lets those pass that belong to a kernel of two."""
+        made_by = self.flow.producer(self.flow.reads[anchor.name][0])
+        if made_by is None or made_by not in nodes or _attends(made_by):
+            return None
+        if self._is_operand(made_by, anchor):
+            return None
+        return f"%{anchor.name} reads %{made_by.name}, which no contraction of the group makes"
+
+    def _two_linears(self, nodes: Sequence[Node]) -> str | None:
+        anchors = [node for node in nodes if _contracts(node)]
+        pairs = (self._back_to_backs.of(node) for node in anchors)
+        names = {node.name for node in nodes}
+        pair = next((each for each in pairs if each is not None and each.ahead <= names), None)
+        if pair is None or len(anchors) > 2 or pair.second not in nodes:
+            return f"%{anchors[0].name} and %{anchors[1].name} are two contractions"
+        ahead = [node for node in nodes if self._is_ahead(pair, node)]
+        rest = [node for node in nodes if node not in ahead]
+        made = {value for node in ahead for value in node.values}
+        for node in rest:
+            for slot, read in enumerate(self.flow.reads[node.name]):
+                if read.base in made and (node is not pair.second or slot):
+                    return f"%{node.name} reads %{read.value} behind %{pair.second.name}"
+        if sum(node.op == "row_stats" for node in rest) > 1:
+            return "a GEMM ends in one row_stats at most"
+        for part, anchor in ((ahead, pair.first), (rest, pair.second)):
+            if any(self._is_operand(node, anchor) for node in part):
+                return f"%{anchor.name} reads an operand that is prepared"
+            if reason := self._operands.explain(part, self.frame(anchor), anchor):
+                return reason
+        return None
+
+    def _is_ahead(self, pair: BackToBack, node: Node) -> bool:
+        """Whether the first epilogue of the pair computes `node`: it leads to its second linear."""
+        position, end = self.flow.index[node.name], self.flow.index[pair.second.name]
+        return bool(self.flow.ancestors[end] >> position & 1)
 
     def _squeeze(self, nodes: Sequence[Node]) -> str | None:
         inside = {node.name for node in nodes}

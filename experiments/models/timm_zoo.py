@@ -1,6 +1,7 @@
 """Any model of timm by its name: `gtco bench experiments.models.timm_zoo:densenet121`.
 
-In fp16 with seeded random weights, and one random image; on the GPU if there is one.
+In fp16 with seeded random weights, and one random image, or as many as the name ends in
+(`densenet121_batch32`); on the GPU if there is one.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from experiments.models.transformers_zoo import Model, ready
 
 
 def __getattr__(name: str) -> Callable[[], Model]:
-    if not timm.is_model(name):
+    model, _, batch = name.partition("_batch")
+    if not timm.is_model(model) or not (batch or "1").isdecimal():
         raise AttributeError(f"timm {timm.__version__} has no model {name!r}")
-    return partial(_build, name)
+    return partial(_build, model, int(batch or 1))
 
 
-def _build(name: str) -> Model:
+def _build(name: str, batch: int) -> Model:
     model = timm.create_model(name, pretrained=False)
-    return ready(model, (1, *model.pretrained_cfg["input_size"]))
+    return ready(model, (batch, *model.pretrained_cfg["input_size"]))
