@@ -26,6 +26,7 @@ from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.sketches.stencil_tiles import StencilTiles
 from gtco.codegen.sketches.topk import TopK
 from gtco.ir.graph import Group
 from gtco.target import Target
@@ -43,6 +44,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     GemmBackToBack,
     Squeeze,
     Stencil,
+    StencilTiles,
     Resize,
     GridSample,
     TopK,

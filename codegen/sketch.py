@@ -96,6 +96,7 @@ class BlockWork:
             no copies behind each other's then.
         writers: threads that finish the results of one tile, where nothing hides that; else 0.
         image: 1 if each of these results waits for a value of an image in device memory.
+        instructions: of its threads beside what the group's nodes ask for, where they are many.
     """
 
     fill_bytes: int
@@ -121,6 +122,7 @@ class BlockWork:
     in_turns: int = 0
     writers: int = 0
     image: int = 0
+    instructions: int = 0
 
 
 class Sketch(ABC):

@@ -34,6 +34,8 @@ TANH_FLOPS = 12
 MULTIPLYING_WARPS = 9
 """Warps of `mma.sync` that keep a multiprocessor's tensor cores busy: one by itself issued a
 product every 15 clocks (experiments/notes/24-breadth.md)."""
+FLOPS_OF_INSTRUCTION = 2
+"""What a thread could have done in the time of any one instruction: a product and its addition."""
 BUSY_WARPS = 16
 """Warps on a multiprocessor that reach its fp32 rate."""
 LINE = 128

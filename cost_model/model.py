@@ -188,7 +188,11 @@ def draft_us(work: Work, target: Target) -> float:
         resident,
         rate * target.constants.mma_efficiency.get(work.sketch, 1.0),
         target,
-        pointwise_us=work.group.pointwise_flops / tiles / fp32_per_us,
+        pointwise_us=(
+            work.group.pointwise_flops / tiles
+            + timing.FLOPS_OF_INSTRUCTION * work.block.instructions
+        )
+        / fp32_per_us,
         dram_us=_per_us(work.group.weight_bytes, dram_gbps),
         operand_bytes=timing.operand_bytes(work.sketch, work.block),
         cluster=work.cluster,

@@ -34,6 +34,7 @@ from gtco.runtime.run import run_group
 from gtco.target import Target, target_of_capability
 from tests import (
     attention_groups,
+    back_to_back_groups,
     column_groups,
     groups,
     models,
@@ -153,8 +154,20 @@ CASES: dict[str, Case] = {
         lambda: projection_groups.projected(4, 37, 32, 256, batch=2, residual=True, stats=True),
         _ANY,
     ),
+    "bottleneck": Case(
+        lambda: back_to_back_groups.bottleneck(1034, (72, 136, 64), F16),
+        {"gemm_back_to_back": ({"stages": 2},)},
+    ),
+    "perceptron": Case(
+        lambda: back_to_back_groups.perceptron(1034, (40, 168, 40), BF16),
+        {"gemm_back_to_back": ({"stages": 2},)},
+    ),
     "squeeze": Case(squeeze_groups.CASES["se_512"], {"squeeze": ({"split": 4},)}),
     "stencils": Case(stencil_groups.CASES["three_behind_a_token"], {}),
+    "tiles": Case(
+        stencil_groups.TILES["statistics of 128"],
+        {"stencil_tiles": ({"channels": 64, "rows": 2}, {"channels": 128, "threads": 128})},
+    ),
     "resize": Case(next(iter(stencil_groups.RESIZES.values())), {}),
     "samples": Case(stencil_groups.SAMPLES["bilinear_heads"], {}),
     "sum_of_samples": Case(

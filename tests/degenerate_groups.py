@@ -23,6 +23,7 @@ from gtco.passes.legality import family
 from gtco.target import TARGETS, Target
 from tests import (
     attention_groups,
+    back_to_back_groups,
     groups,
     projection_groups,
     squeeze_groups,
@@ -260,6 +261,20 @@ def _squeezes() -> Iterator[tuple[str, Make]]:
         yield f"gate of channels first, all {n}", make
 
 
+def _back_to_backs() -> Iterator[tuple[str, Make]]:
+    for n in EXTENTS:
+        sizes = {  # rows; columns of the operand, between, and of the result
+            "rows": (n, (24, 72, 40)), "eights of K": (131, (8 * n, 40, 24)),
+            "eights between": (131, (24, 8 * n, 40)), "columns": (131, (24, 72, n)),
+            "all": (n, (8 * n, 8 * n, n)),
+        }  # fmt: skip
+        for which, (rows, columns) in sizes.items():
+            make = partial(back_to_back_groups.bottleneck, rows, columns, DTYPES[n])
+            yield f"bottleneck, {which} {n}", partial(make, residuals=n % 3, stored=n != 5)
+            make = partial(back_to_back_groups.perceptron, rows, columns, DTYPES[n], stats=False)
+            yield f"perceptron, {which} {n}", make
+
+
 FAMILIES: dict[str, dict[str, Make]] = {
     "linear": dict(_linears()),
     "product": dict(_products()),
@@ -273,6 +288,7 @@ FAMILIES: dict[str, dict[str, Make]] = {
     "grouped convolution": dict(_grouped()),
     "stencil": dict(_stencils()),
     "squeeze": dict(_squeezes()),
+    "back to back": dict(_back_to_backs()),
 }
 CASES: dict[str, Make] = {name: make for cases in FAMILIES.values() for name, make in cases.items()}
 ONE_COLUMN = ("plain linear, columns 1", "scored linear, columns 1", "norm linear, all but K 1")
@@ -289,6 +305,7 @@ REFUSALS = (
     r"no multiple of (4|16) bytes",  # a head
     "columns in vectors of at least two",  # of row statistics
     r"\d+ heads of a batch item",  # a cluster
+    r"^gemm_back_to_back: sm_\w+ has no wgmma$",
 )
 """Why no sketch may take a group, as regular expressions: then the library does."""
 

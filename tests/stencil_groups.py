@@ -289,6 +289,23 @@ STATISTICS: dict[str, Callable[[], Group]] = {
 """Row statistics of what is stored."""
 
 
+TILES: dict[str, Callable[[], Group]] = {
+    "3x3": lambda: depthwise((2, 13, 17, 40), (3, 3)),
+    "5x5 by twos": lambda: depthwise((1, 19, 16, 24), (5, 5), BF16, stride=(2, 2), before=(2, 2)),
+    "7x7": lambda: depthwise((1, 12, 15, 16), (7, 7), F32, before=(3, 3)),
+    "dilated": lambda: depthwise(
+        (1, 11, 12, 64), (3, 2), before=(2, 1), after=(1, 2), dilation=(2, 3), row_values=True
+    ),
+    "uneven strides": lambda: depthwise((2, 10, 9, 144), (2, 4), stride=(1, 3), before=(0, 2)),
+    "few pixels": lambda: depthwise((3, 2, 1, 128), (5, 3), BF16, before=(2, 1)),
+    "statistics of 96": lambda: depthwise((1, 9, 10, 96), (7, 7), before=(3, 3), stats=True),
+    "statistics of 40": lambda: depthwise((2, 5, 7, 40), (3, 3), BF16, stats=True),
+    "statistics of 128": lambda: depthwise((1, 6, 9, 128), (5, 5), before=(2, 2), stats=True),
+    "statistics of fp32": lambda: depthwise((1, 9, 4, 24), (3, 3), F32, stride=(2, 1), stats=True),
+}
+"""Depthwise convolutions whose pixels lie in runs of 16 bytes."""
+
+
 def sampled(
     image: tuple[int, int, int, int],
     points: tuple[int, int],

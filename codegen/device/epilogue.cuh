@@ -111,7 +111,7 @@ struct RowRange {
 
 // The epilogue of 16 rows x COLUMNS columns of a wgmma accumulator, by the warp that has them: lane
 // (g, t) has, of rows g and g + 8, the WIDTH columns from t WIDTH on of every 4 WIDTH. Two are how
-// wgmma numbers columns; eight, where its other operand came in an order of rows that makes them.
+// wgmma numbers columns; more, where its other operand came in an order of rows that makes them.
 // INSIDE says that no column lies beyond the last. Rows say where row r of the 16 lies among the
 // results (`at`), whether there is one (`has`), which to read instead of one that is not (`some`),
 // and which rows they are `from` one on: a lane's first is added once.

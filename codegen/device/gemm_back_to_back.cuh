@@ -223,6 +223,7 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
     const u32 a_tile = a_tiles + from_a.slot * A_BYTES + group * GROUP_M * 128;
     const auto* rows = row_values + round % 2 * BLOCK_M + in_tile + lane / 4;
     float sums[C::BLOCK_N / 2];
+    u32 operand[4][4];  // a product reads it until it is waited for, behind the last part too
     ptx::mbarrier_wait(a_full + 8 * from_a.slot, from_a.phase);
     if constexpr (First::ROW_VALUES > 0)
       ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);
@@ -261,7 +262,6 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
       const Square<Element> here{squares + slot * Square<Element>::BYTES,
                                  tile_row + group * GROUP_M, part * PART};
       if constexpr (COPIED) ptx::mbarrier_wait(square_full + 8 * slot, square.phase);
-      u32 operand[4][4];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         typename First::Row values{};

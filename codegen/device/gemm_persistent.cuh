@@ -8,8 +8,9 @@
 // draw less from L2, but nothing multiplies during an epilogue.
 //
 // The epilogue works on the accumulators where wgmma leaves them, so that it waits for no shared
-// memory and no barrier. With WIDTH 8, the copy engine brings B's rows in an order in which eight
-// columns side by side are one thread's: of 32 rows, 8 t + 2 j + e comes as 8 j + 2 t + e.
+// memory and no barrier. With WIDTH 8 or 4, the copy engine brings B's rows in an order in which so
+// many columns side by side are one thread's: of 4 WIDTH rows, WIDTH t + 2 j + e comes as
+// 8 j + 2 t + e.
 //
 // With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
 //
@@ -63,8 +64,8 @@ __device__ __forceinline__ void copy_image(const OfImage& image, int ring, u32 p
 }
 
 // Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, CONSUMERS (warpgroups), COOPERATIVE,
-// STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2 or 8), GROUP, BLOCKS,
-// ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
+// STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2, 4 or 8), GROUP,
+// BLOCKS, ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
 template <class C, class Windows = PlainRows, class Functor, class OfImage = NoImage>
 __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                                                 const ptx::TensorMap& b_map, const Functor& functor,
@@ -86,8 +87,9 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(STEPS);
   using B = NSide<Element, C::BLOCK_N, is_by_rows<C>>;
   static_assert(C::BLOCK_N % PART == 0, "parts are whole");
-  static_assert(C::WIDTH == 2 || C::WIDTH == 8, "as wgmma has columns, or in eights");
-  static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % 32 == 0), "32 rows of B are whole");
+  static_assert(C::WIDTH == 2 || C::WIDTH == 4 || C::WIDTH == 8, "as wgmma has columns, or wider");
+  static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % (4 * C::WIDTH) == 0),
+                "what is reordered of B is whole");
   static_assert(C::BLOCKS <= TILES, "every block has a tile");
   static_assert(C::COOPERATIVE || C::CONSUMERS == 2, "two take tiles in turn");
   // Of 65536 a multiprocessor, that all threads begin with in even parts.
@@ -194,8 +196,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
         const u32 to = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES + atom * B_BYTES;
         int k = (step * C::ATOMS + atom) * ATOM_K;
         if constexpr (GATHERS) k = source.windows.k(step * C::ATOMS + atom);
-        if constexpr (C::WIDTH == 8) {
-          ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / 32, full + 8 * s);
+        if constexpr (C::WIDTH > 2) {
+          ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / (4 * C::WIDTH), full + 8 * s);
         } else {
           B::copy(to, b_map, k, at.col0, at.batch, full + 8 * s);
         }

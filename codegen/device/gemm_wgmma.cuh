@@ -14,7 +14,8 @@
 //
 // The epilogue works on the accumulators where wgmma leaves them, so that only partial sums and
 // statistics go through shared memory. Where columns are P, the copy engine brings their rows of
-// weights in an order in which a thread has two columns side by side (WIDTH 2).
+// weights in an order in which a thread has two columns side by side (WIDTH 2); where they are Q,
+// in one in which it has four or eight (as of gemm_persistent).
 #pragma once
 
 #include "epilogue.cuh"
@@ -39,9 +40,9 @@ constexpr bool LATE_TRIGGER = false;
 
 // Config: Element, ROWS, COLUMNS, K, SWAP, BLOCK_P, BLOCK_Q, STAGES, SPLIT, MULTICAST, CLUSTER_Q,
 // P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are
-// issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2 or
-// 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes), and EXACT
-// where products of floats are as good as fp32's, BY_ROWS where Q lies in rows of K.
+// issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2,
+// 4 or 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes), and
+// EXACT where products of floats are as good as fp32's, BY_ROWS where Q lies in rows of K.
 template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor,
@@ -246,8 +247,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           } else if constexpr (C::MULTICAST > 1) {
             ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,
                                                 (1 << C::MULTICAST) - 1);
-          } else if constexpr (!C::SWAP && C::WIDTH == 8) {
-            ptx::cp_async_bulk_tensor(to, q_map, k, 0, 0, 0, q0 / 32, full + 8 * s);
+          } else if constexpr (!C::SWAP && C::WIDTH > 2) {
+            ptx::cp_async_bulk_tensor(to, q_map, k, 0, 0, 0, q0 / (4 * C::WIDTH), full + 8 * s);
           } else {
             Q::copy(to, q_map, k, q0, batch, full + 8 * s);
           }

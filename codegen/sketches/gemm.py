@@ -153,9 +153,11 @@ class GemmProblem:
         """Whether the epilogue reads a column's neighbour."""
         return any(node.definition.of_pairs for node in self.group.nodes)
 
-    def in_eights(self, vector: int) -> bool:
-        """Whether `eights` describes B, and the epilogue takes so many columns at a time."""
-        return self.batch == 1 and self.columns % 32 == 0 and vector == 8
+    def width(self, vector: int) -> int:
+        """Columns side by side that `by_width` leaves a thread, of an epilogue of `vector` a call:
+        eight where 32 of them are whole, four where 16 are, else two, as wgmma has them."""
+        width = math.gcd(self.columns, 32) // 4
+        return width if self.batch == 1 and 2 < width <= vector else 2
 
     def check_stats(self, columns: int, part: str) -> None:
         """Refuse epilogues of `columns` at a time, a `part`, that cut what row statistics are of.
@@ -415,16 +417,19 @@ def _as_images(problem: GemmProblem) -> GemmProblem:
     return replace(problem, a=JoinedOperand(tuple(found)) if joined else found[0])
 
 
-def eights(plain: TensorMapArgument) -> TensorMapArgument:
+def by_width(plain: TensorMapArgument, width: int) -> TensorMapArgument:
     """The map of the same tiles of one product, whose rows come in an order in which a thread has
-    eight side by side of wgmma's N side: of 32, row 8 t + 2 j + e comes as 8 j + 2 t + e."""
+    `width` side by side of wgmma's N side: of 4 `width`, row `width` t + 2 j + e comes as
+    8 j + 2 t + e. Two are what wgmma leaves of rows as they lie."""
+    if width == 2:
+        return plain
     k, size, _ = plain.sizes
     row = plain.strides[0]
     return replace(
         plain,
-        sizes=(k, 2, 4, 4, size // 32),
-        strides=(row, 8 * row, 2 * row, 32 * row),
-        box=(plain.box[0], 2, 4, 4, plain.box[1] // 32),
+        sizes=(k, 2, 4, width // 2, size // (4 * width)),
+        strides=(row, width * row, 2 * row, 4 * width * row),
+        box=(plain.box[0], 2, 4, width // 2, plain.box[1] // (4 * width)),
     )
 
 

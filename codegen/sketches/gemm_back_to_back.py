@@ -16,8 +16,8 @@ from gtco.codegen.sketches.gemm import (
     HALVES,
     GemmProblem,
     analyse,
+    by_width,
     check_tensor_map,
-    eights,
     pad_to,
 )
 from gtco.ir.graph import Group, Node, subgraph
@@ -82,10 +82,10 @@ class GemmBackToBack(Sketch):
         self._ahead = [node for node in group.compute if node.name in ahead]
         self._behind = [node for node in group.compute if node.name not in ahead]
         self.first = self._problem([*views, *self._ahead], ())
-        self.second = self._problem([*views, *self._behind], self._outputs[False])
         check(
             self.first.columns % 8 == 0, f"{self.first.columns} columns between, no multiple of 8"
         )
+        self.second = self._problem([*views, *self._behind], self._outputs[False])
         check_tensor_map("A", self.first.plain_a, self.first.dtype)
         check(self.first.plain_a.k_major, "A lies in rows of K")
         stats = self.second.row_stats
@@ -106,7 +106,8 @@ class GemmBackToBack(Sketch):
         vectors = {name: emitter.region.vector for name, emitter in emitters.items()}
         check(vectors["First"] == 2, "the first epilogue takes columns one by one")
         check(vectors.get("Store", 8) == 8, "the value between is stored in no runs of 16 bytes")
-        self.width = 8 if self.second.in_eights(vectors["Second"]) else 2
+        # The template copies rows of D in eights, or as they lie.
+        self.width = 8 if self.second.width(vectors["Second"]) == 8 else 2
         self.image = next(
             (
                 (name, operand)
@@ -255,8 +256,7 @@ class GemmBackToBack(Sketch):
             first.tensor_map(first.b, first.columns, PART),
             second.tensor_map(second.b, second.columns, self.block_n),
         ]
-        if self.width == 8:
-            maps[2] = eights(maps[2])
+        maps[2] = by_width(maps[2], self.width)
         if operand is not None:
             maps.append(self._image_map(parameters[operand.parameter][1].value, operand))
             declarations = f"const __grid_constant__ ptx::TensorMap image_map, {declarations}"

@@ -18,7 +18,7 @@ from gtco.codegen.sketches.gemm import (
     BY_ROWS,
     ROWS_OF_K,
     analyse_wgmma,
-    eights,
+    by_width,
     is_promoted,
     pad_to,
 )
@@ -80,7 +80,7 @@ class GemmPersistent(Sketch):
         self.row_fields = len(emitter.row_fields)
         check(problem.a.k_major, "A lies in rows of K")
         self.by_rows = not problem.b.k_major
-        self.width = 8 if problem.in_eights(region.vector) and not self.by_rows else 2
+        self.width = 2 if self.by_rows else problem.width(region.vector)
         self.image: tuple[str, Operand] | None = None  # of those that are read, by name
         if self.width == 8:
             self.image = next(iter(emitter.images.items()), None)
@@ -257,7 +257,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             smem.nbytes,
             (
                 a_map,
-                eights(b_map) if self.width == 8 else b_map,
+                by_width(b_map, self.width),
                 *image_maps,
                 *more_maps,
                 *(argument for _, argument in region.parameters.values()),

@@ -18,7 +18,7 @@ from gtco.codegen.sketches.gemm import (
     GROUPED,
     ROWS_OF_K,
     analyse_wgmma,
-    eights,
+    by_width,
     is_exact,
     is_promoted,
     pad_to,
@@ -183,8 +183,9 @@ class GemmWgmma(Sketch):
         copies reorder them."""
         if schedule["swap"]:
             return 2 if self.problem.columns % 16 == 0 else 1
-        whole = schedule["block_q"] % 32 == 0 and schedule["multicast"] == 1 and not self.by_rows
-        return 8 if whole and self.problem.in_eights(self.vector) else 2
+        width = self.problem.width(self.vector)
+        whole = schedule["block_q"] % (4 * width) == 0
+        return width if whole and schedule["multicast"] == 1 and not self.by_rows else 2
 
     def _part(self, schedule: Schedule) -> int:
         """Rows of Q that the epilogue does at a time, by one block of a cluster."""
@@ -284,6 +285,7 @@ class GemmWgmma(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         swap, split, cluster_q = (schedule[name] for name in ("swap", "split", "cluster_q"))
+        width = self._width(schedule)
         block_p, block_q, stages = schedule["block_p"], schedule["block_q"], schedule["stages"]
         p_size, q_size = self._sides(schedule)
         p_constant, q_constant = problem.a.constant, problem.b.constant
@@ -312,7 +314,7 @@ struct Config {{
   static constexpr bool Q_CONSTANT = {str(q_constant).lower()};
   static constexpr int REGISTERS = {min(255, timing.most_registers(threads * blocks_per_sm))};
   static constexpr int ATOMS = {schedule["atoms"]}, DEPTH = {schedule["depth"]};
-  static constexpr int WIDTH = {self._width(schedule)};
+  static constexpr int WIDTH = {width};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
 {EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}{
@@ -328,10 +330,10 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
 """
         a_map, *more_maps = problem.tensor_maps(problem.rows, block_q if swap else block_p)
         b_map = problem.tensor_map(problem.b, problem.columns, block_p if swap else block_q)
-        if swap and self._width(schedule) == 2:
+        if not swap:
+            b_map = by_width(b_map, width)
+        elif width == 2:
             b_map = pairs(b_map)
-        elif not swap and self._width(schedule) == 8:
-            b_map = eights(b_map)
         first = (b_map, a_map) if swap else (a_map, b_map)
         return self.program(
             schedule,

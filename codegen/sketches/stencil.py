@@ -10,7 +10,7 @@ from typing import ClassVar
 from gtco.codegen.emit import PointwiseEmitter, Region, declared, index
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
-from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.pieces import BLOCK, Part, copies, dispatch
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group, Node
@@ -25,6 +25,12 @@ MOST_VALUES = 160
 """Sums and pixels that a thread holds."""
 THREADS = 512
 """Of a multiprocessor, that hide each other's loads."""
+PIXEL_REGISTERS = 96
+"""For pixels under way, and as many for weights (stencil.cuh)."""
+LOAD_INSTRUCTIONS = 9
+"""For each load of pixels: its address, and whether it lies inside."""
+WEIGHT_INSTRUCTIONS = 5
+"""For each load of weights."""
 FEWEST_THREADS = THREADS // 2
 """Of a multiprocessor: a stencil of fewer was faster in smaller strips and vectors
 (experiments/notes/17-convolutions.md)."""
@@ -76,8 +82,30 @@ class Windowed:
 
     def values(self, strip: int, vector: int) -> int:
         """Sums and pixels that a thread holds."""
-        span = (strip - 1) * self.image.stride[-1] + self.image.kernel[-1]
-        return (strip + span) * vector
+        return (strip + self._span(strip)) * vector
+
+    def _span(self, strip: int) -> int:
+        """Pixels of a row that a thread reads."""
+        return (strip - 1) * self.image.stride[-1] + self.image.kernel[-1]
+
+    @property
+    def _tap_rows(self) -> int:
+        return math.prod(self.image.kernel[:-1])
+
+    def registers(self, strip: int, vector: int, itemsize: int) -> int:
+        """Of a thread, about: sums and the rows of pixels that are under way."""
+        row = -(-self._span(strip) * vector * itemsize // 4)
+        rows = max(1, min(self._tap_rows, PIXEL_REGISTERS // row))
+        return 56 + strip * vector + rows * row
+
+    def instructions(self, strip: int, vector: int) -> int:
+        """Of a thread, beside what is done with the values of each tap: loads, and what makes 16
+        bits fp32, where it takes one instruction and half another."""
+        made = vector + vector // 2
+        loads = self._tap_rows * self._span(strip) * (LOAD_INSTRUCTIONS + made)
+        weights = self.anchor.definition.window is None
+        taps = self._tap_rows * self.image.kernel[-1]
+        return loads + weights * taps * (WEIGHT_INSTRUCTIONS + made)
 
 
 class Stencil(Sketch):
@@ -162,6 +190,29 @@ class Stencil(Sketch):
 
     def _values(self, strip: int, vector: int) -> int:
         return max(each.values(strip, vector) for each in self.windowed)
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        """An even share of the bytes, and of the instructions of all blocks."""
+        strip, vector = program.schedule["strip"], program.schedule["vector"]
+        blocks, itemsize = program.grid[0], self.dtype.itemsize
+        instructions = sum(
+            each.items(strip, vector) * each.instructions(strip, vector) for each in self.windowed
+        )
+        specs = self.group.graph.specs
+        read = sum(specs[name].nbytes for name in self.group.graph.inputs)
+        written = sum(specs[name].numel for name in self.group.graph.outputs)
+        return BlockWork(
+            fill_bytes=-(-read // blocks),
+            l2_bytes=-(-read // blocks),
+            steps=1,
+            stages=1,
+            mma_flops=0,
+            tile_p=1,
+            tile_q=-(-written // blocks),
+            split=1,
+            registers=max(each.registers(strip, vector, itemsize) for each in self.windowed),
+            instructions=-(-instructions // blocks),
+        )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         strip, threads = schedule["strip"], schedule["threads"]

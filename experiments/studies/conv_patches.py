@@ -29,6 +29,7 @@ from gtco.cost_model.record import TuningRecord
 from gtco.cost_model.trials import Trials
 from gtco.cost_model.work import work_of
 from gtco.ir.graph import Group
+from gtco.passes.legality import family
 from gtco.passes.tasks import workload_key
 from gtco.runtime.device import resolve_device
 from gtco.target import HOST, Target
@@ -68,7 +69,7 @@ def group_of(name: str, quick: bool) -> Group:
 def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
     """The programs of each sketch, the first default ahead."""
     found: list[Candidate] = []
-    for sketch in derive(group, "gemm", target).sketches:
+    for sketch in derive(group, family(group), target).sketches:
         sampler = Sampler((sketch,), seed=0)
         first = list(reversed(sampler.defaults(max(1, programs // 2))))
         found += [*reversed(first), *sampler.random(programs - len(first))]

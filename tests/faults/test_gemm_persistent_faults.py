@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gtco.codegen.program import KernelProgram
+from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
@@ -22,11 +22,12 @@ SCHEDULES = {
     "in turn": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "together": {"cooperative": 1, "block_m": 128, "block_n": 64},
     "in eights": {"cooperative": 0, "block_m": 64, "block_n": 64},
+    "in fours": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "residual in turn": {"cooperative": 0, "block_m": 64, "block_n": 64, "copies": 1},
     "residual together": {"cooperative": 1, "block_m": 128, "block_n": 64, "copies": 1},
 }
-COLUMNS = {"in turn": 184, "together": 184, "in eights": 192}
-"""Of which 32 are a whole part, or not: a thread has eight side by side, or two."""
+COLUMNS = {"in turn": 184, "together": 184, "in eights": 192, "in fours": 208}
+"""Of which 32 are a whole part, or 16, or neither: a thread has eight side by side, four or two."""
 
 FAULTS = {
     "accumulators read before the last wait": (
@@ -125,13 +126,33 @@ FAULTS = {
     ),
     "columns of another tile of weights": (
         "in eights",
+        "at.col0 / (4 * C::WIDTH), full + 8 * s);",
+        "at.col0 / (8 * C::WIDTH), full + 8 * s);",
+    ),
+    "columns of another tile of weights in fours": (
+        "in fours",
+        "at.col0 / (4 * C::WIDTH), full + 8 * s);",
         "at.col0 / 32, full + 8 * s);",
-        "at.col0 / 64, full + 8 * s);",
     ),
     "weights copied as if their rows came in order": (
         "in eights",
+        "if constexpr (C::WIDTH > 2) {",
+        "if constexpr (C::WIDTH > 8) {",
+    ),
+    "weights in fours copied as if their rows came in order": (
+        "in fours",
+        "if constexpr (C::WIDTH > 2) {",
         "if constexpr (C::WIDTH == 8) {",
-        "if constexpr (C::WIDTH == 4) {",
+    ),
+    "results of weights in fours stored where wgmma has columns": (
+        "in fours",
+        "col_(col0 + threadIdx.x % 4 * WIDTH)",
+        "col_(col0 + threadIdx.x % 4 * 2)",
+    ),
+    "the second half of four results stored twice": (
+        "in fours",
+        "acc[(first + j) / 2 * 4 + half * 2",
+        "acc[(first + 2) / 2 * 4 + half * 2",
     ),
     "row values replaced while they are read": (
         "in turn",
@@ -264,3 +285,14 @@ def test_the_kernel_itself_is_right(schedule: str) -> None:
 def test_a_planted_fault_is_caught(fault: str) -> None:
     schedule, old, new = FAULTS[fault]
     check_caught(program(schedule, old, new), group(schedule))
+
+
+@pytest.mark.parametrize("schedule", ["in eights", "in fours"])
+def test_weights_whose_rows_come_as_they_lie_are_caught(schedule: str) -> None:
+    """Their order is in no template: the strides of a tensor map say it."""
+    made = program(schedule)
+    a_map, b_map, *rest = made.arguments
+    assert isinstance(b_map, TensorMapArgument)
+    row, _, _, several = b_map.strides
+    in_order = replace(b_map, strides=(row, 2 * row, 8 * row, several))
+    check_caught(replace(made, arguments=(a_map, in_order, *rest)), group(schedule))

@@ -26,6 +26,7 @@ CLUSTERS = {
     "deep fp8": {**PLAIN, "depth": 1},
     "rows of K": {**PLAIN, "swap": 0, "block_q": 128},
     "groups": {**PLAIN, "swap": 0, "block_q": 32},
+    "fours": {**PLAIN, "swap": 0, "block_q": 48},
 }
 
 FAULTS = {
@@ -170,6 +171,16 @@ FAULTS = {
         "to + i * SQUARE",
         "to",
     ),
+    "columns of another tile of weights in fours": (
+        "fours",
+        "q0 / (4 * C::WIDTH), full + 8 * s);",
+        "q0 / 32, full + 8 * s);",
+    ),
+    "weights in fours copied as if their rows came in order": (
+        "fours",
+        "else if constexpr (!C::SWAP && C::WIDTH > 2) {",
+        "else if constexpr (!C::SWAP && C::WIDTH > 4) {",
+    ),
     "an mbarrier that is never initialised": (
         "plain",
         "      ptx::mbarrier_init(full + 8 * s, 1);\n",
@@ -187,7 +198,8 @@ def group(cluster: str) -> Group:
         return groups.GROUPED_CASES["groups_of_64"]()
     if cluster == "rows of K":
         return groups.batched_matmul(1, 37, 136, 128, torch.float16)
-    return groups.norm_linear(37, 328, 128, torch.float16)
+    columns = 144 if cluster == "fours" else 128
+    return groups.norm_linear(37, 328, columns, torch.float16)
 
 
 def program(cluster: str, old: str = "", new: str = "") -> KernelProgram:

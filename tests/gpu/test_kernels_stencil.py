@@ -13,6 +13,7 @@ from gtco.codegen.sketch import Sketch
 from gtco.codegen.sketches.grid_sample import GridSample
 from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.sketches.stencil_tiles import StencilTiles
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.references import grid_sample
 from gtco.ir.spec import TensorSpec
@@ -28,6 +29,7 @@ CASES = [
     (kind, make)
     for kind, cases in (
         (Stencil, stencil_groups.CASES | stencil_groups.STATISTICS),
+        (StencilTiles, stencil_groups.TILES),
         (Resize, stencil_groups.RESIZES),
         (GridSample, stencil_groups.SAMPLES),
     )
@@ -36,6 +38,7 @@ CASES = [
 NAMES = [
     *stencil_groups.CASES,
     *stencil_groups.STATISTICS,
+    *(f"tiles, {name}" for name in stencil_groups.TILES),
     *stencil_groups.RESIZES,
     *stencil_groups.SAMPLES,
 ]

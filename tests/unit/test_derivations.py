@@ -10,7 +10,14 @@ from gtco.codegen.rules import derive
 from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.target import TARGETS
-from tests import attention_groups, groups, projection_groups, squeeze_groups, tile_groups
+from tests import (
+    attention_groups,
+    back_to_back_groups,
+    groups,
+    projection_groups,
+    squeeze_groups,
+    tile_groups,
+)
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -33,6 +40,9 @@ CASES: dict[str, Callable[[], Group]] = {
     "attention, wide heads": lambda: attention_groups.cross((1,), 16, 16, 256),
     "attention + projection": projection_groups.LARGE["vit_b"],
     "attention + projection, heads of 80": lambda: projection_groups.projected(16, 257, 80, 1280),
+    "bottleneck": lambda: back_to_back_groups.bottleneck(25088, (64, 256, 64), F16),
+    "bottleneck of few rows": lambda: back_to_back_groups.bottleneck(3136, (64, 256, 64), F16),
+    "perceptron": lambda: back_to_back_groups.perceptron(25088, (96, 384, 96), BF16),
     "squeeze and excitation": squeeze_groups.CASES["se_512"],
     "softmax": lambda: tile_groups.softmax(12, 197, 197),
     "layer norm": lambda: tile_groups.layer_norm(1, 197, 768, residual=True),

@@ -47,6 +47,19 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "fp8 of few steps": lambda: groups.fp8_linear(200, 400, 256, BF16),
     "B in rows of K": lambda: groups.batched_matmul(2, 97, 200, 136, BF16),
     "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
+    # Of these, 16 columns are whole and 32 are not.
+    "norm and GELU of 144": lambda: groups.norm_linear(300, 200, 144, F16, gelu=True),
+    "residual and statistics of 144": lambda: groups.residual_linear(197, 136, 144, F16),
+    "residual and statistics of 240": lambda: groups.residual_linear(205, 264, 240, BF16),
+    "residual of 48": lambda: groups.residual_linear(300, 24, 48, F16, stats=False),
+    "residual of 48 in tf32": lambda: groups.tf32(
+        groups.residual_linear(300, 72, 48, torch.float32, stats=False)
+    ),
+    "windows of 80": lambda: groups.convolution((2, 13, 11, 72), 80, (3, 3), BF16),
+    "rows in windows, 112": lambda: groups.window_linear((2, 12, 15, 72), (4, 5), 112, F16),
+    "fp8 of 208": lambda: groups.fp8_linear(200, 400, 208, BF16),
+    "rotated pairs of 80": lambda: groups.rotary_linear(197, 72, 2, 2, 20, F16, norm=True),
+    "several products of 144": lambda: groups.batched_matmul(2, 97, 64, 144, F16, transposed=True),
 }
 KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster", "copies")
 CASES = [
@@ -101,6 +114,24 @@ CASES = [
     ("B in rows of K", (0, 128, 64, 1, 1, 0)),
     ("several products", (0, 64, 64, 1, 4, 0)),
     ("several products", (1, 128, 64, 1, 1, 0)),
+    ("norm and GELU of 144", (0, 64, 64, 1, 4, 0)),
+    ("norm and GELU of 144", (0, 128, 160, 1, 1, 0)),
+    ("norm and GELU of 144", (1, 128, 96, 2, 4, 0)),
+    ("residual and statistics of 144", (0, 64, 64, 1, 1, 0)),
+    ("residual and statistics of 144", (1, 192, 192, 1, 4, 0)),
+    ("residual and statistics of 240", (0, 64, 64, 1, 4, 0)),
+    ("residual and statistics of 240", (0, 128, 128, 2, 1, 0)),
+    ("residual and statistics of 240", (1, 128, 64, 1, 4, 0)),
+    ("residual of 48", (0, 64, 64, 1, 4, 0)),
+    ("residual of 48", (1, 128, 64, 1, 1, 0)),
+    ("residual of 48 in tf32", (0, 64, 64, 1, 4, 0)),
+    ("windows of 80", (0, 64, 64, 1, 4, 0)),
+    ("windows of 80", (1, 128, 96, 2, 1, 0)),
+    ("rows in windows, 112", (0, 64, 128, 1, 1, 0)),
+    ("fp8 of 208", (0, 64, 64, 1, 4, 0)),
+    ("fp8 of 208", (1, 128, 128, 2, 1, 0)),
+    ("rotated pairs of 80", (0, 64, 64, 1, 4, 0)),
+    ("several products of 144", (0, 64, 64, 1, 4, 0)),
 ]
 
 

@@ -37,6 +37,17 @@ GROUPS = {
     "fp32, statistics": lambda: groups.residual_linear(21, 64, 192, F32),
     "fp32, odd columns": lambda: groups.plain_linear(7, 36, 91, F32),
     "fp32, several products": lambda: groups.batched_matmul(2, 33, 136, 40, F32, transposed=True),
+    # Of these, 16 columns are whole and 32 are not.
+    "norm and GELU of 144": lambda: groups.norm_linear(37, 200, 144, F16, gelu=True),
+    "residual and statistics of 144": lambda: groups.residual_linear(19, 136, 144, BF16),
+    "residual and statistics of 240": lambda: groups.residual_linear(69, 136, 240, F16),
+    "residual of 48": lambda: groups.residual_linear(70, 24, 48, F16, stats=False),
+    "windows of 80": lambda: groups.convolution((1, 9, 8, 72), 80, (3, 3), F16),
+    "fp8 of 208": lambda: groups.fp8_linear(37, 272, 208, F16),
+    "tf32, norm and GELU of 48": lambda: groups.tf32(
+        groups.norm_linear(37, 100, 48, F32, gelu=True)
+    ),
+    "fp32 of 112": lambda: groups.residual_linear(21, 64, 112, F32, stats=False),
 }
 KNOBS = (
     "swap",
@@ -123,6 +134,25 @@ CASES = [
     ("fp32, odd columns", (0, 64, 96, 2, 1, 1, 1, 0, 1)),
     ("fp32, several products", (1, 64, 40, 3, 1, 1, 1, 0, 1)),
     ("fp32, several products", (0, 64, 40, 4, 5, 1, 1, 0, 1)),
+    ("norm and GELU of 144", (0, 64, 64, 3, 1, 1, 2, 0, 1)),
+    ("norm and GELU of 144", (0, 64, 144, 2, 1, 1, 1, 1, 1)),
+    ("norm and GELU of 144", (0, 64, 48, 2, 2, 1, 1, 1, 3)),
+    ("norm and GELU of 144", (0, 64, 16, 2, 3, 1, 1, 0, 1)),
+    ("norm and GELU of 144", (0, 64, 72, 2, 1, 1, 1, 0, 1)),  # 16 rows are not whole
+    ("norm and GELU of 144", (0, 128, 48, 2, 1, 1, 1, 0, 1)),
+    ("norm and GELU of 144", (1, 64, 24, 2, 1, 1, 1, 1, 1)),
+    ("residual and statistics of 144", (0, 64, 64, 2, 1, 1, 3, 0, 1)),
+    ("residual and statistics of 144", (0, 64, 192, 2, 2, 1, 1, 0, 1)),
+    ("residual and statistics of 240", (0, 64, 128, 2, 1, 1, 1, 1, 1)),
+    ("residual and statistics of 240", (0, 64, 256, 2, 3, 1, 1, 0, 1)),
+    ("residual and statistics of 240", (0, 64, 64, 2, 1, 2, 1, 0, 1)),  # one copy for two blocks
+    ("residual of 48", (0, 64, 48, 2, 1, 1, 1, 1, 1)),
+    ("residual of 48", (0, 64, 32, 2, 1, 1, 1, 0, 2)),
+    ("windows of 80", (0, 64, 80, 2, 2, 1, 1, 1, 1)),
+    ("windows of 80", (0, 128, 64, 2, 1, 1, 2, 0, 2)),
+    ("fp8 of 208", (0, 64, 64, 2, 1, 1, 1, 0, 1)),
+    ("tf32, norm and GELU of 48", (0, 64, 48, 3, 2, 1, 1, 1, 1)),
+    ("fp32 of 112", (0, 64, 112, 2, 2, 1, 1, 0, 1)),
 ]
 
 

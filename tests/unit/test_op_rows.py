@@ -18,7 +18,14 @@ from gtco.ir.spec import TensorSpec
 from gtco.passes.dataflow import Flow
 from gtco.passes.legality import Legality, family
 from gtco.target import TARGETS
-from tests import attention_groups, groups, projection_groups, squeeze_groups, stencil_groups
+from tests import (
+    attention_groups,
+    back_to_back_groups,
+    groups,
+    projection_groups,
+    squeeze_groups,
+    stencil_groups,
+)
 from tests import tile_groups as tiles
 
 H100 = TARGETS["sm_90a"]
@@ -64,6 +71,8 @@ CASES: tuple[Callable[[], Group], ...] = (
     lambda: attention_groups.packed(197, 12, 64),
     lambda: attention_groups.cross((2,), 70, 130, 32, mask=F16),
     projection_groups.LARGE["vit_b"],
+    lambda: back_to_back_groups.bottleneck(8448, (64, 256, 64), F16),
+    lambda: back_to_back_groups.perceptron(8448, (96, 384, 96), F16),
     squeeze_groups.CASES["se_512"],
     *stencil_groups.CASES.values(),
     *stencil_groups.RESIZES.values(),

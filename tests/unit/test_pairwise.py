@@ -26,6 +26,7 @@ from gtco.codegen.sketches.columnwise import Columnwise
 from gtco.codegen.sketches.conv_mma import ConvMma
 from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.codegen.sketches.gemm_back_to_back import GemmBackToBack
 from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
@@ -35,6 +36,7 @@ from gtco.codegen.sketches.resize import Resize
 from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.sketches.stencil_tiles import StencilTiles
 from gtco.codegen.sketches.topk import TopK
 from gtco.ir.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
@@ -42,6 +44,7 @@ from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS
 from tests import (
     attention_groups,
+    back_to_back_groups,
     column_groups,
     groups,
     projection_groups,
@@ -52,7 +55,7 @@ from tests import (
 
 F16, BF16 = torch.float16, torch.bfloat16
 ARCHITECTURES = ("sm_80", "sm_89", "sm_90a", "sm_120")
-MOST_PROGRAMS, FEW_PROGRAMS = 670, 150
+MOST_PROGRAMS, FEW_PROGRAMS = 700, 150
 """Of all pairs; and the first ones of them, which have most pairs."""
 WORKERS = 2
 
@@ -76,8 +79,13 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
     "pixels": (Columnwise, column_groups.COLUMNWISE["gated_volume"]),
     "channels": (Columnwise, column_groups.COLUMNWISE["groups_of_4"]),
     "merged": (Rowwise, lambda: tile_groups.merge_stats(197, 768)),
+    "back_to_back": (
+        GemmBackToBack,
+        lambda: back_to_back_groups.bottleneck(8448, (64, 256, 64), F16),
+    ),
     "squeeze": (Squeeze, squeeze_groups.CASES["se_512"]),
     "stencil": (Stencil, stencil_groups.CASES["depthwise_3x3"]),
+    "stencil_tiles": (StencilTiles, stencil_groups.TILES["statistics of 96"]),
     "resize": (Resize, next(iter(stencil_groups.RESIZES.values()))),
     "grid_sample": (GridSample, stencil_groups.SAMPLES["bilinear_heads"]),
     "sample_sum": (GridSample, stencil_groups.SAMPLES["sum_of_heads"]),
@@ -158,7 +166,10 @@ def test_every_case_is_legal_where_its_sketch_is(legal: list[Legal]) -> None:
     assert {kind for kind, _ in CASES.values()} == set(SKETCHES)
     found = {(each.case, program.arch) for each in legal for program in each.programs}
     for case, (kind, _) in CASES.items():
-        hopper = (GemmWgmma, GemmPersistent, ConvWgmma, AttentionProjection, AttentionWgmma)
+        hopper = (
+            GemmWgmma, GemmPersistent, GemmBackToBack, ConvWgmma, AttentionProjection,
+            AttentionWgmma,
+        )  # fmt: skip
         expected = {"sm_90a"} if kind in hopper else set(ARCHITECTURES)
         assert {arch for name, arch in found if name == case} == expected
 

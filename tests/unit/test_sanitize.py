@@ -26,11 +26,12 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
         for program in sanitize.programs(case, case.make(), TARGETS[arch])
     ]
     hopper = {
-        "gemm_wgmma", "gemm_persistent", "conv_wgmma", "attention_projection", "attention_wgmma",
+        "gemm_wgmma", "gemm_persistent", "gemm_back_to_back", "conv_wgmma", "attention_projection",
+        "attention_wgmma",
     }  # fmt: skip
     expected = {kind.name for kind in SKETCHES} - (hopper if arch == "sm_80" else set())
     assert {program.sketch for program in found} == expected
-    assert len(found) <= 141
+    assert len(found) <= 149
     assert all(program.grid[0] * program.grid[1] * program.grid[2] <= 128 for program in found)
     if arch == "sm_90a":
         schedules = [program.schedule for program in found if program.sketch == "gemm_wgmma"]
@@ -46,6 +47,9 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
         assert {0, 1} == {program.schedule["cooperative"] for program in stay}
         assert {384, 512} == {program.block for program in stay}, "two consumers, and three"
         assert max(program.grid[0] for program in stay) == sanitize.MULTIPROCESSORS
+        both = [program for program in found if program.sketch == "gemm_back_to_back"]
+        assert {program.grid[0] for program in both} == {sanitize.MULTIPROCESSORS}
+        assert {2, 4} == {program.schedule["stages"] for program in both}
 
 
 def test_a_wish_that_nothing_fulfils_is_an_error() -> None:

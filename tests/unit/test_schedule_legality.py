@@ -15,6 +15,7 @@ from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import (
     attention_groups,
+    back_to_back_groups,
     column_groups,
     groups,
     projection_groups,
@@ -43,8 +44,12 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "columnwise": column_groups.COLUMNWISE["mean_54"],
     "elementwise of groups": tile_groups.ELEMENTWISE["groups_320"],
     "elementwise": tile_groups.ELEMENTWISE["gelu_197"],
+    "gemm_back_to_back": lambda: back_to_back_groups.bottleneck(
+        8448, (64, 256, 64), back_to_back_groups.F16
+    ),
     "squeeze": squeeze_groups.CASES["se_512"],
     "stencil": stencil_groups.CASES["depthwise_3x3"],
+    "stencil_tiles": stencil_groups.TILES["7x7"],
     "resize": next(iter(stencil_groups.RESIZES.values())),
     "grid_sample": stencil_groups.SAMPLES["sum_of_heads"],
     "topk": tile_groups.TOPK["of_a_detector"],

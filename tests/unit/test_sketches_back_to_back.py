@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,8 @@ from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.gemm_back_to_back import GemmBackToBack
 from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
-from gtco.passes.back_to_back import LEAST_ROWS, MOST_COLUMNS
+from gtco.passes.back_to_back import LEAST_ROWS, MOST_COLUMNS, BackToBacks
+from gtco.passes.dataflow import Flow
 from gtco.passes.legality import explain, family
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
@@ -23,8 +25,14 @@ from tests.kernel_checks import inputs_of, wrong_outputs, wrong_statistics
 from tests.pass_checks import Golden
 
 H100 = TARGETS["sm_90a"]
-SMALL = replace(FEW, smem_per_block=140 * 1024)
-"""With room for one tile of A, or for few squares."""
+LITTLE = {
+    "wider": (144, ("A_TILES = 1", "SQUARES = 2")),
+    "bottleneck": (112, ("A_TILES = 2", "SQUARES = 2")),
+    "of images": (160, ("A_TILES = 2", "SQUARES = 3")),
+    "no residual": (80, ("A_TILES = 1", "SQUARES = 1")),
+    "perceptron": (112, ("A_TILES = 1",)),
+}
+"""KB of shared memory for which there is less of a case, and what its first schedule has then."""
 
 
 @pytest.mark.compiler
@@ -39,14 +47,13 @@ def test_right_on_the_host_build(case: str) -> None:
 
 
 @pytest.mark.compiler
-@pytest.mark.parametrize("case", ["wider", "bottleneck", "perceptron"])
+@pytest.mark.parametrize("case", LITTLE)
 def test_right_with_little_shared_memory(case: str) -> None:
+    kilobytes, there = LITTLE[case]
     group = CASES[case]()
-    sketch = GemmBackToBack(
-        group, SMALL if case != "wider" else replace(SMALL, smem_per_block=2**17 + 2**15)
-    )
-    (program, *_) = (program for _, program in sketch.legal())
-    assert "A_TILES = 1" in program.source or "SQUARES = 2" in program.source
+    sketch = GemmBackToBack(group, replace(FEW, smem_per_block=kilobytes * 1024))
+    program = sketch.emit(next(iter(sketch.defaults())))
+    assert all(each in program.source for each in there)
     for seed in (0, 1):
         values = inputs_of(group, seed)
         assert not wrong_outputs(
@@ -66,14 +73,65 @@ def test_source(golden: Golden) -> None:
     golden("gemm_back_to_back.cu", sketch.emit(next(iter(sketch.defaults()))).source)
 
 
-@pytest.mark.parametrize("case", ["bottleneck", "no residual", "perceptron"])
-def test_the_residual_is_copied_and_the_value_between_stored(case: str) -> None:
+@pytest.mark.parametrize(
+    ("case", "copied", "stored"),
+    [
+        ("bottleneck", True, True),
+        ("two residuals", True, True),
+        ("shifted residual", False, True),
+        ("no residual", False, True),
+        ("not stored", True, False),
+        ("perceptron", False, False),
+    ],
+)
+def test_an_aligned_residual_is_copied_and_what_others_read_stored(
+    case: str, copied: bool, stored: bool
+) -> None:
     program = next(program for _, program in GemmBackToBack(CASES[case](), FEW).legal())
-    assert ("image_map" in program.source) == (case == "bottleneck")
-    assert ("NotStored" in program.source) == (case == "perceptron")
+    assert ("image_map" in program.source) == copied
+    assert ("NotStored" not in program.source) == stored
+
+
+def operand_in_columns() -> Group:
+    b = GraphBuilder()
+    x = b.add("permute", b.input("x", TensorSpec((64, 304), F16)), dims=(1, 0))
+    w = b.constant("w", torch.eye(64, dtype=F16))
+    y = b.add("relu", b.add("linear", x, w))
+    return Group("operand", b.build([b.add("linear", y, w)]))
+
+
+def behind(rows: int, change: Callable[[GraphBuilder, str], Sequence[str]]) -> Group:
+    """`change` of linear(relu(linear(x))), of 64 columns each."""
+    b = GraphBuilder()
+    w = b.constant("w", torch.eye(64, dtype=F16))
+    y = b.add("relu", b.add("linear", b.input("x", TensorSpec((rows, 64), F16)), w))
+    return Group("behind", b.build([*change(b, b.add("linear", y, w))]))
+
+
+def scores_of_rows(b: GraphBuilder, y: str) -> list[str]:
+    return [b.add("mul", y, b.add("exp", b.input("scores", TensorSpec((300, 1), F16))))]
+
+
+def two_statistics(b: GraphBuilder, y: str) -> list[str]:
+    z = b.add("gelu", y, approximate="none")
+    return [y, z, b.add("row_stats", y), b.add("row_stats", z)]
+
+
+def stored_in_columns() -> Group:
+    b = GraphBuilder()
+    w = b.constant("w", torch.eye(64, dtype=F16))
+    y = b.add("relu", b.add("linear", b.input("x", TensorSpec((300, 64), F16)), w))
+    z = b.add("linear", y, w)
+    return Group("stored", b.build([b.add("permute", y, dims=(1, 0)), z]))
 
 
 REFUSED = {
+    "operand in columns": (operand_in_columns, FEW, "A lies in rows of K"),
+    "stored in columns": (stored_in_columns, FEW, "stored in no runs of 16 bytes"),
+    "scores of rows behind": (
+        lambda: behind(300, scores_of_rows), FEW, "the second epilogue reads values of each row",
+    ),
+    "two row statistics": (lambda: behind(300, two_statistics), FEW, "2 values with row statist"),
     "columns between": (lambda: bottleneck(300, (64, 100, 64), F16), FEW, "no multiple of 8"),
     "few rows": (lambda: bottleneck(4096, (64, 256, 64), F16), H100, "32 tiles of 128 rows"),
     "another target": (CASES["bottleneck"], TARGETS["sm_80"], "sm_80 has no wgmma"),
@@ -133,6 +191,49 @@ def test_what_follows_reads_nothing_from_between() -> None:
     assert reason is not None and "reads %relu behind %linear_1" in reason
 
 
+def test_one_row_stats_ends_the_kernel() -> None:
+    graph = behind(LEAST_ROWS, two_statistics).graph
+    assert explain(graph, graph.nodes) == "a GEMM ends in one row_stats at most"
+
+
+def test_no_operand_is_prepared() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((8, LEAST_ROWS, 64), F16))
+    w = b.constant("w", torch.eye(64, dtype=F16))
+    x = b.add("mul", x, b.input("gate", TensorSpec((8, 1, 64), F16)))
+    graph = b.build([b.add("linear", b.add("relu", b.add("linear", x, w)), w)])
+    assert explain(graph, graph.nodes) == "%linear reads an operand that is prepared"
+    assert explain(graph, graph.nodes[1:]) is None
+
+
+def test_three_linears_in_a_row_are_two_pairs_and_no_kernel() -> None:
+    b = GraphBuilder()
+    x, w = b.input("x", TensorSpec((LEAST_ROWS, 64), F16)), b.constant("w", torch.eye(64).half())
+    y = b.add("relu", b.add("linear", x, w))
+    z = b.add("relu", b.add("linear", y, w))
+    graph = b.build([b.add("linear", z, w)])
+    first, _, second, _, third = graph.nodes
+    pairs = BackToBacks(Flow(graph))
+    assert pairs.of(first) is None
+    for node, ahead in ((second, "linear"), (third, "linear_1")):
+        pair = pairs.of(node)
+        assert pair is not None and pair.first.name == ahead
+    assert explain(graph, graph.nodes[:3]) is None and explain(graph, graph.nodes[2:]) is None
+    assert "are two contractions" in (explain(graph, graph.nodes) or "")
+
+
+def test_of_two_linears_the_one_with_less_to_copy_is_the_first() -> None:
+    b = GraphBuilder()
+    sides = []
+    for depth in (128, 64):
+        x = b.input(f"x{depth}", TensorSpec((300, depth), F16))
+        sides.append(b.add("linear", x, b.constant(f"w{depth}", torch.ones(64, depth).half())))
+    y = b.add("add", *sides)
+    graph = b.build([b.add("linear", y, b.constant("v", torch.eye(64).half()))])
+    pair = BackToBacks(Flow(graph)).of(graph.nodes[-1])
+    assert pair is not None and pair.first.name == sides[1] and pair.middle == y
+
+
 def test_others_read_what_lies_between() -> None:
     b = GraphBuilder()
     x = b.input("x", TensorSpec((LEAST_ROWS, 64), F16))
@@ -144,7 +245,7 @@ def test_others_read_what_lies_between() -> None:
 
 
 class Bottlenecks(nn.Module):
-    """Two blocks, the first of which widens the image."""
+    """Two blocks of a ResNet, behind the convolution that widens the image."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -154,27 +255,58 @@ class Bottlenecks(nn.Module):
         self.expand = nn.ModuleList(nn.Conv2d(64, 256, 1) for _ in range(2))
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.widen(x)
+        x = torch.relu(self.widen(x))
         for reduce, spread, expand in zip(self.reduce, self.spread, self.expand, strict=True):
-            z = torch.relu(spread(torch.relu(reduce(torch.relu(y)))))
-            y = y + expand(z)
-        return y
+            y = torch.relu(spread(torch.relu(reduce(x))))
+            x = torch.relu(x + expand(y))
+        return x
 
 
 class Perceptron(nn.Module):
+    """The second half of a layer of Swin."""
+
     def __init__(self, width: int) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        y: Tensor = x + self.down(nn.functional.gelu(self.up(self.norm(x))))
+        return y
 
 
-@pytest.mark.parametrize(("target", "there"), [("sm_90a", True), ("sm_80", False)])
-def test_models(target: str, there: bool) -> None:
-    for model, sizes in ((Bottlenecks(), (64, 64, 56, 56)), (Perceptron(96), (64, 3136, 96))):
-        model = model.half().eval()
-        x = torch.randn(sizes, dtype=torch.float16)
-        fused = gtco.fuse_only(model, (x,), target=target) if False else None
-        assert fused is None
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+    "bottlenecks": (Bottlenecks, (64, 56, 56), 8),
+    "perceptron": (lambda: Perceptron(96), (3136, 96), 64),
+}
+"""Each with the sizes of an image, and how many of them have rows enough."""
+
+
+def planned(model: str, images: int, target: str) -> list[Group]:
+    make, sizes, _ = MODELS[model]
+    graph = gtco.capture(make().eval().half(), (torch.zeros(images, *sizes).half(),))
+    return list(gtco.fuse(graph, target=target))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_models_of_many_rows_have_both_linears_in_one_kernel(model: str) -> None:
+    images = MODELS[model][-1]
+    there, *others = (
+        group for group in planned(model, images, "sm_90a") if family(group) == "back_to_back"
+    )
+    assert not others
+    ops = [node.op for node in there.compute]
+    if model == "bottlenecks":  # what is expanded, and its sum with what was ahead, is stored too
+        assert ops == ["linear", "add", "relu", "linear", "relu"]
+        sizes = [there.graph.specs[name].sizes[-1] for name in there.graph.outputs]
+        assert sorted(sizes) == [64, 256]
+    else:
+        assert ops[:2] == ["merge_stats", "linear"] and ops[-3:] == ["gelu", "linear", "add"]
+        assert len(there.graph.outputs) == 1
+    GemmBackToBack(there, H100)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_few_rows_and_other_targets_keep_two_kernels(model: str) -> None:
+    for images, target in ((1, "sm_90a"), (MODELS[model][-1], "sm_80")):
+        assert all(family(group) != "back_to_back" for group in planned(model, images, target))

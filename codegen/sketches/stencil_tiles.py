@@ -1,0 +1,260 @@
+"""Depthwise convolution of tiles of pixels in shared memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gtco.codegen import timing
+from gtco.codegen.emit import declared, index
+from gtco.codegen.program import KernelProgram, Pointer
+from gtco.codegen.scalars import C_TYPES
+from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
+from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.tile_loads import SECTOR
+from gtco.ir.graph import Group
+from gtco.ir.references import STATS_CHUNK
+from gtco.target import Target
+
+VECTOR = 2
+"""Channels of a thread: what 32 lanes read of a pixel are two or four sectors."""
+MOST_SUMS = 64
+"""Of a thread; its row of pixels and its addresses take as many registers again."""
+MOST_CHANNELS = 128
+"""Of a block."""
+COPY_INSTRUCTIONS = 16
+"""For each 16 bytes that a thread copies."""
+STORE_INSTRUCTIONS = 12
+"""For each vector that it stores."""
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """What a block of one schedule does: results down and across, pixels likewise, items of work,
+    vectors of each, lines and pixels of these that a thread reads, and blocks."""
+
+    height: int
+    width: int
+    high: int
+    wide: int
+    items: int
+    lines: int
+    span: int
+    blocks: int
+
+
+class StencilTiles(Stencil):
+    """A block has a tile of results of some channels; a thread two channels of a few of them."""
+
+    name: ClassVar[str] = "stencil_tiles"
+    version: ClassVar[int] = 1
+    schedule_version: ClassVar[int] = 1
+
+    def __init__(self, group: Group, target: Target) -> None:
+        super().__init__(group, target)
+        check(len(self.windowed) == 1, f"{len(self.windowed)} ops with windows, of one")
+        (self.one,) = self.windowed
+        image = self.one.image
+        check(self.one.anchor.definition.window is None, f"{self.one.anchor.op} has no weights")
+        check(image.axes == 2, "windows of volumes")
+        check(
+            not any(node.op == "concat" for node in group.compute), "pieces of a concat are copied"
+        )
+        self.chunk = 16 // self.dtype.itemsize
+        run = image.layout.vector(self.chunk, 3)
+        whole = run == self.chunk and self.one.columns % run == 0
+        check(whole, f"the image {image.layout} is not in runs of 16 bytes")
+        check(self.vector >= VECTOR, "the epilogue takes channels one by one")
+        check(bool(self._legal), "no tile fits the shared memory")
+
+    def knobs(self) -> tuple[Knob, ...]:
+        return (
+            Knob("channels", self._channels),
+            Knob("rows", (1, 2, 4)),
+            Knob("strip", (4, 5, 7, 8), range(1, 17)),
+            Knob("down", (1, 2, 4, 7, 8, 14)),
+            Knob("across", (1, 2, 4, 8)),
+            Knob("threads", (128, 256)),
+        )
+
+    @property
+    def _channels(self) -> tuple[int, ...]:
+        """Even shares of all, in whole chunks of 16 bytes, and of row statistics."""
+        columns, step = self.one.columns, STATS_CHUNK if self.one.stats else self.chunk
+        least = min(columns, 2 * SECTOR // self.dtype.itemsize)
+        shares = {
+            columns // parts
+            for parts in range(1, columns // step + 1)
+            if columns % parts == 0 and columns // parts % step == 0
+        } | {columns}
+        return tuple(
+            sorted(share for share in shares if least <= share <= max(MOST_CHANNELS, min(shares)))
+        )
+
+    def _tile(self, schedule: Schedule) -> _Tile:
+        image, rows, strip = self.one.image, schedule["rows"], schedule["strip"]
+        height, width = rows * schedule["down"], strip * schedule["across"]
+        reach = [
+            (size - 1) * dilation
+            for size, dilation in zip(image.kernel, image.dilation, strict=True)
+        ]
+        high, wide, lines, span = (
+            (count - 1) * image.stride[axis] + reach[axis] + 1
+            for count, axis in ((height, 0), (width, 1), (rows, 0), (strip, 1))
+        )
+        vectors = schedule["channels"] // VECTOR
+        if self.one.stats:
+            chunks, rest = divmod(schedule["channels"], STATS_CHUNK)
+            last = 1 << (rest // VECTOR - 1).bit_length() if rest else 0
+            vectors = chunks * STATS_CHUNK // VECTOR + last
+        down, across = image.out
+        tiles = -(-down // height) * -(-across // width) * image.layout.shape[0]
+        items = schedule["down"] * schedule["across"] * vectors
+        blocks = tiles * (self.one.columns // schedule["channels"])
+        return _Tile(height, width, high, wide, items, lines, span, blocks)
+
+    def _smem(self, schedule: Schedule) -> tuple[int, int]:
+        """Where the weights begin, and bytes in all."""
+        tile = self._tile(schedule)
+        at = tile.high * tile.wide * schedule["channels"] * self.dtype.itemsize
+        return at, at + self._taps * schedule["channels"] * 4
+
+    def _registers(self, schedule: Schedule) -> int:
+        """Of a thread, about."""
+        sums = schedule["rows"] * schedule["strip"]
+        return min(255, VECTOR * (sums + self._tile(schedule).span) + 32)
+
+    def _refusal(self, schedule: Schedule) -> str | None:
+        sums = schedule["rows"] * schedule["strip"] * VECTOR
+        if sums > MOST_SUMS:
+            return f"{sums} sums a thread, of {MOST_SUMS}"
+        if self._registers(schedule) > timing.most_registers(schedule["threads"]):
+            return f"about {self._registers(schedule)} registers a thread"
+        tile, (down, across) = self._tile(schedule), self.one.image.out
+        if (tile.height >= 2 * down and schedule["down"] > 1) or (
+            tile.width >= 2 * across and schedule["across"] > 1
+        ):
+            return f"a tile of {tile.height} x {tile.width} is twice the {down} x {across} results"
+        smem, limit = self._smem(schedule)[1], self.target.smem_per_block
+        return None if smem <= limit else f"shared memory {smem} B, of {limit} B a block"
+
+    @property
+    def _legal(self) -> list[Schedule]:
+        knobs = self.knobs()
+        every = itertools.product(*(knob.choices for knob in knobs))
+        schedules = [
+            dict(zip((knob.name for knob in knobs), values, strict=True)) for values in every
+        ]
+        return [schedule for schedule in schedules if self._refusal(schedule) is None]
+
+    def defaults(self) -> Iterable[Schedule]:
+        """All legal schedules, ordered by the formula of a kernel's time."""
+        return sorted(self._legal, key=self._cost)
+
+    def _cost(self, schedule: Schedule) -> float:
+        block, tile, threads = self._work(schedule), self._tile(schedule), schedule["threads"]
+        resident = timing.resident_blocks(
+            self._smem(schedule)[1], threads, block.registers, self.target
+        )
+        together = min(-(-tile.blocks // self.target.sm_count), resident)
+        flops_per_us = timing.fp32_per_us(together * threads, self.target)
+        return timing.chain_us(
+            block,
+            tile.blocks,
+            resident,
+            self.target.fp32_tflops,
+            self.target,
+            pointwise_us=self._flops(schedule) / flops_per_us,
+        )
+
+    def _flops(self, schedule: Schedule) -> float:
+        """Of a block, of the products with its weights, and what its instructions besides take."""
+        tile = self._tile(schedule)
+        results = tile.height * tile.width * schedule["channels"]
+        products = results * self._taps
+        return timing.FLOPS_OF_INSTRUCTION * (products + self._instructions(schedule))
+
+    def _instructions(self, schedule: Schedule) -> int:
+        """Of a block's threads, beside products: loads from shared memory and what makes them
+        fp32, copies and stores."""
+        tile, rows, strip = self._tile(schedule), schedule["rows"], schedule["strip"]
+        loads = tile.lines * tile.span * (1 + VECTOR) + rows * self._taps
+        copied = tile.high * tile.wide * schedule["channels"] // self.chunk
+        turns = -(-tile.items // schedule["threads"]) * schedule["threads"]
+        stored = rows * strip * STORE_INSTRUCTIONS
+        return turns * (loads + stored) + copied * COPY_INSTRUCTIONS
+
+    @property
+    def _taps(self) -> int:
+        return self.one.image.kernel[0] * self.one.image.kernel[1]
+
+    def block_work(self, program: KernelProgram) -> BlockWork:
+        return self._work(program.schedule)
+
+    def _work(self, schedule: Schedule) -> BlockWork:
+        tile, channels = self._tile(schedule), schedule["channels"]
+        filled = tile.high * tile.wide * channels * self.dtype.itemsize
+        filled += self._taps * channels * self.dtype.itemsize
+        return BlockWork(
+            fill_bytes=filled,
+            l2_bytes=filled,
+            steps=1,
+            stages=1,
+            mma_flops=0,
+            tile_p=tile.height * tile.width,
+            tile_q=channels,
+            split=1,
+            registers=self._registers(schedule),
+            instructions=self._instructions(schedule),
+        )
+
+    def _emit(self, schedule: Schedule) -> KernelProgram:
+        reason = self._refusal(schedule)
+        check(reason is None, reason or "")
+        parameters: dict[str, tuple[str, Pointer]] = {}
+        region, emitter = self._write(self.one, VECTOR, parameters)
+        base = region.parameter(self.one.image.base, "in")
+        tap, given = self._tap(self.one, region)
+        image, element, threads = self.one.image, C_TYPES[self.dtype], schedule["threads"]
+        images, height, width, columns = image.layout.shape
+        weights_at, smem = self._smem(schedule)
+        functor = emitter.functor("Epilogue", "acc")
+        names = ", ".join(parameters)
+        at = index(image.layout, ("n", "y", "x", "channel"))
+        source = f"""#include "stencil_tiles.cuh"
+using namespace gtco;
+
+struct Config {{
+  using Element = {element};
+{image.fields}
+  static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
+  static constexpr int COLUMNS = {columns}, SLICE = {schedule["channels"]}, V = {VECTOR};
+  static constexpr int ROWS = {schedule["rows"]}, STRIP = {schedule["strip"]};
+  static constexpr int DOWN = {schedule["down"]}, ACROSS = {schedule["across"]};
+  static constexpr int THREADS = {threads}, WEIGHTS_AT = {weights_at};
+}};
+
+struct Image {{
+  const {element}* base;
+  __device__ __forceinline__ const {element}* at(int n, int y, int x, int channel) const {{
+    return base + {at};
+  }}
+}};
+
+{tap}
+{functor}
+extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declared(parameters)}) {{
+  stencil_tiles<Config>(Image{{{base}}}, Tap{{{given}}}, Epilogue{{{names}}});
+}}
+"""
+        tile, parts = self._tile(schedule), columns // schedule["channels"]
+        return self.program(
+            schedule,
+            source,
+            (tile.blocks // parts, parts, 1),
+            threads,
+            smem,
+            (argument for _, argument in parameters.values()),
+        )

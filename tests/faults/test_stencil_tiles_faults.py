@@ -1,0 +1,61 @@
+"""Faults planted in depthwise convolutions of tiles; the twin without one passes."""
+
+from __future__ import annotations
+
+import pytest
+
+from gtco.codegen.sketches.stencil_tiles import StencilTiles
+from gtco.target import TARGETS
+from tests.faults.templates import check_caught, planted, verdicts
+from tests.stencil_groups import BF16, depthwise
+
+pytestmark = pytest.mark.compiler
+
+FAULTS = {
+    "pixels read before they came": ("ptx::cp_async_wait<0>();", ""),
+    "pixels read before others copied them": ("ptx::cp_async_wait<0>();\n  __syncthreads();",
+                                              "ptx::cp_async_wait<0>();"),
+    "rows above the image": ("y >= 0 && y < C::HEIGHT &&", "y < C::HEIGHT &&"),
+    "rows below the image": ("y >= 0 && y < C::HEIGHT &&", "y >= 0 &&"),
+    "pixels left of the image": ("x >= 0 && x < C::WIDTH;", "x < C::WIDTH;"),
+    "pixels right of the image": ("x >= 0 && x < C::WIDTH;", "x >= 0;"),
+    "a tile without its stride": ("p0 * C::STRIDE_H - C::BEFORE_H", "p0 - C::BEFORE_H"),
+    "channels of the first block": ("image.at(n, y, x, col0 + chunk * CHUNK)",
+                                    "image.at(n, y, x, chunk * CHUNK)"),
+    "weights of the first block": ("at % C::KERNEL_W, col0 + c)", "at % C::KERNEL_W, c)"),
+    "the next image": ("image.at(n, y,", "image.at(0, y,"),
+    "a dilated tap between two": ("|| reach % C::DILATION_H != 0) continue;", ") continue;"),
+    "taps of the row before": ("const int reach = line - r * C::STRIDE_H;",
+                               "const int reach = line - r * C::STRIDE_H - 1;"),
+    "the last line left out": ("line < LINES; ++line", "line < LINES - 1; ++line"),
+    "results below the last": ("on && p < C::P &&", "on &&"),
+    "results right of the last": ("&& q < C::Q;", ";"),
+    "one turn alone": ("first < ITEMS; first += C::THREADS", "first < 1; first += C::THREADS"),
+    "strips of the first row": ("strip / C::ACROSS * C::ROWS : 0", "strip / C::ACROSS : 0"),
+}  # fmt: skip
+OF_STATISTICS = {
+    "lanes in the order of pixels": ("strip = place.row, c = place.col;", ""),
+}
+KNOBS = {"channels": 48, "rows": 2, "strip": 4, "down": 4, "across": 2, "threads": 128}
+
+
+@pytest.mark.parametrize("fault", ["none", *FAULTS])
+def test_faults(fault: str) -> None:
+    group = depthwise(
+        (2, 21, 15, 96), (3, 3), BF16, stride=(2, 1), before=(2, 1), after=(2, 1), dilation=(2, 1)
+    )
+    program = StencilTiles(group, TARGETS["sm_90a"]).emit(KNOBS)
+    if fault == "none":
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *FAULTS[fault]), group)
+
+
+@pytest.mark.parametrize("fault", ["none", *OF_STATISTICS])
+def test_faults_of_statistics(fault: str) -> None:
+    group = depthwise((1, 6, 9, 96), (3, 3), stats=True)
+    program = StencilTiles(group, TARGETS["sm_90a"]).emit(KNOBS | {"channels": 96})
+    if fault == "none":
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *OF_STATISTICS[fault]), group)
