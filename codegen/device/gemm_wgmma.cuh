@@ -176,13 +176,15 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       if constexpr (PROMOTED) {
         if constexpr (C::DEPTH > 0) {
           ptx::wgmma_wait_group<0>(of_interval);
-          if (end < steps) release(last);
+          if (end < steps || C::MULTICAST > 1) release(last);
         }
 #pragma unroll
         for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] += of_interval[i];
       }
     }
     if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);
+    // Peers' producers wait for it before they leave.
+    if constexpr (C::MULTICAST > 1 && C::DEPTH > 0 && !PROMOTED) release(last);
   };
   // What this warp does of the part at slot `i` of those that this block finishes.
   const auto epilogue = [&](int i) {
@@ -277,6 +279,13 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
         copy_q(to.slot, step);
       }
       if constexpr (LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
+      // A block stays until every peer has given back its last slots: an arrival on a barrier of a
+      // block that has ended is a fault, and a relaxed meeting of the cluster orders none.
+      if constexpr (C::MULTICAST > 1) {
+#pragma unroll 1
+        for (int i = 0; i < ahead; ++i, to.advance())
+          ptx::mbarrier_wait(empty + 8 * to.slot, to.phase);
+      }
     } else {
       ptx::griddepcontrol_wait();
     }
@@ -364,11 +373,6 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           merge_chunk<C::COLUMNS>(moments + i * PITCH + group * 8, stats,
                                   top + row0 + part0 * 8 + i, col);
     }
-  }
-  // Nobody leaves while a peer counts on its barriers.
-  if constexpr (C::MULTICAST > 1) {
-    ptx::barrier_cluster_arrive_relaxed();
-    ptx::barrier_cluster_wait();
   }
 }
 #endif

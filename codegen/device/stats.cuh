@@ -239,6 +239,68 @@ __device__ __forceinline__ void merge_lanes(const Moments (&rows)[ROWS], int col
   }
 }
 
+// Keeps a functor's statistics of N results of each thread, two columns of each, for
+// `merge_results`.
+template <int N>
+struct StatsOfResults {
+  Moments (&held)[N];
+  const int result;
+  float*& to;
+
+  template <int COLUMNS, int V>
+  __device__ __forceinline__ void store(float* stats, int, int, const Vec<float, V>& values,
+                                        bool) const {
+    static_assert(V == 2, "two columns");
+    const float apart = values[1] - values[0];
+    held[result] = {0.5f * (values[0] + values[1]), 0.5f * apart * apart};
+    to = stats;
+  }
+};
+
+// Statistics of N results whose chunk LANES neighbouring lanes hold, each with `count` columns, two
+// where it is WHOLE: `store(i, moments)` is called by the lane that comes to hold result i. A step
+// brings two lanes together and leaves each half of the results, so that one takes two shuffles;
+// taken one after the other each takes ten.
+template <int LANES, bool WHOLE, int N, class Store>
+__device__ __forceinline__ void merge_results(const Moments (&results)[N], float count,
+                                              Store store) {
+  constexpr int PADDED = power_of_two(N), KEPT = max_of(1, PADDED / LANES);
+  constexpr int SPREAD = max_of(1, LANES / PADDED);  // lanes that come to hold the same
+  const int lane = threadIdx.x % LANES;
+  Moments held[PADDED];
+#pragma unroll
+  for (int i = 0; i < PADDED; ++i)
+    held[i] = i < N && (WHOLE || count > 0.0f) ? results[i] : Moments{0.0f, 0.0f};
+  if constexpr (WHOLE) count = 2.0f;
+  int left = PADDED;
+#pragma unroll
+  for (int apart = LANES / 2; apart > 0; apart /= 2) {
+    const bool upper = left > 1 && (lane & apart) != 0;
+    float there = count;
+    if constexpr (!WHOLE) there = __shfl_xor_sync(~0u, count, apart);
+    const int half = left > 1 ? left / 2 : 0;  // of one result, each lane has a part
+    left = max_of(1, left / 2);
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      // By value, so that no address is chosen and the results stay in registers.
+      const Moments low = held[i], high = held[i + half];
+      const bool gives_low = upper || half == 0;
+      const Moments given = {gives_low ? low.mean : high.mean, gives_low ? low.m2 : high.m2};
+      const Moments kept = {upper ? high.mean : low.mean, upper ? high.m2 : low.m2};
+      const Moments taken = {__shfl_xor_sync(~0u, given.mean, apart),
+                             __shfl_xor_sync(~0u, given.m2, apart)};
+      held[i] = merged(kept, count, taken, there);
+    }
+    count += there;
+  }
+  if (lane % SPREAD != 0) return;
+#pragma unroll
+  for (int i = 0; i < KEPT; ++i) {
+    const int result = lane / SPREAD * KEPT + i;
+    if (result < N) store(result, held[i]);
+  }
+}
+
 // Statistics of one row's chunk at `col` from those of its four parts of 16 columns, stored where
 // `stats` has those of this row.
 template <int COLUMNS>

@@ -71,14 +71,17 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
 #pragma unroll 1
   for (int first = 0; first < ITEMS; first += C::THREADS) {  // all lanes together
     const int item = first + threadIdx.x;
-    int strip = item / VECTORS, c = item % VECTORS * V;
+    int strip = item / VECTORS, c = item % VECTORS * V, chunk_strip = strip;
+    bool is_whole = true;  // the chunk of row statistics
     if constexpr (Functor::ROW_STATS) {
       const Place place(item, STRIPS);
-      strip = place.row, c = place.col;
+      const int rest = item - STRIPS * Place::WHOLE;
+      strip = place.row, c = place.col, is_whole = rest < 0;
+      chunk_strip = is_whole ? item / max_of(1, Place::WHOLE) : rest / max_of(1, Place::LAST);
     }
-    const bool on = strip < STRIPS;
-    const int down = on ? strip / C::ACROSS * C::ROWS : 0;
-    const int across = on ? strip % C::ACROSS * C::STRIP : 0;
+    const bool on = strip < STRIPS;  // an idle lane of a chunk has its place, and nothing else
+    const int place = min_of(chunk_strip, STRIPS - 1);
+    const int down = place / C::ACROSS * C::ROWS, across = place % C::ACROSS * C::STRIP;
     const Element* from =
         pixels + (down * C::STRIDE_H * WIDE + across * C::STRIDE_W) * C::SLICE + c;
     Vec<float, V> sums[C::ROWS][C::STRIP];
@@ -110,21 +113,45 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
         }
       }
     }
+    constexpr int RESULTS = C::ROWS * C::STRIP;
+    const auto row_of = [&](int result, bool there) {
+      const int p = p0 + down + result / C::STRIP, q = q0 + across + result % C::STRIP;
+      return there && p < C::P && q < C::Q ? (n * C::P + p) * C::Q + q : -1;
+    };
+    Moments moments[Functor::ROW_STATS ? RESULTS : 1];
+    float* stats = nullptr;
 #pragma unroll
-    for (int r = 0; r < C::ROWS; ++r)
-#pragma unroll
-      for (int s = 0; s < C::STRIP; ++s) {
-        const int p = p0 + down + r, q = q0 + across + s;
-        const bool active = on && p < C::P && q < C::Q;
-        const int at = (n * C::P + p) * C::Q + q;
-        typename Functor::Row values{};
-        if constexpr (Functor::ROW_VALUES > 0) {
-          if (active) values = functor.row_values(at, true);
-        }
-        const auto inputs = functor.template inputs<V>(at, col0 + c, active);
-        functor.template operator()<V>(at, col0 + c, values, active, inputs, sums[r][s],
-                                       StatsOfChunks{});
+    for (int result = 0; result < RESULTS; ++result) {
+      const int at = row_of(result, on);
+      const bool active = at >= 0;
+      typename Functor::Row values{};
+      if constexpr (Functor::ROW_VALUES > 0) {
+        if (active) values = functor.row_values(at, true);
       }
+      const auto inputs = functor.template inputs<V>(at, col0 + c, active);
+      const auto& sum = sums[result / C::STRIP][result % C::STRIP];
+      if constexpr (Functor::ROW_STATS) {
+        functor.template operator()<V>(at, col0 + c, values, active, inputs, sum,
+                                       StatsOfResults<RESULTS>{moments, result, stats});
+      } else {
+        functor.template operator()<V>(at, col0 + c, values, active, inputs, sum);
+      }
+    }
+    if constexpr (Functor::ROW_STATS) {
+      constexpr int CHUNKS = ceil_div(C::COLUMNS, STATS_CHUNK);
+      const auto keep = [&](int result, const Moments& of) {
+        const int at = row_of(result, chunk_strip < STRIPS);
+        if (at >= 0)
+          gtco::store<2>(stats + (at * CHUNKS + (col0 + c) / STATS_CHUNK) * 2,
+                         Vec<float, 2>{{of.mean, of.m2}});
+      };
+      if (is_whole) {  // all lanes of a warp or none
+        if constexpr (Place::WHOLE > 0) merge_results<Place::LANES, true>(moments, 2.0f, keep);
+      } else if constexpr (Place::LAST > 0) {
+        constexpr bool WHOLE = Place::LAST * V == C::SLICE - Place::FIRST;
+        merge_results<Place::LAST, WHOLE>(moments, on ? 2.0f : 0.0f, keep);
+      }
+    }
   }
 }
 

@@ -253,9 +253,11 @@ void bulk_copy(u32 to, const TensorMap& map, int dimensions, const Place& place,
   for (u32 block = 0; block < blocks.size(); ++block) {
     if ((targets >> block & 1) == 0) continue;
     const u32 there = mapa(to, block);
+    const Event event = event_of(current, thread.pc);
     check_shared(there, row_bytes * rows_of_box(map),
-                 {Kind::ASYNC_WRITE, event_of(current, thread.pc), &thread.clocks, true}, current);
-    transfers.push_back({there, mapa(barrier, block), map, place, 0, 0, current, thread.pc});
+                 {Kind::ASYNC_WRITE, event, &thread.clocks, true}, current);
+    transfers.push_back(
+        {there, mapa(barrier, block), map, place, 0, 0, current, thread.pc, {}, event.clock});
   }
   ++progress;
 }
@@ -319,6 +321,8 @@ void land(const Transfer& transfer) {
   if (stored) {
     std::memcpy(shared(transfer.to, bytes), transfer.values.data(), bytes);
     barrier.arriving.learn(transfer.thread, transfer.clock);  // what has landed was sent
+  } else {
+    barrier.arriving.learn_order(transfer.thread, transfer.clock);  // and asked for
   }
   for (int row = 0; !sent && !stored && row < rows_of_box(map); ++row) {
     const RowOfBox read = row_of_box(map, transfer.place, row);

@@ -38,6 +38,10 @@ class Clocks {
     if (done(agent) < clock) done(agent) = clock;
     if (seen(agent) < clock) seen(agent) = clock;
   }
+  // What it did up to `clock` has happened.
+  void learn_order(u32 agent, u32 clock) {
+    if (done(agent) < clock) done(agent) = clock;
+  }
 
  private:
   void join(const Clocks& other, int parts) {

@@ -12,6 +12,7 @@ from gtco.codegen.emit import declared, index
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
+from gtco.codegen.sketches.gemm import pad_to
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.codegen.tile_loads import SECTOR
 from gtco.ir.graph import Group
@@ -24,10 +25,14 @@ MOST_SUMS = 64
 """Of a thread; its row of pixels and its addresses take as many registers again."""
 MOST_CHANNELS = 128
 """Of a block."""
-COPY_INSTRUCTIONS = 16
-"""For each 16 bytes that a thread copies."""
-STORE_INSTRUCTIONS = 12
+LOAD_INSTRUCTIONS = 4
+"""For each vector of pixels that a thread loads from shared memory and makes fp32."""
+COPY_INSTRUCTIONS = 30
+"""For each 16 bytes that it copies there."""
+STORE_INSTRUCTIONS = 22
 """For each vector that it stores."""
+STATS_INSTRUCTIONS = 50
+"""For each of these, of row statistics."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +129,7 @@ class StencilTiles(Stencil):
     def _registers(self, schedule: Schedule) -> int:
         """Of a thread, about."""
         sums = schedule["rows"] * schedule["strip"]
-        return min(255, VECTOR * (sums + self._tile(schedule).span) + 32)
+        return min(255, VECTOR * (sums + self._tile(schedule).span) + 24)
 
     def _refusal(self, schedule: Schedule) -> str | None:
         sums = schedule["rows"] * schedule["strip"] * VECTOR
@@ -159,7 +164,8 @@ class StencilTiles(Stencil):
             self._smem(schedule)[1], threads, block.registers, self.target
         )
         together = min(-(-tile.blocks // self.target.sm_count), resident)
-        flops_per_us = timing.fp32_per_us(together * threads, self.target)
+        multiplying = threads - block.copy_threads
+        flops_per_us = timing.fp32_per_us(together * multiplying, self.target)
         return timing.chain_us(
             block,
             tile.blocks,
@@ -172,19 +178,18 @@ class StencilTiles(Stencil):
     def _flops(self, schedule: Schedule) -> float:
         """Of a block, of the products with its weights, and what its instructions besides take."""
         tile = self._tile(schedule)
-        results = tile.height * tile.width * schedule["channels"]
-        products = results * self._taps
+        results = schedule["rows"] * schedule["strip"] * VECTOR
+        products = pad_to(tile.items, 32) * results * self._taps
         return timing.FLOPS_OF_INSTRUCTION * (products + self._instructions(schedule))
 
     def _instructions(self, schedule: Schedule) -> int:
         """Of a block's threads, beside products: loads from shared memory and what makes them
         fp32, copies and stores."""
         tile, rows, strip = self._tile(schedule), schedule["rows"], schedule["strip"]
-        loads = tile.lines * tile.span * (1 + VECTOR) + rows * self._taps
+        loads = tile.lines * tile.span * LOAD_INSTRUCTIONS + 2 * rows * self._taps
         copied = tile.high * tile.wide * schedule["channels"] // self.chunk
-        turns = -(-tile.items // schedule["threads"]) * schedule["threads"]
-        stored = rows * strip * STORE_INSTRUCTIONS
-        return turns * (loads + stored) + copied * COPY_INSTRUCTIONS
+        stored = rows * strip * (STORE_INSTRUCTIONS + self.one.stats * STATS_INSTRUCTIONS)
+        return pad_to(tile.items, 32) * (loads + stored) + copied * COPY_INSTRUCTIONS
 
     @property
     def _taps(self) -> int:
@@ -207,6 +212,7 @@ class StencilTiles(Stencil):
             tile_q=channels,
             split=1,
             registers=self._registers(schedule),
+            copy_threads=max(0, schedule["threads"] - pad_to(tile.items, 32)),
             instructions=self._instructions(schedule),
         )
 

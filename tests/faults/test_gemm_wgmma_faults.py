@@ -20,6 +20,7 @@ CLUSTERS = {
     "deep": {**PLAIN, "depth": 1},
     "split": {**PLAIN, "split": 2},
     "multicast": {**PLAIN, "multicast": 2},
+    "deep multicast": {**PLAIN, "multicast": 2, "depth": 1},
     "statistics": {**PLAIN, "split": 2},
     "neighbours": {**PLAIN, "split": 2, "cluster_q": 2, "block_q": 24},
     "fp8": PLAIN,
@@ -88,8 +89,8 @@ FAULTS = {
     ),
     "no wait for an empty slot": (
         "plain",
-        "        ptx::mbarrier_wait(empty + 8 * to.slot, to.phase);\n",
-        "",
+        "        ptx::mbarrier_wait(empty + 8 * to.slot, to.phase);\n        ptx::mbarrier_arrive",
+        "        ptx::mbarrier_arrive",
     ),
     "row values read before they are there": (
         "plain",
@@ -113,8 +114,18 @@ FAULTS = {
     ),
     "a block that ends while a peer counts on its barriers": (
         "multicast",
-        "    ptx::barrier_cluster_arrive_relaxed();\n    ptx::barrier_cluster_wait();\n  }\n}",
-        "  }\n}",
+        "          ptx::mbarrier_wait(empty + 8 * to.slot, to.phase);\n      }",
+        "          ;\n      }",
+    ),
+    "a block that waits for all but a peer's last slot": (
+        "multicast",
+        "i < ahead; ++i, to.advance()",
+        "i < ahead - 1; ++i, to.advance()",
+    ),
+    "a last slot that is not given back to peers": (
+        "deep multicast",
+        "C::DEPTH > 0 && !PROMOTED) release(last);",
+        "C::DEPTH > 0 && PROMOTED) release(last);",
     ),
     "a slot handed back to its own block only": (
         "multicast",
@@ -153,7 +164,7 @@ FAULTS = {
     ),
     "a slot of the last of 512 that is not given back": (
         "deep fp8",
-        "if (end < steps) release(last);",
+        "if (end < steps || C::MULTICAST > 1) release(last);",
         "",
     ),
     "rows of K of the products before": (

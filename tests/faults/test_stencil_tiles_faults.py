@@ -28,13 +28,34 @@ FAULTS = {
     "taps of the row before": ("const int reach = line - r * C::STRIDE_H;",
                                "const int reach = line - r * C::STRIDE_H - 1;"),
     "the last line left out": ("line < LINES; ++line", "line < LINES - 1; ++line"),
-    "results below the last": ("on && p < C::P &&", "on &&"),
-    "results right of the last": ("&& q < C::Q;", ";"),
+    "results below the last": ("there && p < C::P &&", "there &&"),
+    "results right of the last": ("&& q < C::Q ?", "?"),
     "one turn alone": ("first < ITEMS; first += C::THREADS", "first < 1; first += C::THREADS"),
-    "strips of the first row": ("strip / C::ACROSS * C::ROWS : 0", "strip / C::ACROSS : 0"),
+    "strips of the first row": ("place / C::ACROSS * C::ROWS,", "place / C::ACROSS,"),
 }  # fmt: skip
 OF_STATISTICS = {
-    "lanes in the order of pixels": ("strip = place.row, c = place.col;", ""),
+    "lanes in the order of pixels": ("strip = place.row, c = place.col,", ""),
+    "the strip of another chunk": (
+        "rest / max_of(1, Place::LAST);",
+        "item / max_of(1, Place::LAST);",
+    ),
+    "the narrow chunk as a whole one": ("is_whole = rest < 0;", "is_whole = true;"),
+    "halves that go the wrong way": ("gives_low = upper ||", "gives_low = !upper ||"),
+    "halves that stay the wrong way": (
+        "kept = {upper ? high.mean : low.mean",
+        "kept = {upper ? low.mean : high.mean",
+    ),
+    "the last step left out": (
+        "apart > 0; apart /= 2) {\n    const bool upper = left",
+        "apart > 1; apart /= 2) {\n    const bool upper = left",
+    ),
+    "a result of another lane": ("lane / SPREAD * KEPT + i", "lane % SPREAD * KEPT + i"),
+    "results beyond the last stored": ("if (result < N) store(result", "store(result"),
+    "statistics below the last pixel": (
+        "        if (at >= 0)\n          gtco::store",
+        "          gtco::store",
+    ),
+    "statistics of the other chunk": ("(col0 + c) / STATS_CHUNK) * 2", "0) * 2"),
 }
 KNOBS = {"channels": 48, "rows": 2, "strip": 4, "down": 4, "across": 2, "threads": 128}
 
@@ -53,8 +74,8 @@ def test_faults(fault: str) -> None:
 
 @pytest.mark.parametrize("fault", ["none", *OF_STATISTICS])
 def test_faults_of_statistics(fault: str) -> None:
-    group = depthwise((1, 6, 9, 96), (3, 3), stats=True)
-    program = StencilTiles(group, TARGETS["sm_90a"]).emit(KNOBS | {"channels": 96})
+    group = depthwise((1, 9, 9, 96), (3, 3), stats=True)
+    program = StencilTiles(group, TARGETS["sm_90a"]).emit(KNOBS | {"channels": 96, "strip": 5})
     if fault == "none":
         assert not verdicts(program, group)
     else:

@@ -11,9 +11,9 @@ struct Config {
   static constexpr int CHANNELS = 384;
   static constexpr int IMAGES = 1, HEIGHT = 14, WIDTH = 14;
   static constexpr int COLUMNS = 384, SLICE = 64, V = 2;
-  static constexpr int ROWS = 1, STRIP = 5;
-  static constexpr int DOWN = 2, ACROSS = 1;
-  static constexpr int THREADS = 256, WEIGHTS_AT = 11264;
+  static constexpr int ROWS = 1, STRIP = 4;
+  static constexpr int DOWN = 4, ACROSS = 2;
+  static constexpr int THREADS = 256, WEIGHTS_AT = 17920;
 };
 
 struct Image {
