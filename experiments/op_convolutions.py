@@ -5,6 +5,8 @@ They are groups as a compile makes them, so each carries what the model computes
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,8 +19,10 @@ from experiments.op_rivals import Maker, References, Tensors, peers, random_halv
 from experiments.op_shapes import Operator, Sizes
 from gtco.compiler import capture_for, fuse_known, rewritten
 from gtco.cost_model.knowledge import Knowledge
-from gtco.ir.graph import Graph, Node
+from gtco.ir.graph import Graph, Group, Node
 from gtco.options import Options
+from gtco.passes.fusion import fuse
+from gtco.passes.legality import family
 from gtco.passes.tasks import tasks
 from gtco.target import Target
 
@@ -78,14 +82,25 @@ def operators(name: str, target: Target, known: Knowledge) -> tuple[Operator, ..
     fused = fuse_known(known, rewritten(captured, options, target), target)
     batch = model.args[0].shape[0]
     found = []
-    for task in tasks(fused, target):
-        operator = Operator(name, "", batch, task.group, task.weight)
-        linears = [node for node in task.group.nodes if node.definition.is_linear]
+    weighed = [
+        (group, task.weight) for task in tasks(fused, target) for group in _apart(task.group)
+    ]
+    for group, weight in weighed:
+        operator = Operator(name, "", batch, group, weight)
+        linears = [node for node in group.nodes if node.definition.is_linear]
         if operator.convolutions:
             found.append(replace(operator, name=_title(Convolution.of(operator))))
         elif name in WITHOUT_LINEARS and linears and operator.sizes[0] > batch:
             found.append(replace(operator, name="1x1"))
     return tuple(found)
+
+
+def _apart(group: Group) -> Sequence[Group]:
+    """`group`, or one of each of the two linears that its kernel holds."""
+    if family(group) != "back_to_back":
+        return (group,)
+    price = {"back_to_back": math.inf}
+    return fuse(group.graph, lambda part: price.get(family(part), 1.0)).groups
 
 
 def _title(all_of: tuple[Convolution, ...]) -> str:

@@ -212,6 +212,7 @@ class StencilTiles(Stencil):
             tile_q=channels,
             split=1,
             registers=self._registers(schedule),
+            in_turns=1,
             copy_threads=max(0, schedule["threads"] - pad_to(tile.items, 32)),
             instructions=self._instructions(schedule),
         )
