@@ -10,6 +10,7 @@ its own columns, which are few therefore.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -82,6 +83,25 @@ class BackToBacks:
             for pair in self._of.values()
             for node, other in ((first, second), (second, first))
         )
+
+    def parts(self, nodes: Sequence[Node]) -> tuple[tuple[list[Node], Node], ...] | str:
+        """The nodes of both epilogues and the linear of each, or why `nodes` are no kernel of two
+        linears."""
+        anchors = [node for node in nodes if node.definition.family == "gemm"]
+        names = {node.name for node in nodes}
+        pairs = (self.of(node) for node in anchors)
+        pair = next((each for each in pairs if each is not None and each.ahead <= names), None)
+        if pair is None or len(anchors) > 2:
+            return f"%{anchors[0].name} and %{anchors[1].name} are two contractions"
+        before = self.flow.ancestors[self.flow.index[pair.second.name]]
+        ahead = [node for node in nodes if before >> self.flow.index[node.name] & 1]
+        behind = [node for node in nodes if node not in ahead]
+        made = {value for node in ahead for value in node.values}
+        for node in behind:
+            for slot, read in enumerate(self.flow.reads[node.name]):
+                if read.base in made and (node is not pair.second or slot):
+                    return f"%{node.name} reads %{read.value} behind %{pair.second.name}"
+        return (ahead, pair.first), (behind, pair.second)
 
     def _follows(self, pair: BackToBack, node: Node) -> bool:
         if node is pair.second:

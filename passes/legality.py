@@ -38,7 +38,7 @@ from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import FLOATS, Dim
-from gtco.passes.back_to_back import LEAST_ROWS, BackToBack, BackToBacks
+from gtco.passes.back_to_back import LEAST_ROWS, BackToBacks
 from gtco.passes.dataflow import Flow, bits
 from gtco.passes.frames import (
     Frame,
@@ -414,7 +414,7 @@ class Legality:
     def _members(self, nodes: Sequence[Node]) -> str | None:
         kind = _family(nodes)
         if kind == "squeeze":
-            return self._squeeze(nodes)
+            return self._gates.explain(nodes, self._operands)
         if kind == "stencil":
             return self._windowed(nodes)
         if kind == "back_to_back":
@@ -459,52 +459,16 @@ class Legality:
         return f"%{anchor.name} reads %{made_by.name}, which no contraction of the group makes"
 
     def _two_linears(self, nodes: Sequence[Node]) -> str | None:
-        anchors = [node for node in nodes if _contracts(node)]
-        pairs = (self._back_to_backs.of(node) for node in anchors)
-        names = {node.name for node in nodes}
-        pair = next((each for each in pairs if each is not None and each.ahead <= names), None)
-        if pair is None or len(anchors) > 2 or pair.second not in nodes:
-            return f"%{anchors[0].name} and %{anchors[1].name} are two contractions"
-        ahead = [node for node in nodes if self._is_ahead(pair, node)]
-        rest = [node for node in nodes if node not in ahead]
-        made = {value for node in ahead for value in node.values}
-        for node in rest:
-            for slot, read in enumerate(self.flow.reads[node.name]):
-                if read.base in made and (node is not pair.second or slot):
-                    return f"%{node.name} reads %{read.value} behind %{pair.second.name}"
-        if sum(node.op == "row_stats" for node in rest) > 1:
-            return "a GEMM ends in one row_stats at most"
-        for part, anchor in ((ahead, pair.first), (rest, pair.second)):
+        parts = self._back_to_backs.parts(nodes)
+        if isinstance(parts, str):
+            return parts
+        for part, anchor in parts:
+            if sum(node.op == "row_stats" for node in part) > 1:
+                return "a GEMM ends in one row_stats at most"
             if any(self._is_operand(node, anchor) for node in part):
                 return f"%{anchor.name} reads an operand that is prepared"
             if reason := self._operands.explain(part, self.frame(anchor), anchor):
                 return reason
-        return None
-
-    def _is_ahead(self, pair: BackToBack, node: Node) -> bool:
-        """Whether the first epilogue of the pair computes `node`: it leads to its second linear."""
-        position, end = self.flow.index[node.name], self.flow.index[pair.second.name]
-        return bool(self.flow.ancestors[end] >> position & 1)
-
-    def _squeeze(self, nodes: Sequence[Node]) -> str | None:
-        inside = {node.name for node in nodes}
-        means = [node for node in nodes if node.op == "mean"]
-        gate = self._gates.of(means[0])
-        if gate is None or not gate.names <= inside:
-            return f"%{means[0].name} shares a kernel with two linears or with none"
-        after = [node for node in nodes if node.name not in gate.names]
-        if not all(gate.leads_to(node) for node in after):
-            return f"the kernel of %{means[0].name} ends in values of %{gate.excite.name}"
-        full = dict.fromkeys(inside, True)
-        for width_of, part in (
-            (gate.mean, gate.before),
-            (gate.squeeze, gate.between),
-            (gate.excite, after),
-        ):
-            frame = Frame((gate.images, width_of.outputs[0].sizes[-1]), None)
-            for node in part:
-                if reason := self._operands.pointwise(node, frame, inside, full):
-                    return reason
         return None
 
     def _windowed(self, nodes: Sequence[Node]) -> str | None:

@@ -8,6 +8,7 @@ whose blocks share its channels, so the weights are small: each image reads them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,8 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
 from gtco.ir.views import in_order
 from gtco.passes.dataflow import Flow, bits
+from gtco.passes.frames import Frame
+from gtco.passes.operands import Operands
 
 MAX_WEIGHTS = 1 << 20
 """Most elements of one of the two weights."""
@@ -82,6 +85,28 @@ class Gates:
                 after = self.flow.descendants[self.flow.index[gate.excite.name]]
                 return bool(after >> self.flow.index[other.name] & 1)
         return False
+
+    def explain(self, nodes: Sequence[Node], operands: Operands) -> str | None:
+        """Why the kernel of a gate's mean does not hold all of `nodes`, or None if it does."""
+        inside = {node.name for node in nodes}
+        mean = next(node for node in nodes if node.op == "mean")
+        gate = self.of(mean)
+        if gate is None or not gate.names <= inside:
+            return f"%{mean.name} shares a kernel with two linears or with none"
+        after = [node for node in nodes if node.name not in gate.names]
+        if not all(gate.leads_to(node) for node in after):
+            return f"the kernel of %{mean.name} ends in values of %{gate.excite.name}"
+        full = dict.fromkeys(inside, True)
+        for width_of, part in (
+            (gate.mean, gate.before),
+            (gate.squeeze, gate.between),
+            (gate.excite, after),
+        ):
+            frame = Frame((gate.images, width_of.outputs[0].sizes[-1]), None)
+            for node in part:
+                if reason := operands.pointwise(node, frame, inside, full):
+                    return reason
+        return None
 
 
 def _is_mean_of_pixels(graph: Graph, node: Node) -> bool:
