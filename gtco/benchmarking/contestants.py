@@ -241,9 +241,13 @@ def scripted(setting: Setting) -> Call:
 
 
 def inductor(setting: Setting, mode: str) -> Call:
-    """`torch.compile` in one of its modes, which capture CUDA graphs."""
+    """`torch.compile` in one of its modes, which capture CUDA graphs.
+
+    Of a copy: what a module keeps from a call, such as LeViT its biases, lies in the graph's memory
+    then, and the next replay writes there.
+    """
     setting.need_gpu()
-    call: Call = torch.compile(setting.eager, mode=mode)
+    call: Call = torch.compile(copy.deepcopy(setting.eager), mode=mode)
     return call
 
 

@@ -7,6 +7,7 @@ import io
 import itertools
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,12 +33,14 @@ from gtco.benchmarking.bench import (
 )
 from gtco.benchmarking.contestants import (
     EAGER_CALLS,
+    MAKERS,
     PEERS,
     TENSORRT,
     TORCHSCRIPT,
     UNTUNED,
     Cost,
     NoGpu,
+    Setting,
     costs,
 )
 from gtco.benchmarking.onnx_peer import BoundOnnxRuntime, export_onnx
@@ -101,6 +104,31 @@ def test_percentiles() -> None:
 
 def timing(*rounds: float) -> Timing:
     return Timing({"p50": rounds[0], "p90": rounds[0], "p99": rounds[0]}, 1, rounds[0], rounds)
+
+
+class Caching(nn.Module):
+    """Keeps a tensor of its first call, as LeViT keeps its biases."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[str, torch.Tensor] = {}
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.kept.setdefault("bias", x.new_ones(1) * 2)
+
+
+def test_what_a_module_keeps_of_inductors_calls_is_not_eagers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It lies in a CUDA graph's memory, which the next replay writes."""
+    monkeypatch.setattr(Setting, "need_gpu", lambda self: None)
+    monkeypatch.setattr(torch, "compile", lambda module, mode: module)
+    module, x = Caching(), torch.ones(3)
+    with ExitStack() as stack:
+        setting = Setting(Located("m", module, (x,), {}), module, Options(), tmp_path, stack)
+        call = MAKERS["inductor reduce-overhead"](setting)
+        assert torch.equal(call(x), torch.full((3,), 3.0))
+    assert not module.kept
 
 
 def test_the_better_mode_stands_for_inductor_and_a_failed_one_does_not() -> None:
