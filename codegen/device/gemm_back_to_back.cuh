@@ -231,15 +231,20 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
 #pragma unroll 1
     for (int part = 0; part < PARTS; ++part, from.advance()) {
       const int col = part * PART + lane % 4 * 2;
+      const auto has_column = [&](int i) {
+        return C::MIDDLE % PART == 0 || col + 8 * i < C::MIDDLE;
+      };
       const auto active = [&](int half, int i) {
-        return row + 8 * half < C::ROWS && (C::MIDDLE % PART == 0 || col + 8 * i < C::MIDDLE);
+        return row + 8 * half < C::ROWS && has_column(i);
       };
       Inputs inputs[INPUT_ROWS][8];
 #pragma unroll
       for (int half = 0; half < INPUT_ROWS; ++half)
 #pragma unroll
         for (int i = 0; i < 8; ++i)
-          inputs[half][i] = first.template inputs<2>(row + 8 * half, col + 8 * i, active(half, i));
+          // For a row that is not, those of the last: a load that waits for no condition.
+          inputs[half][i] = first.template inputs<2>(min_of(row + 8 * half, C::ROWS - 1),
+                                                     col + 8 * i, has_column(i));
       const u32 b_part = ring + from.slot * STAGE_BYTES, d_part = b_part + B_BYTES;
       float y[PART / 2];
       ptx::mbarrier_wait(b_full + 8 * from.slot, from.phase);

@@ -114,35 +114,44 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
       }
     }
     constexpr int RESULTS = C::ROWS * C::STRIP;
-    const auto row_of = [&](int result, bool there) {
-      const int p = p0 + down + result / C::STRIP, q = q0 + across + result % C::STRIP;
-      return there && p < C::P && q < C::Q ? (n * C::P + p) * C::Q + q : -1;
+    // Rows of the results, at distances that are known.
+    const int row0 = (n * C::P + p0 + down) * C::Q + q0 + across;
+    const auto row_of = [&](int result) {
+      return row0 + result / C::STRIP * C::Q + result % C::STRIP;
     };
+    const auto is_there = [&](int result) {
+      return p0 + down + result / C::STRIP < C::P && q0 + across + result % C::STRIP < C::Q;
+    };
+    // What the epilogue reads is asked for at once; for a result that is not, that of another.
+    using Inputs = typename Functor::template Inputs<V>;
+    Inputs inputs[Functor::INPUTS_BY_ROW ? RESULTS : 1];
+#pragma unroll
+    for (int i = 0; i < (Functor::INPUTS_BY_ROW ? RESULTS : 1); ++i)
+      inputs[i] = functor.template inputs<V>(is_there(i) ? row_of(i) : 0, col0 + c, on);
     Moments moments[Functor::ROW_STATS ? RESULTS : 1];
     float* stats = nullptr;
 #pragma unroll
     for (int result = 0; result < RESULTS; ++result) {
-      const int at = row_of(result, on);
-      const bool active = at >= 0;
+      const int at = row_of(result);
+      const bool active = on && is_there(result);
       typename Functor::Row values{};
       if constexpr (Functor::ROW_VALUES > 0) {
         if (active) values = functor.row_values(at, true);
       }
-      const auto inputs = functor.template inputs<V>(at, col0 + c, active);
+      const Inputs& in = inputs[Functor::INPUTS_BY_ROW ? result : 0];
       const auto& sum = sums[result / C::STRIP][result % C::STRIP];
       if constexpr (Functor::ROW_STATS) {
-        functor.template operator()<V>(at, col0 + c, values, active, inputs, sum,
+        functor.template operator()<V>(at, col0 + c, values, active, in, sum,
                                        StatsOfResults<RESULTS>{moments, result, stats});
       } else {
-        functor.template operator()<V>(at, col0 + c, values, active, inputs, sum);
+        functor.template operator()<V>(at, col0 + c, values, active, in, sum);
       }
     }
     if constexpr (Functor::ROW_STATS) {
       constexpr int CHUNKS = ceil_div(C::COLUMNS, STATS_CHUNK);
       const auto keep = [&](int result, const Moments& of) {
-        const int at = row_of(result, chunk_strip < STRIPS);
-        if (at >= 0)
-          gtco::store<2>(stats + (at * CHUNKS + (col0 + c) / STATS_CHUNK) * 2,
+        if (chunk_strip < STRIPS && is_there(result))
+          gtco::store<2>(stats + (row_of(result) * CHUNKS + (col0 + c) / STATS_CHUNK) * 2,
                          Vec<float, 2>{{of.mean, of.m2}});
       };
       if (is_whole) {  // all lanes of a warp or none

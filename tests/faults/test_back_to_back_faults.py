@@ -285,13 +285,13 @@ FAULTS = {
     ),
     "inputs beyond the last column": (
         "bottleneck",
-        "(C::MIDDLE % PART == 0 || col + 8 * i < C::MIDDLE);",
-        "true;",
+        "return C::MIDDLE % PART == 0 || col + 8 * i < C::MIDDLE;",
+        "return true;",
     ),
     "inputs beyond the last row": (
         "two residuals",
-        "return row + 8 * half < C::ROWS && (",
-        "return (",
+        "min_of(row + 8 * half, C::ROWS - 1)",
+        "row + 8 * half",
     ),
     "inputs of the upper half's rows": (
         "two residuals",

@@ -28,11 +28,15 @@ FAULTS = {
     "taps of the row before": ("const int reach = line - r * C::STRIDE_H;",
                                "const int reach = line - r * C::STRIDE_H - 1;"),
     "the last line left out": ("line < LINES; ++line", "line < LINES - 1; ++line"),
-    "results below the last": ("there && p < C::P &&", "there &&"),
-    "results right of the last": ("&& q < C::Q ?", "?"),
+    "results below the last": ("result / C::STRIP < C::P &&", "result / C::STRIP < 2 * C::P &&"),
+    "results right of the last": ("result % C::STRIP < C::Q;", "result % C::STRIP < 2 * C::Q;"),
     "one turn alone": ("first < ITEMS; first += C::THREADS", "first < 1; first += C::THREADS"),
     "strips of the first row": ("place / C::ACROSS * C::ROWS,", "place / C::ACROSS,"),
 }  # fmt: skip
+OF_ROWS = {
+    "what the epilogue reads of the first result": ("? result : 0];", "? 0 : 0];"),
+    "what it reads of a result beyond the last": ("is_there(i) ? row_of(i) : 0,", "row_of(i),"),
+}
 OF_STATISTICS = {
     "lanes in the order of pixels": ("strip = place.row, c = place.col,", ""),
     "the strip of another chunk": (
@@ -52,8 +56,8 @@ OF_STATISTICS = {
     "a result of another lane": ("lane / SPREAD * KEPT + i", "lane % SPREAD * KEPT + i"),
     "results beyond the last stored": ("if (result < N) store(result", "store(result"),
     "statistics below the last pixel": (
-        "        if (at >= 0)\n          gtco::store",
-        "          gtco::store",
+        "if (chunk_strip < STRIPS && is_there(result))",
+        "if (chunk_strip < STRIPS)",
     ),
     "statistics of the other chunk": ("(col0 + c) / STATS_CHUNK) * 2", "0) * 2"),
 }
@@ -70,6 +74,17 @@ def test_faults(fault: str) -> None:
         assert not verdicts(program, group)
     else:
         check_caught(planted(program, *FAULTS[fault]), group)
+
+
+@pytest.mark.parametrize("fault", ["none", *OF_ROWS])
+def test_faults_of_operands_by_row(fault: str) -> None:
+    """Such as a residual."""
+    group = depthwise((1, 9, 9, 96), (3, 3), stats=True)
+    program = StencilTiles(group, TARGETS["sm_90a"]).emit(KNOBS | {"channels": 96, "strip": 5})
+    if fault == "none":
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *OF_ROWS[fault]), group)
 
 
 @pytest.mark.parametrize("fault", ["none", *OF_STATISTICS])
