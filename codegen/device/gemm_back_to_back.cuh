@@ -42,8 +42,8 @@ struct NoImage {};    // the first epilogue reads none
 struct NotStored {};  // nobody else reads Y
 
 // Config: Element, ROWS, K (of A), MIDDLE (columns of Y), COLUMNS, BLOCK_N (COLUMNS, padded),
-// A_TILES (1 or 2), STAGES, SQUARES (of a warpgroup), WIDTH (of the second epilogue's lanes, 2 or
-// 8), BLOCKS, RING_AT, SQUARES_AT, ROW_VALUES_AT and BARRIERS_AT (bytes). 384 threads. `first`
+// A_TILES (1 or 2), STAGES, SQUARES (of a warpgroup), WIDTH (of the second epilogue's lanes, 2, 4
+// or 8), BLOCKS, RING_AT, SQUARES_AT, ROW_VALUES_AT and BARRIERS_AT (bytes). 384 threads. `first`
 // returns Y, `store` stores it; Image is a tensor map of squares, if there is one.
 template <class C, class First, class Store, class Second, class Image = NoImage>
 __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
@@ -64,7 +64,7 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
   constexpr int PRODUCER = GROUPS * 4, GATHERER = PRODUCER + 1 + GROUPS;  // warps
   constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = 240;
   static_assert(Second::ROW_VALUES == 0, "no row of Z is prepared for");
-  static_assert(C::WIDTH == 2 || C::COLUMNS % 32 == 0, "32 rows of D are whole");
+  static_assert(C::WIDTH == 2 || C::COLUMNS % (4 * C::WIDTH) == 0, "parts of D are whole");
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 a_tiles = ptx::shared_address(smem);  // (A_TILES, ATOMS, BLOCK_M, ATOM_K)
@@ -154,7 +154,7 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
     const auto copy_more_weights = [&](int s, int part) {
       const u32 to = ring + s * STAGE_BYTES + B_BYTES;
       ptx::mbarrier_arrive_expect_tx(d_full + 8 * s, D_BYTES);
-      if constexpr (C::WIDTH == 8) {
+      if constexpr (C::WIDTH > 2) {
         ptx::cp_async_bulk_tensor(to, d_map, part * PART, 0, 0, 0, 0, d_full + 8 * s);
       } else {
         ptx::cp_async_bulk_tensor(to, d_map, part * PART, 0, 0, d_full + 8 * s);

@@ -108,6 +108,17 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   for (int s = 0; s < C::STRIP; ++s) sums[s] = map<V>([&](int) { return tap.start(); });
 #pragma unroll
   for (int kh = 0; kh < ROWS; ++kh) load_row(kh);
+  // What the epilogue reads comes beside the pixels, for a result that is not that of another.
+  using Inputs = typename Functor::template Inputs<V>;
+  constexpr int SLOTS = Functor::INPUTS_BY_ROW ? C::STRIP : 1;
+  constexpr bool FETCH = SLOTS * static_cast<int>(sizeof(Inputs)) <= 64;
+  Inputs fetched[FETCH ? SLOTS : 1];
+  if constexpr (FETCH) {
+#pragma unroll
+    for (int s = 0; s < SLOTS; ++s)
+      fetched[s] =
+          functor.template inputs<V>(on && q0 + s < C::Q ? line * C::Q + q0 + s : 0, col, true);
+  }
 #pragma unroll
   for (int kh = 0; kh < TAP_ROWS; ++kh) {
 #pragma unroll
@@ -135,8 +146,13 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
       return SHARED ? tap.finish(sums[s][i], p, q0)
                     : tap.finish(sums[s][i], y0, x0 + s * C::STRIDE_W);
     });
-    const auto inputs = functor.template inputs<V>(row, col, active);
-    functor.template operator()<V>(row, col, values, active, inputs, acc, StatsOfChunks{});
+    if constexpr (FETCH) {
+      functor.template operator()<V>(row, col, values, active, fetched[SLOTS == 1 ? 0 : s], acc,
+                                     StatsOfChunks{});
+    } else {
+      const auto inputs = functor.template inputs<V>(row, col, active);
+      functor.template operator()<V>(row, col, values, active, inputs, acc, StatsOfChunks{});
+    }
   }
 }
 

@@ -106,8 +106,7 @@ class GemmBackToBack(Sketch):
         vectors = {name: emitter.region.vector for name, emitter in emitters.items()}
         check(vectors["First"] == 2, "the first epilogue takes columns one by one")
         check(vectors.get("Store", 8) == 8, "the value between is stored in no runs of 16 bytes")
-        # The template copies rows of D in eights, or as they lie.
-        self.width = 8 if self.second.width(vectors["Second"]) == 8 else 2
+        self.width = self.second.width(vectors["Second"])
         self.image = next(
             (
                 (name, operand)

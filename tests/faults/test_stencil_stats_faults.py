@@ -47,6 +47,15 @@ FAULTS = {
 }
 
 
+OF_FETCHED = {
+    "what the epilogue reads of the first window": ("fetched[SLOTS == 1 ? 0 : s]", "fetched[0]"),
+    "what it reads of a window beyond the last": (
+        "on && q0 + s < C::Q ? line * C::Q + q0 + s : 0",
+        "line * C::Q + q0 + s",
+    ),
+}
+
+
 def program_of(dtype: torch.dtype = torch.float32) -> tuple[KernelProgram, Group]:
     """88 channels: in vectors of four, a chunk of 16 lanes and one of 6 lanes of 8."""
     group = stencil_groups.depthwise((1, 5, 6, 88), (3, 3), dtype, stats=True)
@@ -61,6 +70,15 @@ def test_faults(fault: str) -> None:
         assert not verdicts(program, group)
     else:
         check_caught(planted(program, *FAULTS[fault]), group)
+
+
+@pytest.mark.parametrize("fault", ["none", *OF_FETCHED])
+def test_faults_of_what_comes_beside_the_pixels(fault: str) -> None:
+    program, group = program_of(torch.float16)
+    if fault == "none":
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *OF_FETCHED[fault]), group)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -125,6 +125,16 @@ def stored_in_columns() -> Group:
     return Group("stored", b.build([b.add("permute", y, dims=(1, 0)), z]))
 
 
+@pytest.mark.parametrize(
+    ("case", "width"), [("bottleneck", 8), ("few between", 4), ("odd sizes", 2)]
+)
+def test_a_lane_stores_as_many_columns_as_parts_of_the_second_weights_allow(
+    case: str, width: int
+) -> None:
+    program = next(program for _, program in GemmBackToBack(CASES[case](), FEW).legal())
+    assert f"WIDTH = {width};" in program.source
+
+
 REFUSED = {
     "operand in columns": (operand_in_columns, FEW, "A lies in rows of K"),
     "stored in columns": (stored_in_columns, FEW, "stored in no runs of 16 bytes"),
