@@ -38,7 +38,7 @@ STATS_INSTRUCTIONS = 50
 @dataclass(frozen=True)
 class _Tile:
     """What a block of one schedule does: results down and across, pixels likewise, items of work,
-    vectors of each, lines and pixels of these that a thread reads, and blocks."""
+    lines and pixels of each that a thread reads for one, and blocks of the grid."""
 
     height: int
     width: int

@@ -29,6 +29,7 @@ from torch.utils import _pytree as pytree
 
 from gtco.frontend.context import Context, Number, Value
 from gtco.frontend.exporting import exported, quiet, reason_of, within
+from gtco.frontend.idle import drop_idle_checks, idle_nodes
 from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
 from gtco.frontend.refusals import (
     CaptureError,
@@ -153,6 +154,7 @@ def capture(
             refuse_training(model, label)
             inside = within(regions, model)
             program = exported(inside, tuple(args), dict(kwargs or {}), label)
+            drop_idle_checks(program)
         check_program(program, label)
         stated = result_types(program)
         try:
@@ -222,7 +224,7 @@ class _Lowerer:
 
     def run(self) -> Captured:
         positions, literals = self._inputs()
-        idle = self._idle()
+        idle = idle_nodes(self.program)
         for node in self.program.graph.nodes:
             if node in idle:
                 continue
@@ -240,24 +242,6 @@ class _Lowerer:
         return Captured(
             self.builder.build(outputs), spec.in_spec, positions, literals, spec.out_spec, template
         )
-
-    def _idle(self) -> set[fx.Node]:
-        """What neither reads an input nor is read by what does or by a result: checks of what is
-        constant."""
-        nodes = self.program.graph.nodes
-        given = {
-            spec.arg.name
-            for spec in self.program.graph_signature.input_specs
-            if spec.kind is InputKind.USER_INPUT and isinstance(spec.arg, TensorArgument)
-        }
-        lowered: set[fx.Node] = set()
-        for node in nodes:
-            if node.name in given or not lowered.isdisjoint(node.all_input_nodes):
-                lowered.add(node)
-        for node in reversed(nodes):
-            if node.op == "output" or node in lowered:
-                lowered.update(node.all_input_nodes)
-        return {node for node in nodes if node.op == "call_function" and node not in lowered}
 
     # -- signature ---------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtco.codegen.sketches.elementwise import Elementwise
+from gtco.frontend.idle import drop_idle_checks
 from gtco.frontend.torch_export import CaptureError
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
@@ -86,6 +87,36 @@ def test_a_check_of_what_is_constant_is_left_out() -> None:
 
     graph, _ = captured(checked, random(2, 3))
     assert [node.op for node in graph.nodes] == ["relu"]
+
+
+def test_a_check_of_all_of_a_constant_is_gone_before_torch_makes_the_program_functional() -> None:
+    """torch 2.11 cannot."""
+
+    def checked(m: Function, x: Tensor) -> Tensor:
+        sizes = torch.tensor(x.shape)
+        torch._check_tensor_all_with(ValueError, sizes.prod() == x.numel(), lambda: "apart")
+        return x.relu()
+
+    program = torch.export.export(Function(checked), (random(2, 3),), strict=False)
+    drop_idle_checks(program)
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert "aten.relu.default" in called
+    assert not called & {"aten._assert_scalar.default", "aten.item.default", "aten.prod.default"}
+    graph, _ = captured(checked, random(2, 3))
+    assert [node.op for node in graph.nodes] == ["relu"]
+
+
+def test_what_is_written_to_a_constant_stays() -> None:
+    def written(m: Function, x: Tensor) -> Tensor:
+        table = torch.zeros(3)
+        table[1].fill_(2.0)
+        torch._check((table.sum() == 2).item())
+        return x + table
+
+    graph, args = captured(written, random(2, 3))
+    check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    (y,) = interpret(graph, args)
+    assert torch.equal(y, args[0] + torch.tensor([0.0, 2.0, 0.0]))
 
 
 def test_what_nobody_reads_may_read_an_input_and_a_constant() -> None:
