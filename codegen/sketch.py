@@ -253,11 +253,15 @@ class Sketch(ABC):
     def _binding(self) -> Binding:
         return Binding(self.group.graph)
 
-    def legal(self) -> Iterator[tuple[Schedule, KernelProgram]]:
-        """Every legal schedule of the whole product of knobs, with its program."""
+    def schedules(self) -> Iterator[Schedule]:
+        """The whole product of knobs, whether legal or not."""
         knobs = self.knobs()
         for values in itertools.product(*(knob.choices for knob in knobs)):
-            schedule = {knob.name: value for knob, value in zip(knobs, values, strict=True)}
+            yield {knob.name: value for knob, value in zip(knobs, values, strict=True)}
+
+    def legal(self) -> Iterator[tuple[Schedule, KernelProgram]]:
+        """Every legal one of `schedules`, with its program."""
+        for schedule in self.schedules():
             try:
                 yield schedule, self.emit(schedule)
             except Illegal:

@@ -99,8 +99,9 @@ def _apart(group: Group) -> Sequence[Group]:
     """`group`, or one of each of the two linears that its kernel holds."""
     if family(group) != "back_to_back":
         return (group,)
-    price = {"back_to_back": math.inf}
-    return fuse(group.graph, lambda part: price.get(family(part), 1.0)).groups
+    return fuse(
+        group.graph, lambda part: math.inf if family(part) == "back_to_back" else 1.0
+    ).groups
 
 
 def _title(all_of: tuple[Convolution, ...]) -> str:

@@ -126,7 +126,7 @@ def _behind(flow: Flow, second: Node) -> BackToBack | None:
         node = waiting.pop()
         if node.definition.is_linear:
             linears.append(node)
-        elif node.definition.is_pointwise and not node.definition.of_pairs:
+        elif _is_point_by_point(node):
             for each in map(flow.producer, flow.reads[node.name]):
                 if (
                     each is not None
@@ -142,10 +142,7 @@ def _behind(flow: Flow, second: Node) -> BackToBack | None:
         pair = BackToBack(first, between, second)
         inside = pair.ahead | {second.name}
         points = all(
-            node.definition.is_pointwise
-            and not node.definition.of_pairs
-            and node.outputs[0].sizes == spec.sizes
-            for node in between
+            _is_point_by_point(node) and node.outputs[0].sizes == spec.sizes for node in between
         )
         ahead = (value for node in (first, *between) for value in node.values if value != middle)
         if points and _fits(flow, pair) and not any(flow.escapes(each, inside) for each in ahead):
@@ -161,8 +158,7 @@ def _beside(flow: Flow, pair: BackToBack) -> frozenset[str]:
             if (
                 node is not None
                 and node.name not in inside
-                and node.definition.is_pointwise
-                and not node.definition.of_pairs
+                and _is_point_by_point(node)
                 and node.outputs[0].sizes == sizes
                 and not flow.escapes(node.values[0], inside)
             ):
@@ -170,6 +166,10 @@ def _beside(flow: Flow, pair: BackToBack) -> frozenset[str]:
                 inside.add(node.name)
                 waiting.append(node)
     return frozenset(found)
+
+
+def _is_point_by_point(node: Node) -> bool:
+    return node.definition.is_pointwise and not node.definition.of_pairs
 
 
 def _rows(linear: Node) -> int:

@@ -35,7 +35,7 @@ class Clocks {
   }
   // Agent `agent` is seen up to `clock`.
   void learn(u32 agent, u32 clock) {
-    if (done(agent) < clock) done(agent) = clock;
+    learn_order(agent, clock);
     if (seen(agent) < clock) seen(agent) = clock;
   }
   // What it did up to `clock` has happened.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
@@ -77,10 +76,7 @@ class Columnwise(Sketch):
 
     def defaults(self) -> Iterable[Schedule]:
         """All legal schedules, ordered by the formula of a kernel's time."""
-        names = [knob.name for knob in self.knobs()]
-        every = itertools.product(*(knob.choices for knob in self.knobs()))
-        schedules = [dict(zip(names, values, strict=True)) for values in every]
-        legal = [each for each in schedules if self._refusal(each) is None]
+        legal = (each for each in self.schedules() if self._refusal(each) is None)
         return sorted(legal, key=self._cost)
 
     def _cost(self, schedule: Schedule) -> tuple[float, int]:

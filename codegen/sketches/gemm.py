@@ -157,7 +157,7 @@ class GemmProblem:
         """Columns side by side that `by_width` leaves a thread, of an epilogue of `vector` a call:
         eight where 32 of them are whole, four where 16 are, else two, as wgmma has them."""
         width = math.gcd(self.columns, 32) // 4
-        return width if self.batch == 1 and 2 < width <= vector else 2
+        return width if self.batch == 1 and self.b.k_major and 2 < width <= vector else 2
 
     def check_stats(self, columns: int, part: str) -> None:
         """Refuse epilogues of `columns` at a time, a `part`, that cut what row statistics are of.

@@ -63,13 +63,14 @@ class GemmBackToBack(Sketch):
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
         check(target.has_wgmma, f"{target.arch} has no wgmma")
-        flow = Flow(group.graph)
-        pairs = BackToBacks(flow)
+        pairs = BackToBacks(Flow(group.graph))
         found = [pair for node in group.compute if (pair := pairs.of(node))]
         check(len(found) == 1, f"{len(found)} pairs of linears, of one")
         (self.pair,) = found
-        before = flow.ancestors[flow.index[self.pair.second.name]]
-        ahead = {node.name for node in group.compute if before >> flow.index[node.name] & 1}
+        parts = pairs.parts(group.compute)
+        if isinstance(parts, str):
+            raise Illegal(parts)
+        (ahead, _), (behind, _) = parts
         self._outputs = {
             between: tuple(
                 name
@@ -79,13 +80,11 @@ class GemmBackToBack(Sketch):
             for between in (True, False)
         }
         views = [node for node in group.nodes if node.definition.is_view]
-        self._ahead = [node for node in group.compute if node.name in ahead]
-        self._behind = [node for node in group.compute if node.name not in ahead]
-        self.first = self._problem([*views, *self._ahead], ())
+        self.first = self._problem([*views, *ahead], ())
         check(
             self.first.columns % 8 == 0, f"{self.first.columns} columns between, no multiple of 8"
         )
-        self.second = self._problem([*views, *self._behind], self._outputs[False])
+        self.second = self._problem([*views, *behind], self._outputs[False])
         check_tensor_map("A", self.first.plain_a, self.first.dtype)
         check(self.first.plain_a.k_major, "A lies in rows of K")
         stats = self.second.row_stats

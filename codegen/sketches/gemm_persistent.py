@@ -80,7 +80,7 @@ class GemmPersistent(Sketch):
         self.row_fields = len(emitter.row_fields)
         check(problem.a.k_major, "A lies in rows of K")
         self.by_rows = not problem.b.k_major
-        self.width = 2 if self.by_rows else problem.width(region.vector)
+        self.width = problem.width(region.vector)
         self.image: tuple[str, Operand] | None = None  # of those that are read, by name
         if self.width == 8:
             self.image = next(iter(emitter.images.items()), None)

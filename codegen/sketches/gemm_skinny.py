@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
@@ -75,9 +74,7 @@ class GemmSkinny(Sketch):
         return sorted(self._candidates(), key=self._cost)
 
     def _candidates(self) -> Iterator[Schedule]:
-        knobs = self.knobs()
-        for values in itertools.product(*(knob.choices for knob in knobs)):
-            schedule = {knob.name: value for knob, value in zip(knobs, values, strict=True)}
+        for schedule in self.schedules():
             try:
                 self._check(schedule)
             except Illegal:

@@ -185,7 +185,7 @@ class GemmWgmma(Sketch):
             return 2 if self.problem.columns % 16 == 0 else 1
         width = self.problem.width(self.vector)
         whole = schedule["block_q"] % (4 * width) == 0
-        return width if whole and schedule["multicast"] == 1 and not self.by_rows else 2
+        return width if whole and schedule["multicast"] == 1 else 2
 
     def _part(self, schedule: Schedule) -> int:
         """Rows of Q that the epilogue does at a time, by one block of a cluster."""

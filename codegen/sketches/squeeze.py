@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
@@ -93,10 +92,8 @@ class Squeeze(Sketch):
 
     def defaults(self) -> Iterable[Schedule]:
         """All legal schedules, ordered by the formula of a kernel's time."""
-        knobs = self.knobs()
         legal: list[Schedule] = []
-        for values in itertools.product(*(knob.choices for knob in knobs)):
-            schedule = {knob.name: value for knob, value in zip(knobs, values, strict=True)}
+        for schedule in self.schedules():
             try:
                 self._check(schedule)
             except Illegal:

@@ -36,6 +36,13 @@ FEWEST_THREADS = THREADS // 2
 (experiments/notes/17-convolutions.md)."""
 
 
+def lanes_of_chunks(columns: int, vector: int) -> int:
+    """Threads that have a row's `columns` in the order of chunks (`ChunkPlace` of stats.cuh)."""
+    chunks, rest = divmod(columns, STATS_CHUNK)
+    last = 1 << (rest // vector - 1).bit_length() if rest else 0
+    return chunks * STATS_CHUNK // vector + last
+
+
 @dataclass(frozen=True)
 class Windowed:
     """One windowed op of a kernel.
@@ -64,12 +71,10 @@ class Windowed:
         return self._strips(strip) * self.columns // vector
 
     def threads(self, strip: int, vector: int) -> int:
-        """These and, in the order of chunks (`ChunkPlace` of stats.cuh), some that are idle."""
+        """These and, in the order of chunks, some that are idle."""
         if not self.stats:
             return self.items(strip, vector)
-        chunks, rest = divmod(self.columns, STATS_CHUNK)
-        last = 1 << (rest // vector - 1).bit_length() if rest else 0
-        return self._strips(strip) * (chunks * STATS_CHUNK // vector + last)
+        return self._strips(strip) * lanes_of_chunks(self.columns, vector)
 
     def _strips(self, strip: int) -> int:
         *lines, windows = self.image.out
@@ -262,21 +267,26 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
         )
 
     def _structs(self, windowed: Windowed, schedule: Schedule, suffix: str) -> str:
-        image, element = windowed.image, C_TYPES[self.dtype]
+        image = windowed.image
         images, *frames, height, width, columns = image.layout.shape
         strip, threads = schedule["strip"], schedule["threads"]
-        places = ("n", *("z" for _ in frames), "y", "x", "channel")
-        at = index(image.layout, places)
-        pixel = ", ".join(f"int {place}" for place in places[:-1])
         more = "".join(f"\n  static constexpr int FRAMES = {count};" for count in frames)
         return f"""struct Config{suffix} {{
-  using Element = {element};
+  using Element = {C_TYPES[self.dtype]};
 {image.fields}
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};{more}
   static constexpr int COLUMNS = {columns}, STRIP = {strip}, THREADS = {threads};
 }};
 
-struct Image{suffix} {{
+{self._image_struct(windowed, suffix)}"""
+
+    def _image_struct(self, windowed: Windowed, suffix: str = "") -> str:
+        """Of where a pixel of the image lies."""
+        layout, element = windowed.image.layout, C_TYPES[self.dtype]
+        places = ("n", *("z" for _ in layout.shape[1:-3]), "y", "x", "channel")
+        at = index(layout, places)
+        pixel = ", ".join(f"int {place}" for place in places[:-1])
+        return f"""struct Image{suffix} {{
   const {element}* base;
   __device__ __forceinline__ const {element}* at({pixel},
                                                              int channel) const {{

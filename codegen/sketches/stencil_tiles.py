@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
 from gtco.codegen import timing
-from gtco.codegen.emit import declared, index
+from gtco.codegen.emit import declared
 from gtco.codegen.program import KernelProgram, Pointer
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
 from gtco.codegen.sketches.gemm import pad_to
-from gtco.codegen.sketches.stencil import Stencil
+from gtco.codegen.sketches.stencil import Stencil, lanes_of_chunks
 from gtco.codegen.tile_loads import SECTOR
 from gtco.ir.graph import Group
 from gtco.ir.references import STATS_CHUNK
@@ -72,7 +72,8 @@ class StencilTiles(Stencil):
         whole = run == self.chunk and self.one.columns % run == 0
         check(whole, f"the image {image.layout} is not in runs of 16 bytes")
         check(self.vector >= VECTOR, "the epilogue takes channels one by one")
-        check(bool(self._legal), "no tile fits the shared memory")
+        self._tile_of = functools.cache(self._make_tile)
+        check(any(self._legal()), "no tile fits the shared memory")
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -99,8 +100,14 @@ class StencilTiles(Stencil):
         )
 
     def _tile(self, schedule: Schedule) -> _Tile:
-        image, rows, strip = self.one.image, schedule["rows"], schedule["strip"]
-        height, width = rows * schedule["down"], strip * schedule["across"]
+        channels, rows, strip = (schedule[name] for name in ("channels", "rows", "strip"))
+        return self._tile_of(channels, rows, strip, schedule["down"], schedule["across"])
+
+    def _make_tile(
+        self, channels: int, rows: int, strip: int, steps_down: int, steps_across: int
+    ) -> _Tile:
+        image = self.one.image
+        height, width = rows * steps_down, strip * steps_across
         reach = [
             (size - 1) * dilation
             for size, dilation in zip(image.kernel, image.dilation, strict=True)
@@ -109,15 +116,11 @@ class StencilTiles(Stencil):
             (count - 1) * image.stride[axis] + reach[axis] + 1
             for count, axis in ((height, 0), (width, 1), (rows, 0), (strip, 1))
         )
-        vectors = schedule["channels"] // VECTOR
-        if self.one.stats:
-            chunks, rest = divmod(schedule["channels"], STATS_CHUNK)
-            last = 1 << (rest // VECTOR - 1).bit_length() if rest else 0
-            vectors = chunks * STATS_CHUNK // VECTOR + last
+        vectors = lanes_of_chunks(channels, VECTOR) if self.one.stats else channels // VECTOR
         down, across = image.out
         tiles = -(-down // height) * -(-across // width) * image.layout.shape[0]
-        items = schedule["down"] * schedule["across"] * vectors
-        blocks = tiles * (self.one.columns // schedule["channels"])
+        items = steps_down * steps_across * vectors
+        blocks = tiles * (self.one.columns // channels)
         return _Tile(height, width, high, wide, items, lines, span, blocks)
 
     def _smem(self, schedule: Schedule) -> tuple[int, int]:
@@ -135,8 +138,9 @@ class StencilTiles(Stencil):
         sums = schedule["rows"] * schedule["strip"] * VECTOR
         if sums > MOST_SUMS:
             return f"{sums} sums a thread, of {MOST_SUMS}"
-        if self._registers(schedule) > timing.most_registers(schedule["threads"]):
-            return f"about {self._registers(schedule)} registers a thread"
+        registers = self._registers(schedule)
+        if registers > timing.most_registers(schedule["threads"]):
+            return f"about {registers} registers a thread"
         tile, (down, across) = self._tile(schedule), self.one.image.out
         if (tile.height >= 2 * down and schedule["down"] > 1) or (
             tile.width >= 2 * across and schedule["across"] > 1
@@ -145,18 +149,12 @@ class StencilTiles(Stencil):
         smem, limit = self._smem(schedule)[1], self.target.smem_per_block
         return None if smem <= limit else f"shared memory {smem} B, of {limit} B a block"
 
-    @property
-    def _legal(self) -> list[Schedule]:
-        knobs = self.knobs()
-        every = itertools.product(*(knob.choices for knob in knobs))
-        schedules = [
-            dict(zip((knob.name for knob in knobs), values, strict=True)) for values in every
-        ]
-        return [schedule for schedule in schedules if self._refusal(schedule) is None]
+    def _legal(self) -> Iterator[Schedule]:
+        return (schedule for schedule in self.schedules() if self._refusal(schedule) is None)
 
     def defaults(self) -> Iterable[Schedule]:
         """All legal schedules, ordered by the formula of a kernel's time."""
-        return sorted(self._legal, key=self._cost)
+        return sorted(self._legal(), key=self._cost)
 
     def _cost(self, schedule: Schedule) -> float:
         block, tile, threads = self._work(schedule), self._tile(schedule), schedule["threads"]
@@ -224,17 +222,16 @@ class StencilTiles(Stencil):
         region, emitter = self._write(self.one, VECTOR, parameters)
         base = region.parameter(self.one.image.base, "in")
         tap, given = self._tap(self.one, region)
-        image, element, threads = self.one.image, C_TYPES[self.dtype], schedule["threads"]
+        image, threads = self.one.image, schedule["threads"]
         images, height, width, columns = image.layout.shape
         weights_at, smem = self._smem(schedule)
         functor = emitter.functor("Epilogue", "acc")
         names = ", ".join(parameters)
-        at = index(image.layout, ("n", "y", "x", "channel"))
         source = f"""#include "stencil_tiles.cuh"
 using namespace gtco;
 
 struct Config {{
-  using Element = {element};
+  using Element = {C_TYPES[self.dtype]};
 {image.fields}
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
   static constexpr int COLUMNS = {columns}, SLICE = {schedule["channels"]}, V = {VECTOR};
@@ -243,13 +240,7 @@ struct Config {{
   static constexpr int THREADS = {threads}, WEIGHTS_AT = {weights_at};
 }};
 
-struct Image {{
-  const {element}* base;
-  __device__ __forceinline__ const {element}* at(int n, int y, int x, int channel) const {{
-    return base + {at};
-  }}
-}};
-
+{self._image_struct(self.one)}
 {tap}
 {functor}
 extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declared(parameters)}) {{

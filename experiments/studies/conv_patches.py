@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -116,25 +118,34 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 @torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def study(
+    experiment: str, doc: str | None, groups: Callable[[bool], Mapping[str, Callable[[], Group]]]
+) -> None:
+    """Measure `groups(quick)`, by name, as the command line of this module says."""
+    parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("out", type=Path)
     parser.add_argument("--programs", type=int, default=8, help="of each sketch")
     parser.add_argument("--quick", action="store_true", help="a rehearsal on the CPU, no times")
     given = parser.parse_args()
     device = resolve_device(HOST if given.quick else None)
+    # So few that small groups give each of them work.
+    target = replace(device.target, sm_count=2) if given.quick else device.target
     begun, asked = time.monotonic(), {}
     with Trials(host=given.quick) as runner:
-        for name in CONVOLUTIONS:
-            group = group_of(name, given.quick)
-            subject = Subject(workload_key(group, device.target), group)
-            candidates = drawn(group, device.target, given.programs)
+        for name, make in groups(given.quick).items():
+            group = make()
+            subject = Subject(workload_key(group, target), group)
+            candidates = drawn(group, target, given.programs)
             asked[name] = [(each, runner.run(subject, each)) for each in candidates]
-        rows = [row(name, device.target, futures) for name, futures in asked.items()]
+        rows = [row(name, target, futures) for name, futures in asked.items()]
     found = {"device": device.name, "seconds": time.monotonic() - begun, "rows": rows}
-    result = {"experiment": "conv_patches", **provenance("studies.conv_patches"), **found}
+    result = {"experiment": experiment, **provenance(f"studies.{experiment}"), **found}
     publish(given.out, result, table(rows), lambda: None)
 
 
 if __name__ == "__main__":
-    main()
+    study(
+        "conv_patches",
+        __doc__,
+        lambda quick: {name: partial(group_of, name, quick) for name in CONVOLUTIONS},
+    )

@@ -9,23 +9,13 @@ too. With --quick small ones run on the CPU, in the host build: a rehearsal that
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import torch
 
-from experiments.publish import provenance, publish
-from experiments.studies.conv_patches import drawn, row, table
-from gtco.cost_model.measure import Subject
-from gtco.cost_model.trials import Trials
+from experiments.studies.conv_patches import study
 from gtco.ir.graph import Group
-from gtco.passes.tasks import workload_key
-from gtco.runtime.device import resolve_device
-from gtco.target import HOST
 from tests.back_to_back_groups import bottleneck, perceptron
 from tests.groups import norm_linear, plain_linear, residual_linear
 from tests.stencil_groups import depthwise
@@ -87,28 +77,5 @@ def groups_of(quick: bool) -> Mapping[str, Callable[[], Group]]:
     return found
 
 
-@torch.no_grad()
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--programs", type=int, default=8, help="of each sketch")
-    parser.add_argument("--quick", action="store_true", help="a rehearsal on the CPU, no times")
-    given = parser.parse_args()
-    device = resolve_device(HOST if given.quick else None)
-    target = replace(device.target, sm_count=2) if given.quick else device.target
-    begun, asked = time.monotonic(), {}
-    with Trials(host=given.quick) as runner:
-        for name, make in groups_of(given.quick).items():
-            group = make()
-            subject = Subject(workload_key(group, target), group)
-            asked[name] = [
-                (each, runner.run(subject, each)) for each in drawn(group, target, given.programs)
-            ]
-        rows = [row(name, target, futures) for name, futures in asked.items()]
-    found = {"device": device.name, "seconds": time.monotonic() - begun, "rows": rows}
-    result = {"experiment": "large_batches", **provenance("studies.large_batches"), **found}
-    publish(given.out, result, table(rows), lambda: None)
-
-
 if __name__ == "__main__":
-    main()
+    study("large_batches", __doc__, groups_of)

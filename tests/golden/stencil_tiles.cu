@@ -18,7 +18,8 @@ struct Config {
 
 struct Image {
   const half_t* base;
-  __device__ __forceinline__ const half_t* at(int n, int y, int x, int channel) const {
+  __device__ __forceinline__ const half_t* at(int n, int y, int x,
+                                                             int channel) const {
     return base + y * 5376 + x * 384 + channel;
   }
 };
