@@ -61,13 +61,14 @@ def pad_channels(graph: Graph, log: Log | None = None) -> Graph:
     if log is not None:
         log.applied[RULE] += sum(_is_product(graph, node) for node in found.padded.values())
     edit = Editor(graph)
-    renamed: dict[str, str] = {}
+    renamed: dict[str, str] = {}  # to what is padded
+    replaced: dict[str, str] = {}  # by what is as wide as it was
     for node in graph.nodes:
         grows = node.name in found.padded
         if node.name in found.handed or (not grows and renamed.keys().isdisjoint(node.inputs)):
             continue
         edit.root(node)
-        inputs = [renamed.get(value, value) for value in node.inputs]
+        inputs = [renamed.get(value, replaced.get(value, value)) for value in node.inputs]
         if not _is_product(graph, node):
             renamed[node.name] = _by_channel(edit, node, inputs)
         elif grows:
@@ -75,7 +76,8 @@ def pad_channels(graph: Graph, log: Log | None = None) -> Graph:
             multiplied = node.name in found.multiplied
             renamed[node.name] = _made(edit, node, product) if multiplied else product
         else:
-            edit.replace(node.name, _product(edit, node, inputs, False))
+            replaced[node.name] = _product(edit, node, inputs, False)
+            edit.replace(node.name, replaced[node.name])
         if grows and found.is_handed(node.name):
             edit.replace(node.name, _narrow(edit, node, renamed[node.name]))
     edit.remove_dead()

@@ -34,6 +34,7 @@ def weights(inner: int = 13, taps: int = 3) -> dict[str, Tensor]:
         "square": random(inner, inner, 1, 1, seed=7),
         "bottom": random(8, inner, seed=8),
         "rows": random(inner, 6, seed=9),
+        "again": random(inner, 16, taps, taps, seed=11),
         "below": -random(inner, 6, taps, taps, seed=10).abs(),
     }
 
@@ -63,6 +64,9 @@ def widths(graph: Graph) -> set[int]:
 PADDED: dict[str, Net] = {
     "activation": lambda m, x: last(m, torch.relu(first(m, x))),
     "sigmoid": lambda m, x: last(m, torch.sigmoid(first(m, x))),
+    "products in a row": lambda m, x: last(
+        m, F.conv2d(last(m, first(m, x)), m.again, padding=1)
+    ),
     "sum": lambda m, x: last(m, first(m, x) + first(m, x, "w2")),
     "row": lambda m, x: last(m, first(m, x) * m.row + m.row),
     "number": lambda m, x: last(m, 1.5 - first(m, x)),
