@@ -96,6 +96,9 @@ class BlockWork:
             no copies behind each other's then.
         writers: threads that finish the results of one tile, where nothing hides that; else 0.
         image: 1 if each of these results waits for a value of an image in device memory.
+        narrow: into how many more parts a lane's stores of eight columns are cut: 1 where it has
+            four side by side, 3 where it has two.
+        reads_of_b: how often it reads all of B, or which part of it, as others do.
         instructions: of its threads beside what the group's nodes ask for, where they are many.
     """
 
@@ -122,6 +125,8 @@ class BlockWork:
     in_turns: int = 0
     writers: int = 0
     image: int = 0
+    narrow: int = 0
+    reads_of_b: float = 0.0
     instructions: int = 0
 
 

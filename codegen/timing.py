@@ -2,7 +2,8 @@
 
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
     begun    = waves but the first * latency, where one block fits a multiprocessor at a time
-    loop     = max(fill, L2, refills of the ring, matrix multiply) + turns of the ring, of one tile;
+    loop     = max(fill, L2, reads of B, refills of the ring, matrix multiply) + turns of the ring,
+               of one tile;
                where threads copy a step whole ahead of its products, at least the first step's
                fill (of one stage, all) + matrix multiply, and the latency of each step besides
     fill     = max(what L2 gives, what shared memory takes and gives, requests of loads)
@@ -146,6 +147,7 @@ def chain_us(
     loop_us = max(
         fill_us,
         busy * block.l2_bytes / (c.together * l2_per_us),
+        busy * block.reads_of_b * c.hot_us,
         fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
         multiply_us,
     )
@@ -157,7 +159,8 @@ def chain_us(
     epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us
     if block.writers:
-        epilogue_us += results / block.writers * (c.result_us + block.image * c.image_us)
+        result_us = c.result_us + block.image * c.image_us + block.narrow * c.narrow_us
+        epilogue_us += results / block.writers * result_us
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
     peer_bytes_per_us = c.crowded_peer_bytes_per_us if crowded else c.peer_bytes_per_us
     epilogue_us += exchanged / peer_bytes_per_us

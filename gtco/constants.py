@@ -55,6 +55,9 @@ class Constants:
         result_us: more for each result that a thread finishes after its others, where
             `BlockWork.writers` says how many share them.
         image_us: more for each of these that waits for a value of an image (`BlockWork.image`).
+        narrow_us: more for each of these and each further part of a store (`BlockWork.narrow`).
+        hot_us: of each read of a matrix B however small: all blocks want it of the same few parts
+            of L2 (`BlockWork.reads_of_b`).
         exchange_us: the cluster's barriers around an exchange of staged tiles.
         sums_us: the same around an exchange of partial sums, which leave from registers.
         peer_bytes_per_us: what a block takes from its peers in a microsecond.
@@ -95,6 +98,8 @@ class Constants:
     store_per_us: float
     result_us: float
     image_us: float
+    narrow_us: float
+    hot_us: float
     exchange_us: float
     sums_us: float
     peer_bytes_per_us: float
@@ -106,7 +111,7 @@ class Constants:
 
 
 H100 = Constants(
-    version=6,
+    version=7,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s
@@ -148,6 +153,9 @@ H100 = Constants(
     store_per_us=33_000,
     result_us=0.008,
     image_us=0.01,
+    # experiments/notes/27-thin_products.md, both.
+    narrow_us=0.01,
+    hot_us=0.012,
     exchange_us=0.5,
     sums_us=0.3,
     peer_bytes_per_us=20_000,

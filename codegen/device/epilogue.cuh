@@ -53,6 +53,15 @@ class EpilogueTile {
     }
   }
 
+  // The same, where they are what another tile of these columns has fetched.
+  __device__ __forceinline__ void share(const EpilogueTile& other) {
+    static_assert(!Functor::INPUTS_BY_ROW, "rows have inputs of their own");
+    if constexpr (FETCH) {
+#pragma unroll
+      for (int slot = 0; slot < SLOTS; ++slot) inputs_[slot] = other.inputs_[slot];
+    }
+  }
+
   // `accumulators(r, c)` gives V accumulators of tile row r from column c. All lanes of a warp stay
   // together, so that the functor may reduce over lanes.
   template <class Accumulators>

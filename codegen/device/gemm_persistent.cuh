@@ -12,6 +12,13 @@
 // many columns side by side are one thread's: of 4 WIDTH rows, WIDTH t + 2 j + e comes as
 // 8 j + 2 t + e.
 //
+// With LINES, a tile has all columns and a warp's rows go through shared memory into whole lines,
+// in which lanes read and write them side by side: where columns are few or odd, a lane would store
+// four or eight bytes of a row for itself.
+//
+// Where a tile has all columns and they find room, a block keeps B (KEPT_AT): tile by tile all
+// multiprocessors would read the same few lines of L2 again.
+//
 // With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers.
 //
 // With an Image, the epilogue reads it from shared memory (copied.cuh), where one more warp for
@@ -63,9 +70,46 @@ __device__ __forceinline__ void copy_image(const OfImage& image, int ring, u32 p
   }
 }
 
+// Columns of what a warp has in shared memory at a time: `static constexpr int LINES = 72;` in C.
+template <class C, class = void>
+struct LinesOf : Constant<int, 0> {};
+template <class C>
+struct LinesOf<C, decltype(static_cast<void>(C::LINES))> : Constant<int, C::LINES> {};
+
+// Where B stays in shared memory: `static constexpr int KEPT_AT = 40960;` in C; -1 where it does
+// not.
+template <class C, class = void>
+struct KeptAt : Constant<int, -1> {};
+template <class C>
+struct KeptAt<C, decltype(static_cast<void>(C::KEPT_AT))> : Constant<int, C::KEPT_AT> {};
+
+// What a warp has in lines: 16 rows of floats, LD apart, so that fragments meet no bank twice.
+template <int COLUMNS>
+struct WarpLines {
+  static_assert(COLUMNS % 8 == 0, "whole columns of fragments");
+  static constexpr int LD = COLUMNS % 16 == 0 ? COLUMNS + 8 : COLUMNS;
+  float* base;
+
+  // Columns [0, COLUMNS) of an accumulator, as wgmma numbers them.
+  __device__ __forceinline__ void put(const float* acc) const {
+    float* const to = base + threadIdx.x % 32 / 4 * LD + threadIdx.x % 4 * 2;
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 8; ++i)
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        store<2>(to + half * 8 * LD + i * 8,
+                 Vec<float, 2>{{acc[i * 4 + half * 2], acc[i * 4 + half * 2 + 1]}});
+  }
+  template <int V>
+  __device__ __forceinline__ Vec<float, V> get(int r, int c) const {
+    return load<V>(base + r * LD + c);
+  }
+};
+
 // Config: Element, BATCH, ROWS, COLUMNS, K, BLOCK_M, BLOCK_N, CONSUMERS (warpgroups), COOPERATIVE,
 // STAGES, A_CONSTANT, B_CONSTANT, ATOMS (of 128 bytes of K a stage), WIDTH (2, 4 or 8), GROUP,
-// BLOCKS, ROW_VALUES_AT and BARRIERS_AT (bytes). 128 threads a consumer and 128 more.
+// BLOCKS, ROW_VALUES_AT and BARRIERS_AT (bytes), and LINES, LINES_AT and KEPT_AT where it has them.
+// 128 threads a consumer and 128 more.
 template <class C, class Windows = PlainRows, class Functor, class OfImage = NoImage>
 __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
                                                 const ptx::TensorMap& b_map, const Functor& functor,
@@ -76,7 +120,8 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr int ATOM_K = 128 / sizeof(Element);  // one 128-byte swizzle row
   constexpr int K_STEP = 32;                     // bytes of K that one wgmma takes
   constexpr int A_BYTES = C::BLOCK_M * 128, B_BYTES = C::BLOCK_N * 128;  // of an atom
-  constexpr int STAGE_BYTES = C::ATOMS * (A_BYTES + B_BYTES);
+  constexpr bool KEEPS_B = KeptAt<C>::value >= 0;
+  constexpr int STAGE_BYTES = C::ATOMS * (A_BYTES + (KEEPS_B ? 0 : B_BYTES));
   constexpr int STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);  // of a tile
   constexpr int TILES = C::BATCH * ceil_div(C::ROWS, C::BLOCK_M) * ceil_div(C::COLUMNS, C::BLOCK_N);
   // A warpgroup's rows.
@@ -87,10 +132,17 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(STEPS);
   using B = NSide<Element, C::BLOCK_N, is_by_rows<C>>;
   static_assert(C::BLOCK_N % PART == 0, "parts are whole");
+  constexpr int LINE = LinesOf<C>::value;
+  constexpr bool LINES = LINE > 0;
+  static_assert(!LINES || (C::WIDTH == 2 && OfImage::SLOTS == 0 && !Functor::ROW_STATS),
+                "lines are made of columns as wgmma has them, and hold nothing else");
+  static_assert(!LINES || (C::COLUMNS <= C::BLOCK_N && C::COLUMNS % max_of(1, LINE) == 0),
+                "a tile has all columns, in whole lines");
   static_assert(C::WIDTH == 2 || C::WIDTH == 4 || C::WIDTH == 8, "as wgmma has columns, or wider");
   static_assert(C::WIDTH == 2 || (C::BATCH == 1 && C::COLUMNS % (4 * C::WIDTH) == 0),
                 "what is reordered of B is whole");
   static_assert(C::BLOCKS <= TILES, "every block has a tile");
+  static_assert(!KEEPS_B || (C::BATCH == 1 && C::COLUMNS <= C::BLOCK_N), "B is the same for all");
   static_assert(C::COOPERATIVE || C::CONSUMERS == 2, "two take tiles in turn");
   // Of 65536 a multiprocessor, that all threads begin with in even parts.
   constexpr int PRODUCER_REGISTERS = 24, CONSUMER_REGISTERS = C::CONSUMERS == 2 ? 240 : 160;
@@ -109,12 +161,14 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 ring = ptx::shared_address(smem);  // (STAGES, ATOMS x A_BYTES and ATOMS x B_BYTES)
+  const u32 kept = ring + KeptAt<C>::value;    // (STEPS, ATOMS x B_BYTES)
   const u32 full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 empty = full + 8 * C::STAGES;
   const u32 turn = empty + 8 * C::STAGES;                        // of each warpgroup
   const u32 rows_full = turn + 16, rows_empty = rows_full + 16;  // of every second tile
   const u32 begun = rows_empty + 16;  // the first tile's operands are asked for
   const u32 image_full = begun + 8, image_empty = image_full + 8 * RINGS * OfImage::SLOTS;
+  const u32 kept_full = image_empty + 8 * RINGS * OfImage::SLOTS;
   auto* row_values =  // (2, BLOCK_M)
       reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
@@ -131,6 +185,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       ptx::mbarrier_init(rows_empty + 8 * i, READERS * 32);
     }
     if constexpr (COPIES) ptx::mbarrier_init(begun, 1);
+    if constexpr (KEEPS_B) ptx::mbarrier_init(kept_full, 1);
     for (int i = 0; i < RINGS * OfImage::SLOTS; ++i) {
       ptx::mbarrier_init(image_full + 8 * i, 1);
       ptx::mbarrier_init(image_empty + 8 * i, READERS);
@@ -193,36 +248,48 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
       const TilePlace& at = source.at;
 #pragma unroll
       for (int atom = 0; atom < C::ATOMS; ++atom) {
-        const u32 to = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES + atom * B_BYTES;
+        const u32 to = (KEEPS_B ? kept + step * C::ATOMS * B_BYTES
+                                : ring + s * STAGE_BYTES + C::ATOMS * A_BYTES) +
+                       atom * B_BYTES;
+        const u32 counts = KEEPS_B ? kept_full : full + 8 * s;
         int k = (step * C::ATOMS + atom) * ATOM_K;
         if constexpr (GATHERS) k = source.windows.k(step * C::ATOMS + atom);
         if constexpr (C::WIDTH > 2) {
-          ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / (4 * C::WIDTH), full + 8 * s);
+          ptx::cp_async_bulk_tensor(to, b_map, k, 0, 0, 0, at.col0 / (4 * C::WIDTH), counts);
         } else {
-          B::copy(to, b_map, k, at.col0, at.batch, full + 8 * s);
+          B::copy(to, b_map, k, at.col0, at.batch, counts);
         }
       }
     };
     // The first tile's weights need not wait for the kernel before.
     constexpr int AHEAD = min_of(C::STAGES, STEPS);
     const Source first = source_of(blockIdx.x);
+    const auto copy_all_of_b = [&] {
+#pragma unroll 1
+      for (int step = 0; step < STEPS; ++step) copy_b(0, first, step);
+    };
     if (lane == 0) {
       ptx::prefetch_tensormap(a_map);
       ptx::prefetch_tensormap(b_map);
+      if constexpr (KEEPS_B) {
+        ptx::mbarrier_arrive_expect_tx(kept_full, STEPS * C::ATOMS * B_BYTES);
+        if constexpr (C::B_CONSTANT) copy_all_of_b();
+      }
 #pragma unroll 1
       for (int step = 0; step < AHEAD; ++step) {
         ptx::mbarrier_arrive_expect_tx(full + 8 * step, STAGE_BYTES);
         if constexpr (C::A_CONSTANT) copy_a(step, first, step);
-        if constexpr (C::B_CONSTANT) copy_b(step, first, step);
+        if constexpr (C::B_CONSTANT && !KEEPS_B) copy_b(step, first, step);
       }
     }
     __syncwarp();  // so that no lane's wait holds these copies up
     ptx::griddepcontrol_wait();
     if (lane > 0) return;
+    if constexpr (KEEPS_B && !C::B_CONSTANT) copy_all_of_b();
 #pragma unroll 1
     for (int step = 0; step < AHEAD; ++step) {
       if constexpr (!C::A_CONSTANT) copy_a(step, first, step);
-      if constexpr (!C::B_CONSTANT) copy_b(step, first, step);
+      if constexpr (!C::B_CONSTANT && !KEEPS_B) copy_b(step, first, step);
     }
     if constexpr (COPIES) ptx::mbarrier_arrive(begun);  // products wait for these first
     RingPlace<C::STAGES> to{AHEAD % C::STAGES, AHEAD == C::STAGES};
@@ -236,7 +303,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
         ptx::mbarrier_wait(empty + 8 * to.slot, to.phase ^ 1);
         ptx::mbarrier_arrive_expect_tx(full + 8 * to.slot, STAGE_BYTES);
         copy_a(to.slot, source, step);
-        copy_b(to.slot, source, step);
+        if constexpr (!KEEPS_B) copy_b(to.slot, source, step);
       }
       begin = 0;
     }
@@ -256,6 +323,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   // `round` counts this block's tiles; a warpgroup takes every second one, or a part of each.
   RingPlace<C::STAGES> from{0, 0};
   RingPlace<max_of(1, OfImage::SLOTS)> part_of_image{0, 0};
+  if constexpr (KEEPS_B) ptx::mbarrier_wait(kept_full, 0);
   if (!C::COOPERATIVE && group == 1) from.template skip<STEPS>();
 #pragma unroll 1
   for (int round = C::COOPERATIVE ? 0 : group;; round += C::COOPERATIVE ? 1 : 2) {
@@ -278,8 +346,15 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     // What a part reads comes during the one before, or the products, if registers are left.
     typename decltype(part_at(0))::Fetched next;
     constexpr int FREE = CONSUMER_REGISTERS - PRODUCTS * C::BLOCK_N / (PROMOTED ? 1 : 2) - 44;
-    constexpr bool FETCH_AHEAD = FREE * 4 >= static_cast<int>(sizeof(next));
+    constexpr bool FETCH_AHEAD = !LINES && FREE * 4 >= static_cast<int>(sizeof(next));
     if constexpr (FETCH_AHEAD) next = part_at(0).fetch();
+    const auto line_at = [&](int line) {
+      return EpilogueTile<16, max_of(8, LINE), 32, FREE * 4, Functor>(
+          functor, lane, 0, row0 + line % PRODUCTS * 64, line / PRODUCTS * LINE, row_end,
+          C::COLUMNS);
+    };
+    auto first_line = line_at(0);
+    if constexpr (LINES) first_line.fetch();
     // Its turn also says that every copy ahead of its own has come: the parity of a slot's barrier
     // could not tell the phase that it waits for from the one before the last.
     if (!C::COOPERATIVE && round > 0) ptx::mbarrier_wait(turn + 8 * group, (round - 1) / 2 & 1);
@@ -296,7 +371,9 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
         ptx::mbarrier_wait(full + 8 * s, from.phase);
         const u32 a_tile =  // (ATOMS, GROUP_M, ATOM_K)
             ring + s * STAGE_BYTES + (C::COOPERATIVE ? group * GROUP_M * 128 : 0);
-        const u32 b_tile = ring + s * STAGE_BYTES + C::ATOMS * A_BYTES;  // (ATOMS, BLOCK_N, ATOM_K)
+        const u32 b_tile =  // (ATOMS, BLOCK_N, ATOM_K)
+            KEEPS_B ? kept + step * C::ATOMS * B_BYTES
+                    : ring + s * STAGE_BYTES + C::ATOMS * A_BYTES;
         ptx::wgmma_fence();
 #pragma unroll
         for (int atom = 0; atom < C::ATOMS; ++atom)
@@ -332,8 +409,30 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     constexpr int PARTS = PRODUCTS * C::BLOCK_N / PART;
     if constexpr (Functor::ROW_VALUES > 0)
       ptx::mbarrier_wait(rows_full + 8 * (round % 2), round / 2 % 2);
+    if constexpr (LINES) {
+      const WarpLines<LINE> held{reinterpret_cast<float*>(smem + C::LINES_AT) +
+                                 warp * 16 * WarpLines<LINE>::LD};
+      const auto finish = [&](int line, auto& now) {
+        held.put(acc[line % PRODUCTS] + line / PRODUCTS * LINE / 2);
+        __syncwarp();
+        now.run(row_values + round % 2 * C::BLOCK_M + in_tile + line % PRODUCTS * 64,
+                [&](int r, int c) { return held.template get<Functor::VECTOR>(r, c); });
+        __syncwarp();  // all lanes have read
+      };
+      finish(0, first_line);
 #pragma unroll
-    for (int part = 0; part < PARTS; ++part) {
+      for (int line = 1; line < PRODUCTS * (C::COLUMNS / LINE); ++line) {
+        auto now = line_at(line);
+        if constexpr (C::COLUMNS == LINE && !Functor::INPUTS_BY_ROW) {
+          now.share(first_line);
+        } else {
+          now.fetch();
+        }
+        finish(line, now);
+      }
+    }
+#pragma unroll
+    for (int part = 0; part < (LINES ? 0 : PARTS); ++part) {
       const auto now = FETCH_AHEAD ? next : part_at(part).fetch();
       if (FETCH_AHEAD && part + 1 < PARTS) next = part_at(part + 1).fetch();
       const auto* rows = row_values + round % 2 * C::BLOCK_M + in_tile + part % PRODUCTS * 64;

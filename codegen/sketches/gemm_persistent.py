@@ -35,16 +35,23 @@ COPY_BYTES = 48 * 1024
 microsecond or two."""
 COPY_COLUMNS = 32
 """Of a box of an image (copied.cuh)."""
+BLOCK_N = (64, 96, 128, 160, 192, 224, 256)
+LINE_COLUMNS = 128
+"""Most that a warp's rows have in shared memory at a time."""
+KEPT_STAGES = 4
+"""Stages of A that B leaves room for where it stays."""
 
 
 @dataclass(frozen=True)
 class _SharedMemory:
     """How many stages there are, how many parts of the image a ring, and where what lies, in
-    bytes."""
+    bytes; B only where it stays."""
 
     stages: int
     parts: int
+    kept_at: int | None
     image_at: int
+    lines_at: int
     row_values_at: int
     barriers_at: int
     nbytes: int
@@ -55,13 +62,15 @@ class GemmPersistent(Sketch):
 
     With `cooperative`, two or three share every tile instead. The ring has as many stages as fit.
     With `copies`, the epilogue finds an image that it reads, such as a residual, in shared memory.
+    With `lines`, it reads and writes whole rows, where a tile has all columns. B stays in shared
+    memory where a tile has all columns and there is room.
     """
 
     name: ClassVar[str] = "gemm_persistent"
     family: ClassVar[str] = "gemm"
-    version: ClassVar[int] = 4
+    version: ClassVar[int] = 5
     schedule_version: ClassVar[int] = 4
-    later_knobs: ClassVar[Mapping[str, int]] = {"copies": 0}
+    later_knobs: ClassVar[Mapping[str, int]] = {"copies": 0, "lines": 0}
     ring: ClassVar[frozenset[str]] = frozenset({"atoms"})
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -80,6 +89,7 @@ class GemmPersistent(Sketch):
         self.row_fields = len(emitter.row_fields)
         check(problem.a.k_major, "A lies in rows of K")
         self.by_rows = not problem.b.k_major
+        self.vector = region.vector
         self.width = problem.width(region.vector)
         self.image: tuple[str, Operand] | None = None  # of those that are read, by name
         if self.width == 8:
@@ -87,13 +97,13 @@ class GemmPersistent(Sketch):
 
     def knobs(self) -> tuple[Knob, ...]:
         widest = max(64, pad_to(self.problem.columns, 64))
-        columns = (64, 96, 128, 160, 192, 224, 256)
         return (
             Knob("cooperative", (0, 1)),
             Knob("block_m", (64, 128, 192, 256)),
-            Knob("block_n", tuple(size for size in columns if size <= widest)),
+            Knob("block_n", tuple(size for size in BLOCK_N if size <= widest)),
             Knob("atoms", (1, 2)),
             Knob("copies", (0, 1) if self.image else (0,)),
+            Knob("lines", (0, 1) if self._line else (0,)),
             Knob("raster", (1, 4, 16), range(1, 17)),
         )
 
@@ -121,6 +131,15 @@ class GemmPersistent(Sketch):
             block, self._blocks(schedule), 1, rate, target, operand_bytes=operand_bytes
         )
 
+    @property
+    def _line(self) -> int:
+        """Columns of what a warp's rows have in shared memory at a time, all or an even part of
+        them; 0 where it is not built."""
+        columns = self.problem.columns
+        parts = -(-columns // LINE_COLUMNS)
+        whole = columns % (8 * parts) == 0 and columns <= BLOCK_N[-1] and self.vector >= 4
+        return columns // parts if whole and not self.problem.row_stats else 0
+
     def _tiles(self, schedule: Schedule) -> int:
         problem = self.problem
         down = -(-problem.rows // schedule["block_m"])
@@ -141,17 +160,42 @@ class GemmPersistent(Sketch):
     def _smem(self, schedule: Schedule) -> _SharedMemory:
         block_m, block_n = schedule["block_m"], schedule["block_n"]
         row_values = pad_to(2 * block_m * 4 * self.row_fields, 16)  # a tile's and the next one's
-        stage = schedule["atoms"] * (block_m + block_n) * 128
+        atoms, steps = schedule["atoms"], self._rounds(schedule) * self._steps(schedule)
         rings, part = _rings(schedule), self._part(schedule)
         parts = max(2, COPY_BYTES // (rings * part)) if rings else 0
         copied, barriers = rings * parts * part, 16 * (rings * parts + 4)
-        fits = (self.target.smem_per_block - copied - row_values - barriers) // (stage + 16)
-        stages = max(2, min(fits, self._rounds(schedule) * self._steps(schedule)))
-        image_at = stages * stage
-        row_values_at = image_at + copied
+        apart = self._line + 8 * (self._line % 16 == 0)  # of a warp's rows, floats
+        lines = schedule["lines"] * _consumers(schedule) * 64 * apart * 4
+        beside = copied + lines + row_values + barriers
+        b_bytes = self._steps(schedule) * atoms * block_n * 128
+        stage, room = atoms * block_m * 128, self.target.smem_per_block - beside
+        fits = (room - b_bytes) // (stage + 16)
+        keeps = self._has_all_columns(schedule) and fits >= min(steps, KEPT_STAGES)
+        if not keeps:
+            stage = atoms * (block_m + block_n) * 128
+            fits = room // (stage + 16)
+        stages = max(2, min(fits, steps))
+        kept_at = stages * stage
+        image_at = kept_at + b_bytes * keeps
+        lines_at = image_at + copied
+        row_values_at = lines_at + lines
         barriers_at = row_values_at + row_values
         nbytes = barriers_at + 16 * stages + barriers
-        return _SharedMemory(stages, parts, image_at, row_values_at, barriers_at, nbytes)
+        return _SharedMemory(
+            stages,
+            parts,
+            kept_at if keeps else None,
+            image_at,
+            lines_at,
+            row_values_at,
+            barriers_at,
+            nbytes,
+        )
+
+    def _has_all_columns(self, schedule: Schedule) -> bool:
+        """Whether each tile has them, of the only product, and a block has several tiles."""
+        whole = self.problem.columns <= schedule["block_n"] and self.problem.batch == 1
+        return whole and self._rounds(schedule) > 1
 
     def _part(self, schedule: Schedule) -> int:
         """Bytes of a part of the image: of the columns that the epilogue takes at a time."""
@@ -174,6 +218,11 @@ class GemmPersistent(Sketch):
         if self.problem.atoms_are_apart:
             whole = self.atoms % schedule["atoms"] == 0
             check(whole, f"{self.atoms} atoms of taps in steps of {schedule['atoms']}")
+        if schedule["lines"]:
+            columns = self.problem.columns
+            check(self._line > 0, f"{columns} columns are no whole lines")
+            check(columns <= block_n, f"{columns} columns of several tiles are no whole lines")
+            check(not schedule["copies"], "an image in shared memory is read by fragments")
         self.problem.check_stats(block_n, "tile")
         self.check_smem(self._smem(schedule).nbytes)
 
@@ -185,12 +234,15 @@ class GemmPersistent(Sketch):
         block_m, block_n = schedule["block_m"], schedule["block_n"]
         atoms = schedule["atoms"]
         steps = self._rounds(schedule) * self._steps(schedule)
-        filled = steps * (block_m + block_n) * 128 * atoms
+        smem = self._smem(schedule)
+        across = self.problem.batch * -(-self.problem.columns // block_n)
+        copies_of_b = self._steps(schedule) if smem.kept_at is not None else steps
+        filled = (steps * block_m + copies_of_b * block_n) * 128 * atoms
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
             steps=steps,
-            stages=self._smem(schedule).stages,
+            stages=smem.stages,
             mma_flops=2 * block_m * block_n * steps * atoms * self.block_k,
             tile_p=block_m,
             tile_q=block_n,
@@ -201,6 +253,8 @@ class GemmPersistent(Sketch):
             depth=1,
             writers=timing.WARPGROUP * (_consumers(schedule) if schedule["cooperative"] else 1),
             image=int(self.image is not None and not schedule["copies"]),
+            narrow=0 if schedule["lines"] else 8 // self.width - 1,
+            reads_of_b=0.0 if smem.kept_at is not None else self._rounds(schedule) / across,
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
@@ -211,6 +265,12 @@ class GemmPersistent(Sketch):
         functor = problem.epilogue(region).functor("Epilogue", "acc", copied=name)
         block_m, block_n, atoms = schedule["block_m"], schedule["block_n"], schedule["atoms"]
         smem, blocks, threads = self._smem(schedule), self._blocks(schedule), _threads(schedule)
+        width, more_fields = self.width, ""
+        if schedule["lines"]:
+            sizes = f"LINES = {self._line}, LINES_AT = {smem.lines_at}"
+            width, more_fields = 2, f"  static constexpr int {sizes};\n"
+        if smem.kept_at is not None:
+            more_fields += f"  static constexpr int KEPT_AT = {smem.kept_at};\n"
         down = -(-problem.rows // block_m)
         windows, of = problem.windows
         more = MoreMaps(len(pieces_of(problem.a)) - 1)
@@ -235,10 +295,10 @@ struct Config {{
   static constexpr int STAGES = {smem.stages}, ATOMS = {atoms};
   static constexpr bool A_CONSTANT = {str(problem.a.constant).lower()};
   static constexpr bool B_CONSTANT = {str(problem.b.constant).lower()};
-  static constexpr int WIDTH = {self.width}, GROUP = {min(schedule["raster"], down)};
+  static constexpr int WIDTH = {width}, GROUP = {min(schedule["raster"], down)};
   static constexpr int BLOCKS = {blocks};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
-{BY_ROWS if self.by_rows else ""}}};
+{BY_ROWS if self.by_rows else ""}{more_fields}}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, 1)
@@ -257,7 +317,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap a_map,
             smem.nbytes,
             (
                 a_map,
-                by_width(b_map, self.width),
+                by_width(b_map, width),
                 *image_maps,
                 *more_maps,
                 *(argument for _, argument in region.parameters.values()),

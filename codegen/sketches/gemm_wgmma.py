@@ -265,6 +265,7 @@ class GemmWgmma(Sketch):
         together = p * (schedule["cluster_q"] - 1) // q_tiles
         rows = max(p - together + q, int(LEAST_FILL * (p + q)))
         saved = q - q // schedule["multicast"]
+        across = -(-self.problem.columns // (p if schedule["swap"] else q))
         return BlockWork(
             fill_bytes=steps * rows * 128 * atoms,
             l2_bytes=steps * (rows - saved) * 128 * atoms,
@@ -277,6 +278,7 @@ class GemmWgmma(Sketch):
             registers=self._registers(schedule),
             depth=schedule["depth"],
             writers=_threads(schedule) - timing.WARPGROUP if waves else 0,
+            reads_of_b=1 / (split * across * self.problem.batch),
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

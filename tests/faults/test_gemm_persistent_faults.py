@@ -25,8 +25,13 @@ SCHEDULES = {
     "in fours": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "residual in turn": {"cooperative": 0, "block_m": 64, "block_n": 64, "copies": 1},
     "residual together": {"cooperative": 1, "block_m": 128, "block_n": 64, "copies": 1},
+    "in lines": {"cooperative": 0, "block_m": 128, "block_n": 64, "lines": 1},
+    "B stays": {"cooperative": 0, "block_m": 64, "block_n": 64},
 }
-COLUMNS = {"in turn": 184, "together": 184, "in eights": 192, "in fours": 208}
+COLUMNS = {
+    "in turn": 184, "together": 184, "in eights": 192, "in fours": 208, "in lines": 56,
+    "B stays": 64,
+}  # fmt: skip
 """Of which 32 are a whole part, or 16, or neither: a thread has eight side by side, four or two."""
 
 FAULTS = {
@@ -121,18 +126,18 @@ FAULTS = {
     ),
     "activations copied before the kernel ahead has ended": (
         "in turn",
-        "if constexpr (C::B_CONSTANT) copy_b(step, first, step);",
-        "if constexpr (C::B_CONSTANT) copy_a(step, first, step);",
+        "if constexpr (C::B_CONSTANT && !KEEPS_B) copy_b(step, first, step);",
+        "if constexpr (C::B_CONSTANT && !KEEPS_B) copy_a(step, first, step);",
     ),
     "columns of another tile of weights": (
         "in eights",
-        "at.col0 / (4 * C::WIDTH), full + 8 * s);",
-        "at.col0 / (8 * C::WIDTH), full + 8 * s);",
+        "at.col0 / (4 * C::WIDTH), counts);",
+        "at.col0 / (8 * C::WIDTH), counts);",
     ),
     "columns of another tile of weights in fours": (
         "in fours",
-        "at.col0 / (4 * C::WIDTH), full + 8 * s);",
-        "at.col0 / 32, full + 8 * s);",
+        "at.col0 / (4 * C::WIDTH), counts);",
+        "at.col0 / 32, counts);",
     ),
     "weights copied as if their rows came in order": (
         "in eights",
@@ -256,6 +261,46 @@ FAULTS = {
         "if constexpr (COPIES) ptx::mbarrier_arrive(begun);",
         "",
     ),
+    "lines read before all lanes have put their results there": (
+        "in lines",
+        "* LINE / 2);\n        __syncwarp();\n",
+        "* LINE / 2);\n",
+    ),
+    "lines overwritten before all lanes have read": (
+        "in lines",
+        "        __syncwarp();  // all lanes have read\n      };",
+        "      };",
+    ),
+    "a warpgroup's second 64 rows stored as its first": (
+        "in lines",
+        "row0 + line % PRODUCTS * 64, line / PRODUCTS",
+        "row0, line / PRODUCTS",
+    ),
+    "two warps with one place for their lines": (
+        "in lines",
+        "warp * 16 * WarpLines<LINE>::LD",
+        "warp / 2 * 16 * WarpLines<LINE>::LD",
+    ),
+    "weights that stay, multiplied before they are there": (
+        "B stays",
+        "if constexpr (KEEPS_B) ptx::mbarrier_wait(kept_full, 0);",
+        "",
+    ),
+    "weights that stay, of which each step reads the first": (
+        "B stays",
+        "KEEPS_B ? kept + step * C::ATOMS * B_BYTES\n                    : ring",
+        "KEEPS_B ? kept\n                    : ring",
+    ),
+    "weights that stay, all expected at once and copied in part": (
+        "B stays",
+        "for (int step = 0; step < STEPS; ++step) copy_b(0, first, step);",
+        "for (int step = 1; step < STEPS; ++step) copy_b(0, first, step);",
+    ),
+    "weights that stay on no mbarrier": (
+        "B stays",
+        "    if constexpr (KEEPS_B) ptx::mbarrier_init(kept_full, 1);\n",
+        "",
+    ),
     "an mbarrier that is never initialised": (
         "in turn",
         "      ptx::mbarrier_init(turn + 8 * i, 4);\n",
@@ -272,7 +317,7 @@ def group(schedule: str) -> Group:
 
 def program(schedule: str, old: str = "", new: str = "") -> KernelProgram:
     """The GEMM with `old` replaced in its template."""
-    knobs = {"copies": 0, **SCHEDULES[schedule], "atoms": 1, "raster": 2}
+    knobs = {"copies": 0, "lines": 0, **SCHEDULES[schedule], "atoms": 1, "raster": 2}
     return planted(GemmPersistent(group(schedule), FEW).emit(knobs), old, new)
 
 

@@ -54,7 +54,7 @@ def test_a_lane_has_columns_side_by_side_where_whole_parts_of_b_come_in_another_
     group: Callable[[], Group], width: int
 ) -> None:
     for sketch, changes in (
-        (GemmPersistent(group(), FEW), {}),
+        (GemmPersistent(group(), FEW), {"lines": 0}),
         (GemmWgmma(group(), H100), ONE_BLOCK),
     ):
         program = sketch.emit({**next(iter(sketch.defaults())), **changes})

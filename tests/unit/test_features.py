@@ -45,6 +45,7 @@ EXPRESSED = {
     "ahead",
     "tma",  # in draft_us and smem_bytes; no pool has it yet, so that a model would not learn it
     "copies",  # likewise
+    "lines",  # likewise
 }
 """Knobs that tile_p, tile_q, threads, stages, consumers, cluster and other features express."""
 
@@ -277,6 +278,7 @@ def many_rows(**changes: int) -> Work:
         "block_n": 160,
         "atoms": 1,
         "copies": 0,
+        "lines": 0,
         "raster": 4,
     }
     group = groups.norm_linear(6304, 768, 3072, F16, gelu=True)

@@ -338,6 +338,47 @@ def test_persistent_copies_what_its_epilogue_reads_at_each_place(
     assert first.schedule["copies"] == copies[-1]
 
 
+@pytest.mark.parametrize(
+    ("sizes", "block_n", "stays"),
+    [
+        ((100352, 24, 72), 96, True),
+        ((100352, 24, 72), 64, False),  # a tile has a part of the columns
+        ((100352, 576, 64), 64, True),
+        ((100352, 3072, 64), 64, False),  # no room
+        ((12544, 24, 72), 96, False),  # a block has one tile
+    ],
+)
+def test_b_stays_where_a_tile_has_all_columns_and_there_is_room(
+    sizes: tuple[int, int, int], block_n: int, stays: bool
+) -> None:
+    sketch = GemmPersistent(groups.plain_linear(*sizes, F16), H100)
+    knobs = {"cooperative": 1, "block_m": 128, "block_n": block_n, "atoms": 1, "lines": 0}
+    program = sketch.emit(first_default(sketch, **knobs))
+    assert ("KEPT_AT" in program.source) == stays
+    work = sketch.block_work(program)
+    whole = work.steps * (128 + block_n) * 128
+    assert (work.fill_bytes < whole) == (work.reads_of_b == 0.0) == stays
+
+
+@pytest.mark.parametrize(
+    ("group", "line"),
+    [
+        (lambda: groups.plain_linear(100352, 24, 72, F16), 72),
+        (lambda: groups.plain_linear(25088, 40, 240, F16), 120),
+        (lambda: groups.plain_linear(100352, 24, 60, F16), 0),
+        (lambda: groups.residual_linear(100352, 24, 72, F16), 0),  # row statistics
+        (lambda: groups.plain_linear(6272, 112, 672, F16), 0),  # several tiles
+    ],
+)
+def test_which_rows_are_lines(group: Callable[[], Group], line: int) -> None:
+    sketch = GemmPersistent(group(), H100)
+    knob = next(knob for knob in sketch.knobs() if knob.name == "lines")
+    assert knob.choices == ((0, 1) if line else (0,))
+    legal = [program for schedule, program in sketch.legal() if schedule["lines"]]
+    assert bool(legal) == (line > 0)
+    assert all(f"LINES = {line}," in program.source for program in legal)
+
+
 def test_a_smaller_shared_memory_takes_fewer_schedules() -> None:
     counts = [
         len(list(GemmMma(CASES["qkv"](), TARGETS[arch]).legal()))
