@@ -17,6 +17,7 @@ from gtco.ir.graph import Graph, Node
 from gtco.passes.canonicalize import RULES as CANONICAL
 from gtco.passes.rewrite import Editor, Log, Rule, is_random, merge_duplicates, rewrite
 
+HALVES = (torch.float16, torch.bfloat16)
 MAX_FOLDED_BYTES = 64 << 20
 """A folded value larger than this, and than its inputs, costs more to read than to compute."""
 
@@ -35,11 +36,16 @@ def _too_large(edit: Editor, node: Node) -> str | None:
 
 
 def _value(edit: Editor, node: Node) -> tuple[str, ...]:
+    values = [edit.constants[name] for name in node.inputs]
     with torch.no_grad():
-        result = node.definition.reference(
-            *(edit.constants[name] for name in node.inputs), **node.attrs
-        )
+        try:
+            result = node.definition.reference(*values, **node.attrs)
+        except NotImplementedError:  # some operators have no kernel of 16 bits on a CPU
+            wide = [v.float() if v.dtype in HALVES else v for v in values]
+            result = node.definition.reference(*wide, **node.attrs)
     results = result if isinstance(result, (tuple, list)) else (result,)
+    specs = node.outputs
+    results = [tensor.to(spec.dtype) for tensor, spec in zip(results, specs, strict=True)]
     # an expanded or permuted constant is stored: whoever packs it later wants plain strides
     return tuple(edit.add_constant(node.op, tensor.contiguous()) for tensor in results)
 

@@ -5,7 +5,8 @@
 %d: f16[1,64,56,56] = conv2d(%r, %v)              %d = permute(conv(%r, %v'))
 
 A convolution by 1x1 becomes a linear of the pixels, and one of an image of few channels a
-convolution of its blocks, which are as large as its stride:
+convolution of its blocks, which are as large as its stride. One of several results for each channel
+is depthwise over channels that are repeated:
 
 %y: f16[1,112,112,64] = conv(%x, %w: f16[64,7,7,3], stride=[2, 2], before=[3, 3])
 %s: f16[1,115,115,16] = space_to_depth(%x)     %y = conv(%s, %w': f16[64,4,4,16])
@@ -66,12 +67,13 @@ def _channels_last(edit: Editor, node: Node) -> str:
     else:
         attrs = dict(node.attrs)
         padding = attrs.pop("padding")
-        op, kernel = _kernel(edit, w, attrs["groups"], edit.shape(x)[1])
-        if op != "grouped_conv":
-            del attrs["groups"]
         inner, before, after = _bordered(edit, node)
         if inner != x:
             image = edit.add("permute", inner, dims=LAST[4])
+        image = _repeated(edit, image, w, attrs["groups"])
+        op, kernel = _kernel(edit, w, attrs["groups"], edit.shape(image)[-1])
+        if op != "grouped_conv":
+            del attrs["groups"]
         before = tuple(n + more for n, more in zip(padding, before, strict=True))
         after = tuple(n + more for n, more in zip(padding, after, strict=True))
         y = edit.add(op, image, kernel, before=before, after=after, **attrs)
@@ -114,7 +116,9 @@ def _volume_last(edit: Editor, node: Node) -> str:
     if len(kept) < 3:
         image = edit.add("reshape", image, shape=(*shapes[len(kept)], channels))
     out, depth = edit.shape(w)[:2]
-    op, weights = _kernel(edit, _in_shape(edit, w, (out, depth, *taps)), groups, channels)
+    image = _repeated(edit, image, w, groups)
+    w = _in_shape(edit, w, (out, depth, *taps))
+    op, weights = _kernel(edit, w, groups, edit.shape(image)[-1])
     more = {"groups": groups} if op == "grouped_conv" else {}
     y = edit.add(op, image, weights, before=border, after=border, **sizes, **more)
     if bias:
@@ -155,6 +159,16 @@ def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int
         before[axis] += first
         after[axis] += last
     return x, tuple(before), tuple(after)
+
+
+def _repeated(edit: Editor, image: str, w: str, groups: int) -> str:
+    """`image`, with each channel as often as it has results, where it alone makes them."""
+    (*pixels, channels), (out, depth, *_) = edit.shape(image), edit.shape(w)
+    if groups == 1 or depth > 1 or groups != channels or out == channels:
+        return image
+    apart = edit.add("reshape", image, shape=(*pixels, channels, 1))
+    times = edit.add("expand", apart, shape=(*pixels, channels, out // channels))
+    return edit.add("reshape", times, shape=(*pixels, out))
 
 
 def _kernel(edit: Editor, w: str, groups: int, channels: int) -> tuple[str, str]:

@@ -26,14 +26,16 @@ def depthwise(
     dilation: tuple[int, ...] = (),
     row_values: bool = False,
     stats: bool = False,
+    repeat: int = 1,
 ) -> Group:
     """silu(depthwise_conv(x) + bias), scaled by a value of each pixel if `row_values`.
 
-    With `stats`, depthwise_conv(x) + bias + residual, as rows, and their row statistics. They have
-    a large mean: rounded to 16 bits, values have another spread.
+    Of `repeat` channels side by side, x has one. With `stats`, depthwise_conv(x) + bias + residual,
+    as rows, and their row statistics. They have a large mean: rounded to 16 bits, values have
+    another spread.
     """
     b = GraphBuilder()
-    x = b.input("x", TensorSpec(image, dtype))
+    x = repeated(b, image, repeat, dtype)
     generator = torch.Generator().manual_seed(1)
     channels, ones = image[-1], (1,) * len(kernel)
     w = torch.randn(*kernel, channels, generator=generator) / math.prod(kernel) ** 0.5
@@ -51,6 +53,17 @@ def depthwise(
         pixels = b.input("pixels", TensorSpec((*b.specs[y].sizes[:-1], 1), dtype))
         y = b.add("mul", y, b.add("sigmoid", pixels))
     return Group("depthwise", b.build([y]))
+
+
+def repeated(b: GraphBuilder, image: tuple[int, ...], times: int, dtype: torch.dtype) -> str:
+    """An image with each channel of an input `times` side by side."""
+    *pixels, channels = image
+    if times == 1:
+        return b.input("x", TensorSpec(image, dtype))
+    x = b.input("x", TensorSpec((*pixels, channels // times), dtype))
+    apart = b.add("reshape", x, shape=(*pixels, channels // times, 1))
+    many = b.add("expand", apart, shape=(*pixels, channels // times, times))
+    return b.add("reshape", many, shape=image)
 
 
 def _image(
@@ -104,12 +117,13 @@ def resize(
     mode: str = "bilinear",
     dtype: torch.dtype = F16,
     *,
+    repeat: int = 1,
     align: bool = False,
     scales: tuple[float | None, float | None] = (None, None),
 ) -> Group:
-    """relu(resize(x) + skip)."""
+    """relu(resize(x) + skip); of `repeat` channels side by side, x has one."""
     b = GraphBuilder()
-    x = b.input("x", TensorSpec(image, dtype))
+    x = repeated(b, image, repeat, dtype)
     given = {"mode": mode, "align_corners": align, "scales": scales}
     y = b.add("resize", x, size=size, **given)
     skip = b.input("skip", TensorSpec(b.specs[y].sizes, dtype))
@@ -119,6 +133,8 @@ def resize(
 RESIZES: dict[str, Callable[[], Group]] = {
     "bilinear_up": lambda: resize((2, 5, 7, 24), (11, 14)),
     "bilinear_down_odd": lambda: resize((1, 9, 8, 7), (4, 3), dtype=BF16),
+    "bilinear_of_two": lambda: resize((1, 5, 7, 24), (11, 14), repeat=2),
+    "bilinear_of_one": lambda: resize((1, 5, 7, 24), (11, 14), repeat=24),
     "bilinear_align": lambda: resize((1, 5, 4, 8), (9, 1), dtype=F32, align=True),
     "bilinear_scales": lambda: resize((1, 5, 4, 16), (8, 6), scales=(1.7, 1.6)),
     "bilinear_one": lambda: resize((1, 1, 1, 1), (3, 2)),
@@ -151,6 +167,9 @@ CASES: dict[str, Callable[[], Group]] = {
         row_values=True,
     ),
     "depthwise_3d_one": lambda: depthwise((1, 1, 1, 1, 1), (3, 3, 3)),
+    "depthwise_of_two": lambda: depthwise((2, 9, 7, 48), (3, 3), stride=(2, 2), repeat=2),
+    "depthwise_of_three": lambda: depthwise((1, 6, 7, 24), (3, 3), BF16, repeat=3),
+    "depthwise_of_four": lambda: depthwise((1, 6, 7, 96), (5, 5), F32, before=(2, 2), repeat=4),
     "max_3x3": lambda: pool("max_pool", (2, 9, 8, 24), (3, 3), (2, 2), (1, 1)),
     "max_dilated": lambda: pool(
         "max_pool", (1, 9, 8, 5), (2, 3), (1, 2), (1, 1), BF16, dilation=(3, 2)

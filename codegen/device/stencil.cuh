@@ -14,6 +14,7 @@
 //   weights<V>(kh, kw, channel)   as they lie in memory
 //   add(sum, pixel, weight)
 //   finish(sum, y, x)             of the window that begins at (y, x)
+// With REPEAT, so many channels side by side are one of memory.
 // Where the strides are 0, the windows share the image evenly: window i of P has the rows from
 // i * HEIGHT / P to (i + 1) * HEIGHT / P, rounded outward; KERNEL is the largest, and finish gets
 // (i, j).
@@ -31,6 +32,28 @@ struct NoWeights {};
 template <int V>
 __device__ __forceinline__ Vec<float, V> unpack(const NoWeights&) {
   return {};
+}
+
+// How many channels side by side are one of memory: `static constexpr int REPEAT = 2;` in C.
+template <class C, class = void>
+struct RepeatOf : Constant<int, 1> {};
+template <class C>
+struct RepeatOf<C, decltype(static_cast<void>(C::REPEAT))> : Constant<int, C::REPEAT> {};
+
+// V channels from where the first lies.
+template <class C, int V, class T>
+__device__ __forceinline__ Packed<T, V> load_channels(const T* from) {
+  constexpr int REPEAT = V > 1 ? RepeatOf<C>::value : 1;  // of one channel, none is another's
+  static_assert(V % REPEAT == 0, "a vector has all that are one of memory");
+  const Packed<T, V / REPEAT> stored = load_packed<V / REPEAT>(from);
+  if constexpr (REPEAT == 1) {
+    return stored;
+  } else {
+    Packed<T, V> result;
+#pragma unroll
+    for (int i = 0; i < V; ++i) result.data[i] = stored.data[i / REPEAT];
+    return result;
+  }
 }
 
 template <class C, class Image>
@@ -99,7 +122,8 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
       const int x = x0 + i;
       const bool there = inside && x >= 0 && x < right;
       // Not behind a condition: loads in branches of their own wait for each other.
-      const Pixels pixel = load_packed<V>(there ? pixel_at<C>(image, n, z, y, x, col) : image.base);
+      const Pixels pixel =
+          load_channels<C, V>(there ? pixel_at<C>(image, n, z, y, x, col) : image.base);
       pixels[kh % ROWS][i] = there ? pixel : outside;
     }
   };

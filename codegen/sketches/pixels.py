@@ -73,7 +73,7 @@ class Pixels(Sketch):
         *_, columns = self.anchor.outputs[0].sizes
         region = Region(self.group, (self.anchor.outputs[0].numel // columns, columns), vector)
         for _, layout in self.images:
-            region.fit_vector(layout)
+            region.vector = min(region.vector, layout.vector(region.vector))
         emitter = PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, self.group.nodes)
         return region, emitter
 

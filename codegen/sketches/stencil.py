@@ -62,6 +62,20 @@ class Windowed:
         return self.image.layout.shape[-1]
 
     @property
+    def repeat(self) -> int:
+        """How many channels side by side are one of memory."""
+        channels = self.image.layout.dims[-1]
+        return channels[-1][0] if len(channels) > 1 and channels[-1][1] == 0 else 1
+
+    def vector(self, most: int) -> int:
+        """Channels that one load brings, of at most so many."""
+        layout, repeat = self.image.layout, self.repeat
+        if repeat == 1:
+            return layout.vector(most)
+        stored = Layout((*layout.dims[:-1], layout.dims[-1][:-1]), layout.offset)
+        return repeat * stored.vector(most // repeat) if most % repeat == 0 else 1
+
+    @property
     def stats(self) -> bool:
         """Whether it makes row statistics."""
         return any(node.op == "row_stats" for node in self.nodes)
@@ -158,7 +172,7 @@ class Stencil(Sketch):
         (spec,) = windowed.anchor.outputs
         shape = (spec.numel // windowed.columns, windowed.columns)
         region = Region(self.group, shape, vector, parameters)
-        region.fit_vector(windowed.image.layout)
+        region.vector = min(region.vector, windowed.vector(region.vector))
         return region, PointwiseEmitter(region, {windowed.anchor.values[0]: "acc"}, windowed.nodes)
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -271,6 +285,8 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declaration
         images, *frames, height, width, columns = image.layout.shape
         strip, threads = schedule["strip"], schedule["threads"]
         more = "".join(f"\n  static constexpr int FRAMES = {count};" for count in frames)
+        if windowed.repeat > 1:
+            more += f"\n  static constexpr int REPEAT = {windowed.repeat};"
         return f"""struct Config{suffix} {{
   using Element = {C_TYPES[self.dtype]};
 {image.fields}

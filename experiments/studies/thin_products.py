@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from experiments.studies.conv_patches import study
-from gtco.ir.graph import Group, GraphBuilder
+from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 
 F16 = torch.float16

@@ -113,6 +113,17 @@ def _clamp(
     return x if high is None else ctx.add("minimum", x, other=high)
 
 
+@_lowers(aten.clamp.Tensor)
+def _clamp_between(
+    ctx: Context, x: Value, low: Value | None = None, high: Value | None = None
+) -> Value | None:
+    """Where the bounds cross, the upper one counts, as in torch."""
+    if ctx.dtype(x) == torch.bool:
+        return None  # as above
+    above = x if low is None else _apply(ctx, "maximum", x, low)
+    return above if high is None or above is None else _apply(ctx, "minimum", above, high)
+
+
 @_lowers(aten.where.self)
 def _where(ctx: Context, condition: Value, a: Value, b: Value) -> Value:
     return ctx.add("where", condition, a, b)

@@ -141,6 +141,7 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
         lambda x, y: torch.add(x, y, alpha=3) - torch.sub(x, y, alpha=0.5),
         lambda x, y: torch.rsub(x, y, alpha=2) + (1 - x),
         lambda x, y: x.clamp(-0.5, 0.5) + y.clamp_min(0.1).clamp_max(1.0),
+        lambda x, y: x.clamp(y, x.abs()) + torch.clamp(y, max=x) + torch.clamp(x, min=y, max=-y),
         lambda x, y: torch.where(x > y, x, y * x.sigmoid()),
         lambda x, y: x.masked_fill(y <= 0, -1.0),
         lambda x, y: F.silu(x) + F.gelu(y, approximate="tanh") + x.tanh() + y.erf(),

@@ -178,7 +178,9 @@ def test_right_in_many_orders(values: tuple[int, ...]) -> None:
 def test_a_mean_that_is_large_against_the_spread_costs_no_accuracy() -> None:
     """Idle warps merge a row's chunks in one pass, in which a large mean must not cancel."""
     group = GROUPS["norm of many chunks and GELU"]()
-    program = GemmPersistent(group, FEW).emit(dict(zip(KNOBS, (0, 128, 96, 1, 4, 0, 0), strict=True)))
+    program = GemmPersistent(group, FEW).emit(
+        dict(zip(KNOBS, (0, 128, 96, 1, 4, 0, 0), strict=True))
+    )
     given = random_values(group, torch.device("cpu"), seed=1)
     given["stats"][..., 0] += 3000
     assert not wrong_outputs(program, group, given, run_on_host)

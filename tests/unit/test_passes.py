@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtco.frontend.torch_export import capture
+from gtco.ir.aten import Slot
 from gtco.ir.graph import GraphBuilder, Node
 from gtco.ir.interpreter import interpret
 from gtco.ir.spec import GraphError, TensorSpec
@@ -221,6 +222,21 @@ def test_fold_constants(golden: Golden) -> None:
         function, random(1, 3, 4), token=random(1, 1, 4), position=random(1, 4, 4, seed=1)
     )
     golden("passes/fold_constants.txt", check(fold_constants, graph, args))
+
+
+def test_an_operator_without_a_kernel_of_16_bits_is_folded_in_fp32() -> None:
+    """A CPU enlarges no position embedding of halves with antialiasing."""
+    b = GraphBuilder()
+    positions = torch.randn(1, 3, 4, 4).half()
+    target = "aten._upsample_bicubic2d_aa.default"
+    args = (Slot(0), (8, 8), False)
+    y = b.add("aten", b.constant("positions", positions), target=target, args=args, kwargs=())
+    x = b.input("x", TensorSpec((1, 3, 8, 8), torch.float16))
+    result = fold_constants(b.build([b.add("add", x, y)]))
+    assert ops(result) == {"add": 1}
+    (made,) = result.constants.values()
+    exact = F.interpolate(positions.float(), (8, 8), mode="bicubic", antialias=True)
+    torch.testing.assert_close(made, exact.half())
 
 
 def test_fold_constants_refuses() -> None:

@@ -64,9 +64,7 @@ def widths(graph: Graph) -> set[int]:
 PADDED: dict[str, Net] = {
     "activation": lambda m, x: last(m, torch.relu(first(m, x))),
     "sigmoid": lambda m, x: last(m, torch.sigmoid(first(m, x))),
-    "products in a row": lambda m, x: last(
-        m, F.conv2d(last(m, first(m, x)), m.again, padding=1)
-    ),
+    "products in a row": lambda m, x: last(m, F.conv2d(last(m, first(m, x)), m.again, padding=1)),
     "sum": lambda m, x: last(m, first(m, x) + first(m, x, "w2")),
     "row": lambda m, x: last(m, first(m, x) * m.row + m.row),
     "number": lambda m, x: last(m, 1.5 - first(m, x)),

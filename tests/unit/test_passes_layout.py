@@ -114,6 +114,22 @@ def test_operands_of_every_rank_are_turned_with_the_image() -> None:
     check(channels_last, graph, args)
 
 
+@pytest.mark.parametrize("axes", [2, 3])
+@pytest.mark.parametrize("times", [2, 3])
+def test_several_results_of_each_channel_are_depthwise(axes: int, times: int) -> None:
+    convolve = F.conv2d if axes == 2 else F.conv3d
+
+    def model(m: Function, x: Tensor) -> Tensor:
+        y = convolve(x.relu(), m.w, m.b, stride=2, padding=1, groups=6)
+        return y.relu()
+
+    x = random(2, 6, *(5, 8, 7)[-axes:])
+    w, b = random(6 * times, 1, *(3, 3, 3)[-axes:], seed=1), random(6 * times, seed=2)
+    graph, args = captured(model, x, w=w, b=b)
+    result = check(channels_last, graph, args)
+    assert ops(result)["depthwise_conv"] == 1
+
+
 def test_strides_dilations_groups_and_computed_weights() -> None:
     def model(m: Function, x: Tensor, w: Tensor) -> Tensor:
         y = F.conv2d(x, w, None, (2, 1), (2, 3), (1, 2))
