@@ -98,7 +98,9 @@ class BlockWork:
         image: 1 if each of these results waits for a value of an image in device memory.
         narrow: into how many more parts a lane's stores of eight columns are cut: 1 where it has
             four side by side, 3 where it has two.
-        reads_of_b: how often it reads all of B, or which part of it, as others do.
+        parts_of_b: of which it reads one for each tile, as all others of these columns do; 0 where
+            B is read once.
+        awaited: loads of an image that its threads ask for one after another.
         instructions: of its threads beside what the group's nodes ask for, where they are many.
     """
 
@@ -126,7 +128,8 @@ class BlockWork:
     writers: int = 0
     image: int = 0
     narrow: int = 0
-    reads_of_b: float = 0.0
+    parts_of_b: int = 0
+    awaited: int = 0
     instructions: int = 0
 
 

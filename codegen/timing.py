@@ -147,7 +147,7 @@ def chain_us(
     loop_us = max(
         fill_us,
         busy * block.l2_bytes / (c.together * l2_per_us),
-        busy * block.reads_of_b * c.hot_us,
+        busy * block.tiles * c.hot_us / block.parts_of_b if block.parts_of_b else 0.0,
         fill_us * min(1.0, stages / steps) + max(0, steps - stages) * round_us / stages,
         multiply_us,
     )
@@ -157,7 +157,7 @@ def chain_us(
     results = block.tile_p * block.tile_q
     block_us = c.epilogue_us if block.mma_flops else c.direct_epilogue_us
     epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
-    epilogue_us += block.meetings * c.turn_us
+    epilogue_us += block.meetings * c.turn_us + block.awaited * c.awaited_us
     if block.writers:
         result_us = c.result_us + block.image * c.image_us + block.narrow * c.narrow_us
         epilogue_us += results / block.writers * result_us

@@ -57,7 +57,8 @@ class Constants:
         image_us: more for each of these that waits for a value of an image (`BlockWork.image`).
         narrow_us: more for each of these and each further part of a store (`BlockWork.narrow`).
         hot_us: of each read of a matrix B however small: all blocks want it of the same few parts
-            of L2 (`BlockWork.reads_of_b`).
+            of L2 (`BlockWork.parts_of_b`).
+        awaited_us: of each load that the one before is waited for first (`BlockWork.awaited`).
         exchange_us: the cluster's barriers around an exchange of staged tiles.
         sums_us: the same around an exchange of partial sums, which leave from registers.
         peer_bytes_per_us: what a block takes from its peers in a microsecond.
@@ -100,6 +101,7 @@ class Constants:
     image_us: float
     narrow_us: float
     hot_us: float
+    awaited_us: float
     exchange_us: float
     sums_us: float
     peer_bytes_per_us: float
@@ -153,9 +155,10 @@ H100 = Constants(
     store_per_us=33_000,
     result_us=0.008,
     image_us=0.01,
-    # experiments/notes/27-thin_products.md, both.
+    # experiments/notes/27-thin_products.md, all three.
     narrow_us=0.01,
     hot_us=0.012,
+    awaited_us=0.19,
     exchange_us=0.5,
     sums_us=0.3,
     peer_bytes_per_us=20_000,

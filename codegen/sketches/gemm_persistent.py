@@ -254,7 +254,7 @@ class GemmPersistent(Sketch):
             writers=timing.WARPGROUP * (_consumers(schedule) if schedule["cooperative"] else 1),
             image=int(self.image is not None and not schedule["copies"]),
             narrow=0 if schedule["lines"] else 8 // self.width - 1,
-            reads_of_b=0.0 if smem.kept_at is not None else self._rounds(schedule) / across,
+            parts_of_b=0 if smem.kept_at is not None else across,
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

@@ -28,6 +28,9 @@ from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
 
+FETCHED_REGISTERS = 4
+"""For what a part of 8 rows reads beside its results: an image's and a bias's two columns, of two
+rows."""
 LOOP_REGISTERS = 36
 """A thread's registers besides its accumulators, about."""
 LOW_TILES = 3
@@ -81,6 +84,7 @@ class GemmWgmma(Sketch):
         region = problem.region()
         emitter = problem.epilogue(region)
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
+        self.image = bool(emitter.images)
         self.a_by_rows = not problem.a.k_major
         self.by_rows = self.a_by_rows or not problem.b.k_major
         check(problem.b.k_major or not self.a_by_rows, "A and B lie in rows of K")
@@ -278,8 +282,30 @@ class GemmWgmma(Sketch):
             registers=self._registers(schedule),
             depth=schedule["depth"],
             writers=_threads(schedule) - timing.WARPGROUP if waves else 0,
-            reads_of_b=1 / (split * across * self.problem.batch),
+            parts_of_b=split * across * self.problem.batch,
+            awaited=self._awaited(schedule),
         )
+
+    def _awaited(self, schedule: Schedule) -> int:
+        """Parts of 8 rows whose image is loaded when it is their turn: there are no registers for
+        those of all parts ahead of the products (`FETCH_AHEAD` of gemm_wgmma.cuh)."""
+        if not (schedule["swap"] and self.image):
+            return 0
+        parts = -(-schedule["block_q"] // (8 * schedule["split"]))
+        free = self._bound_registers(schedule) - (self._registers(schedule) - LOOP_REGISTERS + 48)
+        return parts if parts * FETCHED_REGISTERS > min(64, free) else 0
+
+    def _bound_blocks(self, schedule: Schedule) -> int:
+        """Blocks a multiprocessor that the compiler must leave registers for: where two fit, the
+        next kernel's prologue runs beside this one's end."""
+        smem, threads = self._smem(schedule).nbytes, _threads(schedule)
+        fits_twice = 2 * (smem + 1024) <= self.target.smem_per_sm and threads <= 256
+        return 2 if fits_twice and schedule["block_q"] <= 128 else 1
+
+    def _bound_registers(self, schedule: Schedule) -> int:
+        """That the compiler may give a thread."""
+        threads = _threads(schedule) * self._bound_blocks(schedule)
+        return min(255, timing.most_registers(threads))
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         self._check(schedule)
@@ -293,11 +319,8 @@ class GemmWgmma(Sketch):
         p_constant, q_constant = problem.a.constant, problem.b.constant
         if swap:
             p_constant, q_constant = q_constant, p_constant
-        smem = self._smem(schedule)
-        threads = _threads(schedule)
-        # Where two fit, the next kernel's prologue runs beside this one's end.
-        fits_twice = 2 * (smem.nbytes + 1024) <= self.target.smem_per_sm and threads <= 256
-        blocks_per_sm = 2 if fits_twice and block_q <= 128 else 1
+        smem, threads = self._smem(schedule), _threads(schedule)
+        blocks_per_sm = self._bound_blocks(schedule)
         functor = emitter.functor("Epilogue", "acc")
         windows, of = problem.windows
         more = MoreMaps(len(pieces_of(problem.a)) - 1)
@@ -314,7 +337,7 @@ struct Config {{
   static constexpr int CLUSTER_Q = {cluster_q};
   static constexpr bool P_CONSTANT = {str(p_constant).lower()};
   static constexpr bool Q_CONSTANT = {str(q_constant).lower()};
-  static constexpr int REGISTERS = {min(255, timing.most_registers(threads * blocks_per_sm))};
+  static constexpr int REGISTERS = {self._bound_registers(schedule)};
   static constexpr int ATOMS = {schedule["atoms"]}, DEPTH = {schedule["depth"]};
   static constexpr int WIDTH = {width};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};

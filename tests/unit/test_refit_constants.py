@@ -22,7 +22,7 @@ H100 = TARGETS["sm_90a"]
 def made_by(**constants: float) -> list[Sample]:
     """Programs of the shipped records, with times that these constants would give."""
     target = replace(H100, constants=replace(H100.constants, **constants))
-    samples = samples_of(shipped_records(), CARDS["sm_90a"].name, "sm_90a")[::4]
+    samples = samples_of(shipped_records(), CARDS["sm_90a"].name, "sm_90a")[::3]
     return [replace(each, run_us=draft_us(each.work, target)) for each in samples]
 
 
@@ -34,7 +34,7 @@ def test_constants_that_are_right_stay() -> None:
 
 def test_constants_that_are_wrong_are_found() -> None:
     samples = made_by(epilogue_us=0.5, start_boundaries=1.5)
-    found = refit(samples, H100, 6)
+    found = refit(samples, H100, 10)
     assert found.epilogue_us == pytest.approx(0.5, rel=0.15)
     assert found.start_boundaries == pytest.approx(1.5, rel=0.1)
     assert error(samples, replace(H100, constants=found)) < error(samples, H100) / 5

@@ -114,7 +114,7 @@ def test_b_stays_where_a_tile_has_all_columns_and_there_is_room(
     assert ("KEPT_AT" in program.source) == stays
     work = sketch.block_work(program)
     whole = work.steps * (128 + block_n) * 128
-    assert (work.fill_bytes < whole) == (work.reads_of_b == 0.0) == stays
+    assert (work.fill_bytes < whole) == (work.parts_of_b == 0) == stays
 
 
 @pytest.mark.parametrize(
