@@ -53,7 +53,7 @@ NO_PATCH = {"joined_conv_1x1_stride": "no pixel is in two windows"}
 WGMMA_KNOBS = (
     "swap", "block_p", "block_q", "stages", "split", "multicast", "atoms", "depth", "cluster_q",
 )  # fmt: skip
-PERSISTENT_KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster", "copies")
+PERSISTENT_KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster", "copies", "lines")
 
 
 def wrong(program: KernelProgram, group: Group, seed: int = 1) -> list[str]:
@@ -157,16 +157,18 @@ STAYING: dict[str, Callable[[], Group]] = {
     "tf32": lambda: groups.tf32(joined((290,), (36, 20), 64, F32)),
 }
 PERSISTENT = [
-    ("linear", (0, 64, 64, 1, 4, 0)),
-    ("linear", (0, 128, 96, 2, 1, 0)),
-    ("linear", (1, 192, 64, 2, 4, 0)),
-    ("linear with statistics", (0, 64, 64, 1, 4, 0)),
-    ("convolution", (0, 64, 64, 2, 4, 0)),
-    ("convolution", (1, 128, 96, 1, 1, 0)),
-    ("convolution apart", (0, 64, 64, 2, 1, 0)),
-    ("convolution apart", (1, 128, 64, 1, 4, 0)),
-    ("volume", (0, 64, 64, 1, 4, 0)),
-    ("tf32", (0, 64, 64, 1, 4, 0)),
+    ("linear", (0, 64, 64, 1, 4, 0, 0)),
+    ("linear", (0, 128, 96, 2, 1, 0, 0)),
+    ("linear", (1, 192, 64, 2, 4, 0, 0)),
+    ("linear with statistics", (0, 64, 64, 1, 4, 0, 0)),
+    ("convolution", (0, 64, 64, 2, 4, 0, 0)),
+    ("convolution", (1, 128, 96, 1, 1, 0, 0)),
+    ("convolution apart", (0, 64, 64, 2, 1, 0, 0)),
+    ("convolution apart", (1, 128, 64, 1, 4, 0, 0)),
+    ("volume", (0, 64, 64, 1, 4, 0, 0)),
+    ("tf32", (0, 64, 64, 1, 4, 0, 0)),
+    ("convolution", (0, 64, 128, 1, 4, 0, 1)),
+    ("convolution apart", (1, 128, 64, 1, 4, 0, 1)),
 ]
 
 
@@ -376,7 +378,7 @@ def test_no_step_runs_beyond_the_last_atom(name: str, atoms: int, count: int) ->
 
 def test_no_step_of_blocks_that_stay_runs_beyond_the_last_atom() -> None:
     group = joined((2, 13, 11), (72, 16), 104, F16, (3, 3))
-    schedule = dict(zip(PERSISTENT_KNOBS, (0, 64, 64, 2, 4, 0), strict=True))
+    schedule = dict(zip(PERSISTENT_KNOBS, (0, 64, 64, 2, 4, 0, 0), strict=True))
     with pytest.raises(Illegal, match="27 atoms of taps in steps of 2"):
         GemmPersistent(group, FEW).emit(schedule)
 

@@ -42,7 +42,7 @@ CONVOLUTIONS = {
     "of a pixel, apart": (conv(6, 1, stride=2), "conv"),
     "in groups": (conv(6, 3, stride=2, padding=1, groups=2), "grouped_conv"),
     "by channel": (conv(4, 3, stride=(1, 2, 2), padding=1, groups=4), "depthwise_conv"),
-    "two of a channel": (conv(8, (2, 3, 2), padding=1, groups=4), "grouped_conv"),
+    "two of a channel": (conv(8, (2, 3, 2), padding=1, groups=4), "depthwise_conv"),
 }
 
 
