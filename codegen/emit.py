@@ -64,8 +64,8 @@ class Region:
     Args:
         group: the group.
         shape: of the iteration space; the last dimension is the columns.
-        vector: columns that one call handles at most; narrowed to a divisor of the columns, and by
-            `fit_vector` to what every access allows.
+        vector: columns that one call handles at most; narrowed to a divisor of the columns, and to
+            what every access of 16 bytes allows.
         parameters: kernel parameters so far, as (C++ declaration, argument).
     """
 
@@ -137,8 +137,9 @@ class Region:
             raise Illegal(f"%{value} cannot be read in the order of the tile: {error}") from None
         return Operand(self.parameter(base, "in"), self.graph.specs[base].dtype, layout)
 
-    def fit_vector(self, layout: Layout) -> None:
-        """Narrow the vector so that 16-byte accesses of `layout` stay aligned."""
+    def fit_store(self, layout: Layout) -> None:
+        """Narrow the vector so that 16-byte stores to `layout`, as of `store_layout`, stay aligned:
+        of a value that is loaded, a layout of pairs means something else."""
         if (even := layout.even) is not None:
             self.vector = min(self.vector, 2 * even.vector(max(1, self.vector // 2)))
             return
@@ -364,7 +365,7 @@ class PointwiseEmitter:
             layout = layout.reshape((region.rows, region.columns))
         except NotAView as error:
             raise Illegal(f"%{output} cannot be stored in the order of the tile: {error}") from None
-        region.fit_vector(layout)
+        region.fit_store(layout)
         return layout
 
     def _piece(self, concat: Node) -> tuple[int, str]:

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import HALVES
 from gtco.passes.canonicalize import RULES as CANONICAL
 from gtco.passes.rewrite import Editor, Log, Rule, is_random, merge_duplicates, rewrite
 
-HALVES = (torch.float16, torch.bfloat16)
 MAX_FOLDED_BYTES = 64 << 20
 """A folded value larger than this, and than its inputs, costs more to read than to compute."""
 
@@ -44,10 +44,11 @@ def _value(edit: Editor, node: Node) -> tuple[str, ...]:
             wide = [v.float() if v.dtype in HALVES else v for v in values]
             result = node.definition.reference(*wide, **node.attrs)
     results = result if isinstance(result, (tuple, list)) else (result,)
-    specs = node.outputs
-    results = [tensor.to(spec.dtype) for tensor, spec in zip(results, specs, strict=True)]
     # an expanded or permuted constant is stored: whoever packs it later wants plain strides
-    return tuple(edit.add_constant(node.op, tensor.contiguous()) for tensor in results)
+    return tuple(
+        edit.add_constant(node.op, tensor.to(spec.dtype).contiguous())
+        for tensor, spec in zip(results, node.outputs, strict=True)
+    )
 
 
 def _partly_constant(edit: Editor, node: Node) -> tuple[Node, str] | None:

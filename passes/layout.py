@@ -4,9 +4,9 @@
 %r: f16[1,64,56,56] = relu(%c)              ->    %r = relu(add(%n, %b))
 %d: f16[1,64,56,56] = conv2d(%r, %v)              %d = permute(conv(%r, %v'))
 
-A convolution by 1x1 becomes a linear of the pixels, and one of an image of few channels a
-convolution of its blocks, which are as large as its stride. One of several results for each channel
-is depthwise over channels that are repeated:
+A convolution by 1x1 becomes a linear of the pixels, one of several results for each channel is
+depthwise over channels that are repeated, and one of an image of few channels becomes a convolution
+of its blocks, which are as large as its stride:
 
 %y: f16[1,112,112,64] = conv(%x, %w: f16[64,7,7,3], stride=[2, 2], before=[3, 3])
 %s: f16[1,115,115,16] = space_to_depth(%x)     %y = conv(%s, %w': f16[64,4,4,16])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-import torch
-
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import HALVES
 from gtco.ir.views import Layout, NotAView, resolve
 
 MAX_HEADS = 16
@@ -45,7 +44,7 @@ def projected_heads(graph: Graph, attention: Node, linear: Node) -> int | str:
         return f"%{linear.name} reads no strided view of %{value}: {error}"
     if not 2 <= heads <= MAX_HEADS:
         return f"{heads} heads of a batch item, a cluster has 2 to {MAX_HEADS} blocks"
-    if attention.outputs[0].dtype not in (torch.float16, torch.bfloat16):
+    if attention.outputs[0].dtype not in HALVES:
         return f"m16n8k16 takes no {attention.outputs[0].dtype}"
     if width % 16:
         return f"a head of {width} columns, and m16n8k16 takes 16 at a time"

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import HALVES
 from gtco.passes.dataflow import keeps_one
 from gtco.passes.rewrite import Editor
 
@@ -47,7 +48,7 @@ def quantizable(graph: Graph) -> tuple[Node, ...]:
         if node.op != "linear" or any(name not in graph.constants for name in node.inputs[1:]):
             return False
         x, out = graph.specs[node.inputs[0]], node.outputs[0]
-        if x.dtype not in (torch.float16, torch.bfloat16) or node.inputs[0] in graph.constants:
+        if x.dtype not in HALVES or node.inputs[0] in graph.constants:
             return False
         return math.prod(x.sizes[:-1]) >= FEWEST_ROWS and aligned(x.sizes[-1], out.sizes[-1])
 

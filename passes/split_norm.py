@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import HALVES
 from gtco.passes.normalization import RootMeanSquare, root_mean_square
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
@@ -98,7 +99,7 @@ def _is_weight_product(edit: Editor, reader: _Reader) -> bool:
 def _check(edit: Editor, match: _NormOfLinears) -> str | None:
     norm = match.norm
     dtype = norm.outputs[0].dtype
-    if dtype not in (torch.float16, torch.bfloat16):
+    if dtype not in HALVES:
         return f"products of {norm.outputs[0]} would be as far off as its rows' mean is large"
     if match.rms is None and any(name not in edit.constants for name in norm.inputs[1:]):
         return "its scale and shift are not constant"

@@ -40,6 +40,11 @@ def defaults(sketch: Sketch) -> Iterator[KernelProgram]:
             yield sketch.emit(schedule)
 
 
+def first_default(sketch: Sketch, **changes: int) -> dict[str, int]:
+    """The best default schedule with `changes`."""
+    return {**next(iter(sketch.defaults())), **changes}
+
+
 def compile_for_all(make: Callable[[Target], Sketch], count: int = 1) -> Iterator[str]:
     """Compile a sample for each architecture; yields what is wrong with each kernel."""
     for target in ARCHITECTURES:

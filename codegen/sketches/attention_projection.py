@@ -11,8 +11,9 @@ from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import BlockWork, Illegal, Schedule, check
 from gtco.codegen.sketches.attention import AttentionSketch, chunk_pitch
-from gtco.codegen.sketches.gemm import HALVES, analyse, check_tensor_map, pad_to
+from gtco.codegen.sketches.gemm import analyse, check_tensor_map, pad_to
 from gtco.ir.graph import Group, Node, subgraph
+from gtco.ir.spec import HALVES
 from gtco.passes.dataflow import trace
 from gtco.passes.projection import projected_heads
 from gtco.target import Target

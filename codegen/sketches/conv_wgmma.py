@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from gtco.codegen.sketch import Knob, Schedule, check
 from gtco.codegen.sketches.conv_patches import ConvPatches, Operands
-from gtco.codegen.sketches.gemm import HALVES
 from gtco.codegen.timing import WGMMA_ROWS
+from gtco.ir.spec import HALVES
 
 
 class ConvWgmma(ConvPatches):

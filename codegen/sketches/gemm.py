@@ -27,12 +27,12 @@ from gtco.codegen.sketches.operands import (
 )
 from gtco.codegen.sketches.windows import AXES, WindowOperand, of_whole_rows, windows_of
 from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.spec import HALVES
 from gtco.ir.views import NotAView, resolve
 from gtco.passes.joined import joined_by
 from gtco.passes.scaled import Scale, scale_of
 from gtco.target import Target
 
-HALVES = (torch.float16, torch.bfloat16)
 FP8 = torch.float8_e4m3fn
 PROMOTED_ATOMS = 4
 """Of 128 bytes of K, whose sums of e4m3 are left to the tensor cores (promotion.cuh)."""

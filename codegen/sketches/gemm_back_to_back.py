@@ -13,7 +13,6 @@ from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
-    HALVES,
     GemmProblem,
     analyse,
     by_width,
@@ -22,6 +21,7 @@ from gtco.codegen.sketches.gemm import (
 )
 from gtco.ir.graph import Group, Node, subgraph
 from gtco.ir.references import STATS_CHUNK
+from gtco.ir.spec import HALVES
 from gtco.passes.back_to_back import BackToBacks
 from gtco.passes.dataflow import Flow, trace
 from gtco.target import Target

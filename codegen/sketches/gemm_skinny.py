@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
-import torch
-
 from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
@@ -14,6 +12,7 @@ from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, chec
 from gtco.codegen.sketches.gemm import analyse, pad_to
 from gtco.codegen.sketches.operands import operand_text
 from gtco.ir.graph import Group
+from gtco.ir.spec import HALVES
 from gtco.target import Target
 
 MOST_ROWS = 8
@@ -50,7 +49,7 @@ class GemmSkinny(Sketch):
         super().__init__(group, target)
         self.problem = problem = analyse(group)
         dtype = problem.dtype
-        check(dtype in (torch.float16, torch.bfloat16), f"mma.sync m16n8k16 takes no {dtype}")
+        check(dtype in HALVES, f"mma.sync m16n8k16 takes no {dtype}")
         rows = problem.batch * problem.rows
         check(rows <= MOST_ROWS, f"{rows} rows, of {MOST_ROWS} at most")
         check(problem.batch == 1, f"{problem.batch} products, each of other weights")

@@ -22,7 +22,7 @@ from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests import groups
-from tests.kernel_checks import inputs_of, sample, wrong_outputs
+from tests.kernel_checks import first_default, inputs_of, sample, wrong_outputs
 
 A100, H100 = TARGETS["sm_80"], TARGETS["sm_90a"]
 FEW = dataclasses.replace(H100, sm_count=1)
@@ -183,10 +183,6 @@ def test_defaults_of_wgmma_differ_in_tiles_and_hardly_in_rings(case: str) -> Non
         all_that_fit = ring + schedule["atoms"] * atom > room
         assert all_that_fit or schedule["stages"] in (8, max(2, steps))
     assert (max(schedule["atoms"] for schedule in schedules) > 1) == (case == "head")
-
-
-def first_default(sketch: Sketch, **changes: int) -> dict[str, int]:
-    return {**next(iter(sketch.defaults())), **changes}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gtco.codegen.program import TensorMapArgument
-from gtco.codegen.sketch import Illegal, Sketch
+from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
@@ -18,16 +18,13 @@ from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
 from gtco.target import TARGETS
 from tests import groups
+from tests.kernel_checks import first_default
 
 H100 = TARGETS["sm_90a"]
 FEW = dataclasses.replace(H100, sm_count=1)
 """Where even small results have two tiles for each block that stays."""
 F16, BF16 = torch.float16, torch.bfloat16
 CASES = groups.GEMM_CASES
-
-
-def first_default(sketch: Sketch, **changes: int) -> dict[str, int]:
-    return {**next(iter(sketch.defaults())), **changes}
 
 
 @pytest.mark.parametrize(
