@@ -19,6 +19,7 @@ from gtco.codegen.scalars import c_type, compute_type, literal, scalar
 from gtco.codegen.sketch import Illegal, check
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.views import Axis, Layout, NotAView, piece_layout, resolve, store_layout
+from gtco.passes.frames import is_statistic
 
 
 def axis_index(axis: Axis, variable: str) -> str:
@@ -201,16 +202,16 @@ class PointwiseEmitter:
         graph = region.graph
         made = {value for node in nodes for value in node.values} | set(given)
         self._made = made
-        self.stats = [node for node in nodes if node.op == "row_stats"]
+        self.stats = [node for node in nodes if is_statistic(node)]
         stored = [
             (value, output)
             for output in graph.outputs
-            if (value := self._member(output)) in made and graph.producers[value].op != "row_stats"
+            if (value := self._member(output)) in made and not is_statistic(graph.producers[value])
         ]
         for value, output in stored:
             self._outputs[output] = self._plan_store(value, output)
         for node in nodes:
-            if node.definition.is_view or node.op == "row_stats":
+            if node.definition.is_view or is_statistic(node):
                 continue
             if node.op == "concat":
                 self.names[node.values[0]] = self.names[self._piece(node)[1]]
@@ -403,7 +404,7 @@ class PointwiseEmitter:
         check(source is not None, f"%{node.name} reads a value from outside")
         assert source is not None
         shape = region.graph.specs[node.inputs[0]].sizes
-        check(shape[-1] == region.columns, f"%{node.name} reduces {shape[-1]} columns")
+        check(shape[-1] == region.columns, f"%{node.name} has {shape[-1]} columns")
         check(region.vector >= 2, f"%{node.name} needs columns in vectors of at least two")
         parameter = region.parameter(node.values[0], "out")
         element = c_type(region.graph.specs[source].dtype)
@@ -411,6 +412,9 @@ class PointwiseEmitter:
             f"const auto stored_{parameter} = map<V>([&](int i) "
             f"{{ return round_to<{element}>({self.names[source]}[i]); }});"
         )
+        if node.op == "box_means":
+            self.tile_lines.append(f"stats.add({parameter}, stored_{parameter}, active);")
+            return
         self.tile_lines.append(
             f"stats.template store<{region.columns}>"
             f"({parameter}, row, col, stored_{parameter}, active);"
@@ -434,6 +438,9 @@ class PointwiseEmitter:
         inputs = "".join(f" {kind} {name};" for name, (kind, _) in fetched.items())
         loads = ", ".join(text for _, text in fetched.values())
         by_row = bool(self._fetched_by_row & fetched.keys())
+        rows = any(node.op == "row_stats" for node in self.stats)
+        boxes = any(node.op == "box_means" for node in self.stats)
+        of_boxes = "  static constexpr bool BOX_MEANS = true;\n" if boxes else ""
         lines = (
             [*self.tile_lines, f"return {self.names[returned]};"] if returned else self.tile_lines
         )
@@ -448,8 +455,8 @@ class PointwiseEmitter:
 {fields}
   static constexpr int VECTOR = {self.region.vector};
   static constexpr int ROW_VALUES = {len(self.row_fields)};
-  static constexpr bool ROW_STATS = {str(bool(self.stats)).lower()};
-  struct Row {{ {row_struct} }};
+  static constexpr bool ROW_STATS = {str(rows).lower()};
+{of_boxes}  struct Row {{ {row_struct} }};
   template <int AT_ONCE = 0>
   __device__ __forceinline__ Row row_values(int row, bool active) const {{
 {row_body}    return Row{{{row_result}}};

@@ -16,6 +16,7 @@ from typing import Protocol
 from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
+from gtco.passes.box_means import mean_of_boxes
 from gtco.passes.branches import merge_branches
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.channels import pad_channels
@@ -73,6 +74,7 @@ PIPELINE: tuple[Pass, ...] = (
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     move_rolls,  # behind split_norms, which leaves the norms ahead of rolls as they are
     split_group_norm,
+    mean_of_boxes,
     split_long_reductions,
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way

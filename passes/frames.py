@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gtco.ir.graph import Node
 from gtco.ir.ops import Pattern
+from gtco.ir.references import boxes_of
 from gtco.ir.spec import TensorSpec
 from gtco.ir.views import Layout
 
@@ -19,6 +20,11 @@ def is_anchor(node: Node) -> bool:
 
 def is_reduction(node: Node) -> bool:
     return node.pattern is Pattern.REDUCTION
+
+
+def is_statistic(node: Node) -> bool:
+    """Whether the kernel of a contraction or of windows may store it beside what it describes."""
+    return node.op in ("row_stats", "box_means")
 
 
 def has_windows(node: Node) -> bool:
@@ -69,6 +75,9 @@ def reduced(node: Node, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
         pixels = math.prod(sizes[1:-1]) // chunks
         whole = (sizes[0], chunks, pixels, groups, sizes[-1] // groups)
         return (whole, (2, 4)) if chunks > 1 else ((sizes[0], *whole[2:]), (1, 3))
+    if axes == "boxes":
+        box = node.attrs["box"]
+        return boxes_of(sizes, box), tuple(2 + 2 * axis for axis in range(len(box)))
     shape = sizes or (1,)
     if axes == "last":
         return shape, (len(shape) - 1,)

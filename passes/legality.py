@@ -5,16 +5,17 @@ walks one iteration shape, its frame, in which each member is a full value (one 
 or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
-                 stored result may end it. merge_stats of stats from outside are row values. The
-                 product that scales a linear's operand, channel by channel, may precede it, or the
-                 concat that joins the channels of a linear's or conv's. Of pairs of columns it may
-                 store one of each, which nobody in the group reads.
+                 stored result or box_means may end it. merge_stats of stats from outside are row
+                 values. The product that scales a linear's operand, channel by channel, may precede
+                 it, or the concat that joins the channels of a linear's or conv's. Of pairs of
+                 columns it may store one of each, which nobody in the group reads.
     back_to_back two linears of many rows and few columns, pointwise nodes between them, and what
                  may follow a linear.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
     stencil      one depthwise convolution, pooling, resize or sampling at points, or several of the
                  first two that read one image; then pointwise nodes of each result, and a concat of
-                 it and of others. row_stats of a stored result may end those of the first two.
+                 it and of others. row_stats of a stored result may end those of the first two,
+                 box_means a depthwise convolution.
     attention    one attention; then pointwise nodes of the result, or the linear that projects its
                  merged heads and what may follow a linear.
     rowwise      up to four reductions of the same dimensions of one shape, pointwise nodes between
@@ -39,12 +40,14 @@ from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import FLOATS, Dim
 from gtco.passes.back_to_back import LEAST_ROWS, BackToBacks
+from gtco.passes.box_means import why_not_boxed
 from gtco.passes.dataflow import Flow, bits
 from gtco.passes.frames import (
     Frame,
     has_windows,
     is_anchor,
     is_reduction,
+    is_statistic,
     iteration_shape,
     reduced,
 )
@@ -321,7 +324,7 @@ class Legality:
                 )
             if _contracts(user):
                 return f"the bias %{read.value} must be stored first"
-            if made_by.op == "row_stats":
+            if is_statistic(made_by):
                 return (
                     f"%{made_by.name} is complete only after the last tile of a row is stored, "
                     f"so %{user.name} cannot read it in the same kernel"
@@ -347,6 +350,8 @@ class Legality:
             # Nobody else reads the result: what else the kernel holds, it holds for the projection.
             if node is projection:
                 return None
+            if node.op == "box_means":
+                return f"the kernel of {anchor.op} leaves no means of boxes"
             width, depth = anchor.outputs[0].sizes[-1], self.flow.graph.specs[projection.inputs[0]]
             share = projection.outputs[0].sizes[-1] * width // depth.sizes[-1]
             if node.op == "row_stats" and share % STATS_CHUNK:
@@ -365,6 +370,8 @@ class Legality:
                 return f"{anchor.op} and {node.op} are two contractions"
             if node.op == "normalize_groups" or node.definition.gathers:
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
+            if node.op == "box_means":
+                return why_not_boxed(anchor, node, self.flow.graph.specs[node.inputs[0]].sizes)
             if is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"
             if node.definition.of_pairs and not _contracts(anchor):
@@ -433,8 +440,8 @@ class Legality:
                     if self.flow.producer(read) in nodes:
                         return f"%{read.value}, which %{operand.name} reads, must be stored"
             nodes = [node for node in nodes if not self._is_operand(node, anchor)]
-            if sum(node.op == "row_stats" for node in reductions) > 1:
-                return "a GEMM ends in one row_stats at most"
+            if sum(is_statistic(node) for node in reductions) > 1:
+                return "a GEMM ends in one row_stats or box_means at most"
         elif kind == "rowwise":
             merges = sum(node.op == "merge_stats" for node in reductions)
             if merges and merges < len(reductions):
@@ -472,6 +479,9 @@ class Legality:
         return None
 
     def _windowed(self, nodes: Sequence[Node]) -> str | None:
+        means = next((node for node in nodes if node.op == "box_means"), None)
+        if means is not None and sum(is_anchor(node) or node.op == "concat" for node in nodes) > 1:
+            return f"%{means.name} comes from a kernel of one convolution that joins nothing"
         mask = sum(1 << self.flow.index[node.name] for node in nodes)
         while mask:
             reached = self.flow.connected(mask, mask & -mask)
@@ -480,6 +490,8 @@ class Legality:
             anchors = [node for node in part if is_anchor(node)]
             if len(anchors) != 1:
                 return f"the kernel stores each result of {anchors[0].op} by itself"
+            if sum(is_statistic(node) for node in part) > 1:
+                return f"{anchors[0].op} ends in one row_stats or box_means at most"
             frame = self.frame(anchors[0])
             concats = [node for node in part if node.op == "concat"]
             computed = [node for node in part if node.op != "concat"]

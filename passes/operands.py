@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from gtco.ir.graph import Node
 from gtco.ir.views import Layout, NotAView
 from gtco.passes.dataflow import Flow, Read
-from gtco.passes.frames import Frame, is_anchor, is_reduction
+from gtco.passes.frames import Frame, is_anchor, is_reduction, is_statistic
 
 
 class Operands:
@@ -51,7 +51,7 @@ class Operands:
         if anchor is None:
             return None
         for node in nodes:
-            row_value = not full[node.name] and node.op != "row_stats"
+            row_value = not full[node.name] and not is_statistic(node)
             if row_value and any(self._flow.escapes(value, inside) for value in node.values):
                 return f"%{node.name} is a row value, and no one block of a GEMM stores it"
         return None
@@ -63,7 +63,7 @@ class Operands:
         made_by = self._inner(read, inside)
         if made_by is not None and not full[made_by.name]:
             return f"%{node.name} reduces the row value %{read.value}"
-        if anchor is not None and not self._flow.escapes(read.base, inside):
+        if anchor is not None and node.op == "row_stats" and not self._flow.escapes(read.base, inside):
             return f"row_stats describes stored values, and nobody stores %{read.base}"
         return None
 

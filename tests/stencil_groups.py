@@ -26,13 +26,14 @@ def depthwise(
     dilation: tuple[int, ...] = (),
     row_values: bool = False,
     stats: bool = False,
+    box: tuple[int, ...] = (),
     repeat: int = 1,
 ) -> Group:
     """silu(depthwise_conv(x) + bias), scaled by a value of each pixel if `row_values`.
 
     Of `repeat` channels side by side, x has one. With `stats`, depthwise_conv(x) + bias + residual,
     as rows, and their row statistics. They have a large mean: rounded to 16 bits, values have
-    another spread.
+    another spread. With `box`, the means of such boxes beside the result.
     """
     b = GraphBuilder()
     x = repeated(b, image, repeat, dtype)
@@ -52,7 +53,8 @@ def depthwise(
     if row_values:
         pixels = b.input("pixels", TensorSpec((*b.specs[y].sizes[:-1], 1), dtype))
         y = b.add("mul", y, b.add("sigmoid", pixels))
-    return Group("depthwise", b.build([y]))
+    means = [b.add("box_means", y, box=box)] if box else []
+    return Group("depthwise", b.build([y, *means]))
 
 
 def repeated(b: GraphBuilder, image: tuple[int, ...], times: int, dtype: torch.dtype) -> str:
@@ -321,6 +323,11 @@ TILES: dict[str, Callable[[], Group]] = {
     "statistics of 40": lambda: depthwise((2, 5, 7, 40), (3, 3), BF16, stats=True),
     "statistics of 128": lambda: depthwise((1, 6, 9, 128), (5, 5), before=(2, 2), stats=True),
     "statistics of fp32": lambda: depthwise((1, 9, 4, 24), (3, 3), F32, stride=(2, 1), stats=True),
+    "boxes of 7 x 7": lambda: depthwise((2, 14, 21, 40), (5, 5), before=(2, 2), box=(7, 7)),
+    "boxes by twos": lambda: depthwise(
+        (1, 32, 25, 144), (3, 3), BF16, stride=(2, 1), before=(0, 1), after=(1, 0), box=(8, 8)
+    ),
+    "boxes of fp32": lambda: depthwise((3, 4, 15, 24), (7, 7), F32, before=(3, 3), box=(2, 5)),
 }
 """Depthwise convolutions whose pixels lie in runs of 16 bytes."""
 

@@ -161,6 +161,9 @@ class FragmentEpilogue {
   template <class... Copied>
   __device__ __forceinline__ void run(const typename Functor::Row* rows, const Fetched& fetched,
                                       const float* acc, const Copied&... copied) const {
+    constexpr bool BOXES = HasBoxMeans<Functor>::value;  // of the 16 rows
+    float sums[BOXES ? GROUPS * WIDTH : 1] = {};
+    float* means = nullptr;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       typename Functor::Row values{};
@@ -171,16 +174,34 @@ class FragmentEpilogue {
 #pragma unroll
       for (int i = 0; i < GROUPS * CALLS; ++i) {
         const int first = i / CALLS * WIDTH + i % CALLS * V;  // of what the lane has of the row
-        functor_.template operator()<V>(
-            rows_.at(8 * half), column(i), values, active_row(half) && active_column(i),
-            fetched.at[half % ROWS][i],
-            map<V>([&](int j) { return acc[(first + j) / 2 * 4 + half * 2 + (first + j) % 2]; }),
-            StatsOfFragment<WIDTH>{held, first % 16, active_row(half)}, copied...);
+        const auto call = [&](auto stats) {
+          functor_.template operator()<V>(
+              rows_.at(8 * half), column(i), values, active_row(half) && active_column(i),
+              fetched.at[half % ROWS][i],
+              map<V>([&](int j) { return acc[(first + j) / 2 * 4 + half * 2 + (first + j) % 2]; }),
+              stats, copied...);
+        };
+        if constexpr (BOXES) {
+          call(SumsOfBox{sums + first, means});
+        } else {
+          call(StatsOfFragment<WIDTH>{held, first % 16, active_row(half)});
+        }
       }
     }
+    if constexpr (BOXES) store_means(sums, means);
   }
 
  private:
+  // Of runs of 16 rows, of which all columns lie side by side in `means`.
+  __device__ __forceinline__ void store_means(float (&sums)[GROUPS * WIDTH], float* means) const {
+    const int first = sum_over_rows(sums);
+#pragma unroll
+    for (int i = 0; i < GROUPS * WIDTH / 8; ++i) {
+      const int own = first + i, col = col_ + own / WIDTH * 4 * WIDTH + own % WIDTH;
+      if (active_row(0) && (INSIDE || col < column_end_))
+        means[rows_.at(0) / 16 * column_end_ + col] = sums[i] / 16;
+    }
+  }
   __device__ __forceinline__ int column(int i) const {
     return col_ + i / CALLS * 4 * WIDTH + i % CALLS * V;
   }

@@ -95,6 +95,47 @@ struct StatsOfLanes {
   }
 };
 
+// Whether a functor has means of boxes: `static constexpr bool BOX_MEANS = true;` in F.
+template <class F, class = void>
+struct HasBoxMeans : Constant<bool, false> {};
+template <class F>
+struct HasBoxMeans<F, decltype(static_cast<void>(F::BOX_MEANS))> : Constant<bool, F::BOX_MEANS> {};
+
+// What a functor hands in of each vector of V columns, added to a thread's `sums` of a box. `to`
+// becomes where the means of all boxes belong.
+struct SumsOfBox {
+  float* sums;
+  float*& to;
+
+  template <int V>
+  __device__ __forceinline__ void add(float* means, const Vec<float, V>& values,
+                                      bool active) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) sums[i] += active ? values[i] : 0.0f;
+    to = means;
+  }
+};
+
+// Sums over the eight lanes, four apart, that have rows of the same N columns: each lane comes to
+// hold N / 8 of them, from the one on that is returned. A step halves what a lane has to add.
+template <int N>
+__device__ __forceinline__ int sum_over_rows(float (&sums)[N]) {
+  static_assert(N % 8 == 0, "each of eight lanes holds as many");
+  const int lane = threadIdx.x % 32;
+  int first = 0;
+#pragma unroll
+  for (int apart = 16, left = N / 2; apart >= 4; apart /= 2, left /= 2) {
+    const bool upper = (lane & apart) != 0;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const float given = upper ? sums[i] : sums[i + left];
+      sums[i] = (upper ? sums[i + left] : sums[i]) + __shfl_xor_sync(~0u, given, apart);
+    }
+    first += upper ? left : 0;
+  }
+  return first;
+}
+
 // Which vector of which row thread `item` has where threads come in the order of chunks: first
 // those of the whole chunks of all rows, 64 / V each, then those of the narrower chunk in which
 // each row ends, as many as hold it, rounded up to a power of two. So the threads of a chunk are

@@ -7,7 +7,8 @@
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), SLICE (of these, of a block), V,
 // ROWS, STRIP, DOWN and ACROSS (of these in a tile), THREADS, and the window fields of windows.cuh.
 // Image and Tap are as of stencil.cuh; what lies outside counts as 0. Weights begin WEIGHTS_AT
-// bytes on.
+// bytes on. With means of boxes, BOX_H x BOX_W pixels, each of whole strips of ROWS x STRIP, whose
+// sums lie SUMS_AT bytes on: a tile and an image are whole boxes.
 #pragma once
 
 #include "epilogue.cuh"
@@ -34,6 +35,8 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
   constexpr int ITEMS = STRIPS * (Functor::ROW_STATS ? Place::WHOLE + Place::LAST : VECTORS);
   static_assert(C::COLUMNS % C::SLICE == 0 && C::SLICE % CHUNK == 0, "whole chunks");
   static_assert(C::SLICE % V == 0 && CHUNK % V == 0, "whole vectors");
+  constexpr bool BOXES = HasBoxMeans<Functor>::value;
+  [[maybe_unused]] float* means = nullptr;
 
   extern __shared__ __align__(1024) unsigned char smem[];
   auto* pixels = reinterpret_cast<Element*>(smem);                 // (HIGH, WIDE, SLICE)
@@ -130,6 +133,7 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
       inputs[i] = functor.template inputs<V>(is_there(i) ? row_of(i) : 0, col0 + c, on);
     Moments moments[Functor::ROW_STATS ? RESULTS : 1];
     float* stats = nullptr;
+    [[maybe_unused]] Vec<float, V> box_sum{};
 #pragma unroll
     for (int result = 0; result < RESULTS; ++result) {
       const int at = row_of(result);
@@ -143,9 +147,15 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
       if constexpr (Functor::ROW_STATS) {
         functor.template operator()<V>(at, col0 + c, values, active, in, sum,
                                        StatsOfResults<RESULTS>{moments, result, stats});
+      } else if constexpr (BOXES) {
+        functor.template operator()<V>(at, col0 + c, values, active, in, sum,
+                                       SumsOfBox{&box_sum[0], means});
       } else {
         functor.template operator()<V>(at, col0 + c, values, active, in, sum);
       }
+    }
+    if constexpr (BOXES) {
+      if (on) store<V>(reinterpret_cast<float*>(smem + C::SUMS_AT) + strip * C::SLICE + c, box_sum);
     }
     if constexpr (Functor::ROW_STATS) {
       constexpr int CHUNKS = ceil_div(C::COLUMNS, STATS_CHUNK);
@@ -160,6 +170,31 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
         constexpr bool WHOLE = Place::LAST * V == C::SLICE - Place::FIRST;
         merge_results<Place::LAST, WHOLE>(moments, on ? 2.0f : 0.0f, keep);
       }
+    }
+  }
+  if constexpr (BOXES) {
+    __syncthreads();
+    const auto* sums = reinterpret_cast<const float*>(smem + C::SUMS_AT);  // (DOWN, ACROSS, SLICE)
+    constexpr int BOXES_W = TILE_W / C::BOX_W, IN_TILE = TILE_H / C::BOX_H * BOXES_W;
+    constexpr int HEIGHT = C::BOX_H / C::ROWS, WIDTH = C::BOX_W / C::STRIP;  // of a box, strips
+#pragma unroll 1
+    for (int i = threadIdx.x; i < IN_TILE * VECTORS; i += C::THREADS) {
+      const int box = i / VECTORS, c = i % VECTORS * V;
+      const int p = p0 + box / BOXES_W * C::BOX_H, q = q0 + box % BOXES_W * C::BOX_W;
+      if (p >= C::P || q >= C::Q) continue;
+      const int first = box / BOXES_W * HEIGHT * C::ACROSS + box % BOXES_W * WIDTH;
+      Vec<float, V> total{};
+#pragma unroll
+      for (int strip = 0; strip < HEIGHT * WIDTH; ++strip) {
+        const int at = first + strip / WIDTH * C::ACROSS + strip % WIDTH;
+        const auto sum = load<V>(sums + at * C::SLICE + c);
+#pragma unroll
+        for (int j = 0; j < V; ++j) total[j] += sum[j];
+      }
+      const int to = (n * (C::P / C::BOX_H) + p / C::BOX_H) * (C::Q / C::BOX_W) + q / C::BOX_W;
+      store<V>(means + to * C::COLUMNS + col0 + c, map<V>([&](int j) {
+                 return total[j] / (C::BOX_H * C::BOX_W);
+               }));
     }
   }
 }

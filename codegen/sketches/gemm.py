@@ -238,18 +238,23 @@ def check_products(
     check(exact or not is_exact(anchor, dtype), "this sketch multiplies fp32 as tf32 alone")
 
 
-def analyse(group: Group, *, scales: bool = False, joins: bool = False) -> GemmProblem:
+def analyse(
+    group: Group, *, scales: bool = False, joins: bool = False, boxes: bool = False
+) -> GemmProblem:
     """The GEMM in `group`.
 
     Args:
         group: the group.
         scales: whether the kernel can multiply A by a factor of each channel.
         joins: whether it can read A in pieces.
+        boxes: whether it can leave means of runs of rows.
 
     Raises:
         Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled
-            or read in pieces and cannot be.
+            or read in pieces, or means are to be left, and cannot be.
     """
+    means = any(node.op == "box_means" for node in group.nodes)
+    check(boxes or not means, "this sketch leaves no means of boxes")
     anchors = [node for node in group.nodes if node.definition.family == "gemm"]
     check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")
     (anchor,) = anchors
@@ -367,15 +372,17 @@ def pad_to(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def analyse_wgmma(group: Group, target: Target, *, exact: bool = False) -> GemmProblem:
+def analyse_wgmma(
+    group: Group, target: Target, *, exact: bool = False, boxes: bool = False
+) -> GemmProblem:
     """The GEMM in `group`, whose operands TMA can bring to `wgmma`; `exact` as of
-    `check_products`.
+    `check_products`, `boxes` as of `analyse`.
 
     Raises:
         Illegal: as of `analyse`; or the target, the dtype or an operand's layout has no such way.
     """
     check(target.has_wgmma, f"{target.arch} has no wgmma")
-    problem = _as_images(analyse(group, joins=True))
+    problem = _as_images(analyse(group, joins=True, boxes=boxes))
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check_products(problem.anchor, problem.dtype, target, exact=exact)

@@ -75,7 +75,7 @@ class GemmPersistent(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self.problem = problem = analyse_wgmma(group, target)
+        self.problem = problem = analyse_wgmma(group, target, boxes=True)
         check(not problem.grouped, "convolutions in groups, whose results lie side by side")
         self.block_k = 128 // problem.dtype.itemsize
         self.atoms = problem.atoms(self.block_k)
@@ -138,7 +138,8 @@ class GemmPersistent(Sketch):
         columns = self.problem.columns
         parts = -(-columns // LINE_COLUMNS)
         whole = columns % (8 * parts) == 0 and columns <= BLOCK_N[-1] and self.vector >= 4
-        return columns // parts if whole and not self.problem.row_stats else 0
+        means = any(node.op == "box_means" for node in self.group.nodes)
+        return columns // parts if whole and not (self.problem.row_stats or means) else 0
 
     def _tiles(self, schedule: Schedule) -> int:
         problem = self.problem

@@ -80,6 +80,12 @@ class Windowed:
         """Whether it makes row statistics."""
         return any(node.op == "row_stats" for node in self.nodes)
 
+    @property
+    def box(self) -> tuple[int, ...] | None:
+        """Pixels of a box down and across, of which it leaves the means, if it does."""
+        found = (node.attrs["box"] for node in self.nodes if node.op == "box_means")
+        return next(found, None)
+
     def items(self, strip: int, vector: int) -> int:
         """Threads that have something to do."""
         return self._strips(strip) * self.columns // vector
@@ -137,9 +143,13 @@ class Stencil(Sketch):
     family: ClassVar[str] = "stencil"
     version: ClassVar[int] = 1
     schedule_version: ClassVar[int] = 1
+    boxes: ClassVar[bool] = False
+    """Whether it leaves means of boxes."""
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
+        means = any(node.op == "box_means" for node in group.nodes)
+        check(self.boxes or not means, "this sketch leaves no means of boxes")
         flow = Flow(group.graph)
         anchors = [node for node in group.compute if node.definition.family == self.family]
         self.windowed = tuple(self._windowed(flow, anchor) for anchor in anchors)

@@ -56,6 +56,7 @@ class StencilTiles(Stencil):
     name: ClassVar[str] = "stencil_tiles"
     version: ClassVar[int] = 1
     schedule_version: ClassVar[int] = 1
+    boxes: ClassVar[bool] = True
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
@@ -73,7 +74,7 @@ class StencilTiles(Stencil):
         check(whole, f"the image {image.layout} is not in runs of 16 bytes")
         check(self.vector >= VECTOR, "the epilogue takes channels one by one")
         self._tile_of = functools.cache(self._make_tile)
-        check(any(self._legal()), "no tile fits the shared memory")
+        check(any(self._legal()), "no tile fits the shared memory and, of boxes, is whole ones")
 
     def knobs(self) -> tuple[Knob, ...]:
         return (
@@ -123,11 +124,13 @@ class StencilTiles(Stencil):
         blocks = tiles * (self.one.columns // channels)
         return _Tile(height, width, high, wide, items, lines, span, blocks)
 
-    def _smem(self, schedule: Schedule) -> tuple[int, int]:
-        """Where the weights begin, and bytes in all."""
-        tile = self._tile(schedule)
-        at = tile.high * tile.wide * schedule["channels"] * self.dtype.itemsize
-        return at, at + self._taps * schedule["channels"] * 4
+    def _smem(self, schedule: Schedule) -> tuple[int, int, int]:
+        """Where the weights begin and, of boxes, the sums of each strip; and bytes in all."""
+        tile, channels = self._tile(schedule), schedule["channels"]
+        at = tile.high * tile.wide * channels * self.dtype.itemsize
+        sums_at = at + self._taps * channels * 4
+        strips = schedule["down"] * schedule["across"] if self.one.box is not None else 0
+        return at, sums_at, sums_at + strips * channels * 4
 
     def _registers(self, schedule: Schedule) -> int:
         """Of a thread, about."""
@@ -146,7 +149,12 @@ class StencilTiles(Stencil):
             tile.width >= 2 * across and schedule["across"] > 1
         ):
             return f"a tile of {tile.height} x {tile.width} is twice the {down} x {across} results"
-        smem, limit = self._smem(schedule)[1], self.target.smem_per_block
+        if self.one.box is not None:
+            sides = zip(self.one.box, (tile.height, tile.width), ("rows", "strip"), strict=True)
+            for box, side, knob in sides:
+                if side % box or box % schedule[knob]:
+                    return f"a tile of {tile.height} x {tile.width} is no boxes of {self.one.box}"
+        smem, limit = self._smem(schedule)[-1], self.target.smem_per_block
         return None if smem <= limit else f"shared memory {smem} B, of {limit} B a block"
 
     def _legal(self) -> Iterator[Schedule]:
@@ -159,7 +167,7 @@ class StencilTiles(Stencil):
     def _cost(self, schedule: Schedule) -> float:
         block, tile, threads = self._work(schedule), self._tile(schedule), schedule["threads"]
         resident = timing.resident_blocks(
-            self._smem(schedule)[1], threads, block.registers, self.target
+            self._smem(schedule)[-1], threads, block.registers, self.target
         )
         together = min(-(-tile.blocks // self.target.sm_count), resident)
         multiplying = threads - block.copy_threads
@@ -224,8 +232,12 @@ class StencilTiles(Stencil):
         tap, given = self._tap(self.one, region)
         image, threads = self.one.image, schedule["threads"]
         images, height, width, columns = image.layout.shape
-        weights_at, smem = self._smem(schedule)
+        weights_at, sums_at, smem = self._smem(schedule)
         functor = emitter.functor("Epilogue", "acc")
+        boxes = ""
+        if self.one.box is not None:
+            down, across = self.one.box
+            boxes = f"  static constexpr int BOX_H = {down}, BOX_W = {across}, SUMS_AT = {sums_at};\n"
         names = ", ".join(parameters)
         source = f"""#include "stencil_tiles.cuh"
 using namespace gtco;
@@ -238,7 +250,7 @@ struct Config {{
   static constexpr int ROWS = {schedule["rows"]}, STRIP = {schedule["strip"]};
   static constexpr int DOWN = {schedule["down"]}, ACROSS = {schedule["across"]};
   static constexpr int THREADS = {threads}, WEIGHTS_AT = {weights_at};
-}};
+{boxes}}};
 
 {self._image_struct(self.one)}
 {tap}

@@ -112,7 +112,8 @@ class Op:
             attribute `groups` says into how many the channels fall, one by default.
         row: for a reduction how a kernel that has whole rows in registers computes it.
         axes: what a reduction reduces: the dimensions that its attributes `dims` or `dim` name, the
-            "last" one, or the pixels and channels of each of its "groups".
+            "last" one, the pixels and channels of each of its "groups", or the pixels of each of its
+            "boxes".
         window: for a pooling what it does with the pixels of a window.
         gathers: stores elements of its operands in other places.
         by_rows: each row of the result, along the last dimension, is made of the same row of the
@@ -323,6 +324,8 @@ _ROWS: tuple[Op, ...] = (
     _reduction("group_norm", references.group_norm, axes="groups", of_images=True,
                row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
     _reduction("group_stats", references.group_stats, axes="groups"),
+    _reduction("box_means", references.box_means, axes="boxes",
+               row=RowKernel("tile.mean({0})", in_parts=True)),
     Op("normalize_groups", Pattern.BROADCAST, references.normalize_groups),
     _reduction("row_stats", references.row_stats, axes="last", by_rows=True),
     _reduction("merge_stats", references.merge_stats),

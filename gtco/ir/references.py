@@ -143,6 +143,18 @@ def merge_stats(stats: Tensor, *, columns: int, eps: float) -> tuple[Tensor, Ten
     return mean, (m2 / columns + eps).rsqrt()
 
 
+def box_means(x: Tensor, *, box: Sequence[int]) -> Tensor:
+    """Mean of each box of so many neighbouring pixels of x [N, pixels ..., C]: f32[N, ..., C]."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return wide.reshape(boxes_of(x.shape, box)).mean([2 + 2 * axis for axis in range(len(box))])
+
+
+def boxes_of(sizes: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
+    """[N, pixels ..., C] as [N, boxes, pixels of a box, ..., C], along each dimension of pixels."""
+    cut = ((size // of, of) for size, of in zip(sizes[1:-1], box, strict=True))
+    return (sizes[0], *(part for both in cut for part in both), sizes[-1])
+
+
 def convolution(
     x: Tensor,
     w: Tensor,

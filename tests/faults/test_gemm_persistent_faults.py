@@ -11,7 +11,7 @@ from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
-from tests import groups
+from tests import box_groups, groups
 from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
@@ -27,6 +27,7 @@ SCHEDULES = {
     "residual together": {"cooperative": 1, "block_m": 128, "block_n": 64, "copies": 1},
     "in lines": {"cooperative": 0, "block_m": 128, "block_n": 64, "lines": 1},
     "B stays": {"cooperative": 0, "block_m": 64, "block_n": 64},
+    "means": {"cooperative": 1, "block_m": 128, "block_n": 64},
 }
 COLUMNS = {
     "in turn": 184, "together": 184, "in eights": 192, "in fours": 208, "in lines": 56,
@@ -281,6 +282,36 @@ FAULTS = {
         "warp * 16 * WarpLines<LINE>::LD",
         "warp / 2 * 16 * WarpLines<LINE>::LD",
     ),
+    "means of a neighbour's columns": (
+        "means",
+        "first += upper ? left : 0;",
+        "first += upper ? 0 : left;",
+    ),
+    "sums of fewer rows": (
+        "means",
+        "apart = 16, left = N / 2; apart >= 4;",
+        "apart = 16, left = N / 2; apart >= 8;",
+    ),
+    "means of the run ahead": (
+        "means",
+        "means[rows_.at(0) / 16 * column_end_ + col]",
+        "means[max_of(0, rows_.at(0) / 16 - 1) * column_end_ + col]",
+    ),
+    "means of rows beyond the last": (
+        "means",
+        "if (active_row(0) && (INSIDE || col < column_end_))\n        means",
+        "if (INSIDE || col < column_end_)\n        means",
+    ),
+    "means of columns beyond the last": (
+        "means",
+        "if (active_row(0) && (INSIDE || col < column_end_))\n        means",
+        "if (active_row(0))\n        means",
+    ),
+    "means of the upper rows alone": (
+        "means",
+        "call(SumsOfBox{sums + first, means});",
+        "float none[V] = {};\n          call(SumsOfBox{half == 0 ? sums + first : none, means});",
+    ),
     "weights that stay, multiplied before they are there": (
         "B stays",
         "if constexpr (KEEPS_B) ptx::mbarrier_wait(kept_full, 0);",
@@ -312,6 +343,8 @@ FAULTS = {
 def group(schedule: str) -> Group:
     if schedule.startswith("residual"):
         return groups.residual_linear(310, 328, 192, torch.float16)
+    if schedule == "means":
+        return box_groups.of_runs(groups.plain_linear(304, 328, 200, torch.float16))
     return groups.norm_linear(310, 328, COLUMNS[schedule], torch.float16)
 
 

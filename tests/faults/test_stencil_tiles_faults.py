@@ -61,6 +61,23 @@ OF_STATISTICS = {
     ),
     "statistics of the other chunk": ("(col0 + c) / STATS_CHUNK) * 2", "0) * 2"),
 }
+OF_BOXES = {
+    "sums read before others have theirs": (
+        "if constexpr (BOXES) {\n    __syncthreads();", "if constexpr (BOXES) {"
+    ),
+    "sums of strips that are idle": ("if (on) store<V>(reinterpret_cast<float*>(smem + C::SUMS_AT)",
+                                     "store<V>(reinterpret_cast<float*>(smem + C::SUMS_AT)"),
+    "boxes below the image": ("if (p >= C::P || q >= C::Q) continue;", "if (q >= C::Q) continue;"),
+    "boxes right of the image": ("if (p >= C::P || q >= C::Q) continue;",
+                                 "if (p >= C::P) continue;"),
+    "strips of the box above": ("box / BOXES_W * HEIGHT * C::ACROSS +", ""),
+    "strips of the box to the left": (" + box % BOXES_W * WIDTH;", ";"),
+    "strips side by side alone": ("strip / WIDTH * C::ACROSS +", ""),
+    "a strip left out": ("strip < HEIGHT * WIDTH;", "strip < HEIGHT * WIDTH - 1;"),
+    "sums as means": ("return total[j] / (C::BOX_H * C::BOX_W);", "return total[j];"),
+    "the first image's means": ("(n * (C::P / C::BOX_H) + p / C::BOX_H)", "(p / C::BOX_H)"),
+    "channels of the first block's means": ("to * C::COLUMNS + col0 + c, map", "to * C::COLUMNS + c, map"),
+}  # fmt: skip
 KNOBS = {"channels": 48, "rows": 2, "strip": 4, "down": 4, "across": 2, "threads": 128}
 
 
@@ -95,3 +112,14 @@ def test_faults_of_statistics(fault: str) -> None:
         assert not verdicts(program, group)
     else:
         check_caught(planted(program, *OF_STATISTICS[fault]), group)
+
+
+@pytest.mark.parametrize("fault", ["none", *OF_BOXES])
+def test_faults_of_means(fault: str) -> None:
+    group = depthwise((2, 12, 20, 96), (3, 3), box=(4, 4))
+    tile = {"rows": 2, "strip": 4, "down": 4, "across": 2, "channels": 48, "threads": 256}
+    program = StencilTiles(group, TARGETS["sm_90a"]).emit(tile)
+    if fault == "none":
+        assert not verdicts(program, group)
+    else:
+        check_caught(planted(program, *OF_BOXES[fault]), group)

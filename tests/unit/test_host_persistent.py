@@ -13,7 +13,7 @@ from gtco.cost_model.judge import random_values
 from gtco.ir.graph import Group
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
-from tests import groups
+from tests import box_groups, groups
 from tests.kernel_checks import wrong_outputs
 
 pytestmark = pytest.mark.compiler
@@ -65,6 +65,7 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
         groups.residual_linear(205, 40, 240, torch.float32, stats=False)
     ),
     "several products of 144": lambda: groups.batched_matmul(2, 97, 64, 144, F16, transposed=True),
+    **box_groups.RUNS,
 }
 KNOBS = ("cooperative", "block_m", "block_n", "atoms", "raster", "copies", "lines")
 CASES = [
@@ -150,6 +151,18 @@ CASES = [
     ("rotated pairs of 80", (0, 64, 96, 1, 4, 0, 1)),
     ("several products", (1, 128, 96, 1, 1, 0, 1)),
     ("several products of 144", (0, 64, 160, 1, 4, 0, 1)),
+    ("means, residual", (0, 64, 64, 1, 4, 0, 0)),
+    ("means, residual", (1, 128, 96, 1, 1, 1, 0)),
+    ("means, residual", (1, 192, 192, 1, 4, 0, 0)),
+    ("means, residual in tf32", (0, 128, 96, 1, 4, 1, 0)),
+    ("means, norm and GELU of 144", (0, 128, 160, 1, 1, 0, 0)),
+    ("means, norm and GELU of 144", (1, 256, 64, 1, 4, 0, 0)),
+    ("means of 72 columns", (0, 64, 64, 1, 4, 0, 0)),
+    ("means of 72 columns", (1, 192, 96, 1, 1, 0, 0)),
+    ("means of windows", (0, 64, 128, 1, 1, 0, 0)),
+    ("means of windows", (1, 128, 64, 1, 4, 0, 0)),
+    ("means alone", (0, 64, 64, 1, 4, 0, 0)),
+    ("means alone", (1, 256, 64, 1, 1, 0, 0)),
 ]
 
 

@@ -1,0 +1,49 @@
+"""Groups whose kernels leave means of boxes beside their result, for kernel tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from gtco.ir.graph import Graph, Group, Node, infer_outputs
+from gtco.passes.box_means import RUN
+from tests import groups
+
+F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
+
+
+def of_runs(group: Group, images: int = 1, *, stored: bool = True) -> Group:
+    """`group`, whose result is that of so many `images`, with the means of its runs; without the
+    result itself, unless it is `stored`."""
+    graph = group.graph
+    (value,) = graph.outputs
+    pixels = graph.specs[value].numel // graph.specs[value].sizes[-1] // images
+    shape = (images, pixels, graph.specs[value].sizes[-1])
+    given = [("reshape", {"shape": shape}), ("box_means", {"box": (RUN,)})]
+    nodes, last = list(graph.nodes), value
+    for op, attrs in given:
+        spec = {**graph.specs, **{node.name: node.outputs[0] for node in nodes}}[last]
+        nodes.append(Node(f"of_{op}", op, (last,), attrs, infer_outputs(op, [spec], attrs)))
+        last = nodes[-1].name
+    outputs = (value, last) if stored else (last,)
+    return Group("means", Graph(graph.inputs, graph.constants, tuple(nodes), outputs))
+
+
+RUNS: dict[str, Callable[[], Group]] = {
+    "means, residual": lambda: of_runs(
+        groups.residual_linear(304, 72, 160, F16, stats=False), images=19
+    ),
+    "means, residual in tf32": lambda: of_runs(
+        groups.tf32(groups.residual_linear(288, 72, 96, F32, stats=False))
+    ),
+    "means, norm and GELU of 144": lambda: of_runs(
+        groups.norm_linear(304, 136, 144, BF16, gelu=True)
+    ),
+    "means of 72 columns": lambda: of_runs(groups.norm_linear(208, 24, 72, F16, gelu=True)),
+    "means of windows": lambda: of_runs(
+        groups.convolution((2, 12, 8, 72), 104, (3, 3), F16), images=2
+    ),
+    "means alone": lambda: of_runs(groups.plain_linear(320, 64, 64, BF16), stored=False),
+}
+"""Products of 16 bits and tf32, with whole parts of columns, of 16 and of neither."""
