@@ -1,11 +1,14 @@
 """How long a kernel takes in a chain, from what one block of it does: a formula, nothing measured.
 
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
+    waves    = turns that a multiprocessor takes for its blocks: whole ones, where one fits it at a
+               time, else blocks of the next turn begin as others end
     begun    = waves but the first * latency, where one block fits a multiprocessor at a time
     loop     = max(fill, L2, reads of B, refills of the ring, matrix multiply) + turns of the ring,
                of one tile;
                where threads copy a step whole ahead of its products, at least the first step's
-               fill (of one stage, all) + matrix multiply, and the latency of each step besides
+               fill (of one stage, all) + matrix multiply, and the latency of each step besides;
+               of one stage, blocks of later turns hide the shorter of copies and the rest
     fill     = max(what L2 gives, what shared memory takes and gives, requests of loads)
     refills  = first fill + steps after it * (latency + fill + multiply + turn of a step) / stages
     before   = rounds of the consumers * max(all their loops, a loop and its epilogue)
@@ -127,7 +130,8 @@ def chain_us(
     fit = c.largest_clusters if crowded else int(target.sm_count * share) // cluster
     usable = max(1, fit) * cluster
     per_sm = -(-blocks // usable)
-    waves, together = -(-per_sm // resident), min(per_sm, resident)
+    together = min(per_sm, resident)
+    waves = per_sm / together if resident > 1 else per_sm
     busy = min(blocks, together * target.sm_count)
     l2_per_us = target.l2_gbps * 1e3
     waste = FULL_TILE / min(FULL_TILE, block.tile_q)
@@ -153,7 +157,8 @@ def chain_us(
     )
     if block.in_turns:  # a step begins when all of it is there and the products before are done
         first_us = fill_us if block.stages == 1 else fill_us / steps
-        loop_us = max(loop_us, first_us + multiply_us) + steps * c.latency_us
+        loop_us = max(loop_us, first_us + multiply_us)
+        loop_us += steps * c.latency_us / (1 if block.mma_flops else waves)
     results = block.tile_p * block.tile_q
     block_us = c.epilogue_us if block.mma_flops else c.direct_epilogue_us
     epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
@@ -174,4 +179,6 @@ def chain_us(
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
     before_us += c.handover_us * (block.tiles - 1) * (block.consumers > 1)
     begun_us = (waves - 1) * c.latency_us * (resident == 1)  # nothing else is under way
+    if block.in_turns and not block.mma_flops:
+        epilogue_us -= min(fill_us, epilogue_us) * (1 - 1 / together) * (1 - together / per_sm)
     return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us) + begun_us)

@@ -63,7 +63,11 @@ class Operands:
         made_by = self._inner(read, inside)
         if made_by is not None and not full[made_by.name]:
             return f"%{node.name} reduces the row value %{read.value}"
-        if anchor is not None and node.op == "row_stats" and not self._flow.escapes(read.base, inside):
+        if (
+            anchor is not None
+            and node.op == "row_stats"
+            and not self._flow.escapes(read.base, inside)
+        ):
             return f"row_stats describes stored values, and nobody stores %{read.base}"
         return None
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar
+
+import numpy as np
 
 from gtco.codegen import timing
 from gtco.codegen.emit import declared
@@ -25,12 +28,18 @@ MOST_SUMS = 64
 """Of a thread; its row of pixels and its addresses take as many registers again."""
 MOST_CHANNELS = 128
 """Of a block."""
-LOAD_INSTRUCTIONS = 4
+LOAD_INSTRUCTIONS = 1
 """For each vector of pixels that a thread loads from shared memory and makes fp32."""
-COPY_INSTRUCTIONS = 30
+COPY_INSTRUCTIONS = 3
 """For each 16 bytes that it copies there."""
-STORE_INSTRUCTIONS = 22
+STORE_INSTRUCTIONS = 19
 """For each vector that it stores."""
+ITEM_INSTRUCTIONS = 160
+"""For each strip of a thread."""
+SCHEDULERS = 4
+"""Of a multiprocessor: so many instructions are issued while shared memory answers one load."""
+LOOKED_AT = 256
+"""Items of a block whose loads from shared memory are gone through bank by bank."""
 STATS_INSTRUCTIONS = 50
 """For each of these, of row statistics."""
 
@@ -170,8 +179,7 @@ class StencilTiles(Stencil):
             self._smem(schedule)[-1], threads, block.registers, self.target
         )
         together = min(-(-tile.blocks // self.target.sm_count), resident)
-        multiplying = threads - block.copy_threads
-        flops_per_us = timing.fp32_per_us(together * multiplying, self.target)
+        flops_per_us = timing.fp32_per_us(together * threads, self.target)
         return timing.chain_us(
             block,
             tile.blocks,
@@ -183,19 +191,42 @@ class StencilTiles(Stencil):
 
     def _flops(self, schedule: Schedule) -> float:
         """Of a block, of the products with its weights, and what its instructions besides take."""
-        tile = self._tile(schedule)
-        results = schedule["rows"] * schedule["strip"] * VECTOR
-        products = pad_to(tile.items, 32) * results * self._taps
+        products = self._items(schedule) * self._products(schedule)
         return timing.FLOPS_OF_INSTRUCTION * (products + self._instructions(schedule))
+
+    def _items(self, schedule: Schedule) -> int:
+        """Of a block, with those of idle threads of the last round."""
+        return pad_to(self._tile(schedule).items, schedule["threads"])
+
+    def _products(self, schedule: Schedule) -> int:
+        """Of an item."""
+        return schedule["rows"] * schedule["strip"] * VECTOR * self._taps
 
     def _instructions(self, schedule: Schedule) -> int:
         """Of a block's threads, beside products: loads from shared memory and what makes them
-        fp32, copies and stores."""
+        fp32, copies and stores; or what shared memory takes, where that is longer."""
         tile, rows, strip = self._tile(schedule), schedule["rows"], schedule["strip"]
-        loads = tile.lines * tile.span * LOAD_INSTRUCTIONS + 2 * rows * self._taps
-        copied = tile.high * tile.wide * schedule["channels"] // self.chunk
+        products, loads = self._products(schedule), tile.lines * tile.span
         stored = rows * strip * (STORE_INSTRUCTIONS + self.one.stats * STATS_INSTRUCTIONS)
-        return pad_to(tile.items, 32) * (loads + stored) + copied * COPY_INSTRUCTIONS
+        issued = products + loads * LOAD_INSTRUCTIONS + stored + ITEM_INSTRUCTIONS
+        weights = -(-min(32, schedule["channels"] // VECTOR) * VECTOR * 4 // timing.LINE)
+        shared = loads * self._conflicts(schedule) + rows * self._taps * weights
+        item = max(issued, SCHEDULERS * shared) - products
+        copied = tile.high * tile.wide * schedule["channels"] // self.chunk
+        return round(self._items(schedule) * item) + copied * COPY_INSTRUCTIONS
+
+    def _conflicts(self, schedule: Schedule) -> float:
+        """How often a warp's load of pixels is repeated, since lanes ask one bank of shared memory
+        for different words: on average over the first warps."""
+        channels, tile = schedule["channels"], self._tile(schedule)
+        item = np.arange(min(LOOKED_AT, pad_to(tile.items, 32))).reshape(-1, 32)
+        strip, vector = np.divmod(item, channels // VECTOR)
+        down, right = np.divmod(strip, schedule["across"])
+        stride = self.one.image.stride
+        pixel = down * schedule["rows"] * stride[0] * tile.wide
+        pixel += right * schedule["strip"] * stride[1]
+        word = (pixel * channels + vector * VECTOR) * self.dtype.itemsize // 4
+        return float(np.mean([_turns(each) for each in word]))
 
     @property
     def _taps(self) -> int:
@@ -206,7 +237,9 @@ class StencilTiles(Stencil):
 
     def _work(self, schedule: Schedule) -> BlockWork:
         tile, channels = self._tile(schedule), schedule["channels"]
-        filled = tile.high * tile.wide * channels * self.dtype.itemsize
+        run = channels * self.dtype.itemsize
+        apart = math.gcd(run, self.one.columns * self.dtype.itemsize, SECTOR)
+        filled = 2 * tile.high * tile.wide * (run + SECTOR - apart)
         filled += self._taps * channels * self.dtype.itemsize
         return BlockWork(
             fill_bytes=filled,
@@ -219,7 +252,6 @@ class StencilTiles(Stencil):
             split=1,
             registers=self._registers(schedule),
             in_turns=1,
-            copy_threads=max(0, schedule["threads"] - pad_to(tile.items, 32)),
             instructions=self._instructions(schedule),
         )
 
@@ -237,7 +269,9 @@ class StencilTiles(Stencil):
         boxes = ""
         if self.one.box is not None:
             down, across = self.one.box
-            boxes = f"  static constexpr int BOX_H = {down}, BOX_W = {across}, SUMS_AT = {sums_at};\n"
+            boxes = (
+                f"  static constexpr int BOX_H = {down}, BOX_W = {across}, SUMS_AT = {sums_at};\n"
+            )
         names = ", ".join(parameters)
         source = f"""#include "stencil_tiles.cuh"
 using namespace gtco;
@@ -268,3 +302,8 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({declared(pa
             smem,
             (argument for _, argument in parameters.values()),
         )
+
+
+def _turns(words: np.ndarray) -> int:
+    """How often a bank of shared memory is asked for one of these words of 4 bytes that it has."""
+    return int(np.bincount(np.unique(words) % 32).max())
