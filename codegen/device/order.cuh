@@ -3,7 +3,7 @@
 // larger it is the less of what that touched first.
 #pragma once
 
-#include "types.cuh"
+#include "ptx.cuh"
 
 namespace gtco {
 

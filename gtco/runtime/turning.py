@@ -36,8 +36,9 @@ def turn(launches: Sequence[Launch], target: Target) -> tuple[Launch, ...]:
         backward = False
         if program is not None and program.turns and max(sizes.values(), default=0) > worth:
             largest = max(sizes, key=lambda name: (sizes[name], touched.get(name, _BEFORE_ALL)))
-            backward = not touched.get(largest, _BEFORE_ALL)[1]
-            launch = replace(launch, program=replace(program, backward=backward))
+            if not touched.get(largest, _BEFORE_ALL)[1]:
+                backward = True
+                launch = replace(launch, program=replace(program, backward=True))
         touched.update(dict.fromkeys((*graph.inputs, *graph.outputs), (index, backward)))
         result.append(launch)
     return tuple(result)
