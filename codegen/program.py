@@ -92,6 +92,27 @@ def _entry(text: str) -> re.Match[str]:
 LARGEST_GRID = (2**31 - 1, 65535, 65535)
 """Blocks along x, y and z that CUDA launches."""
 
+TURNING = frozenset(
+    {
+        "columnwise",
+        "conv_mma",
+        "conv_wgmma",
+        "elementwise",
+        "gemm_back_to_back",
+        "gemm_mma",
+        "gemm_persistent",
+        "gemm_wgmma",
+        "grid_sample",
+        "resize",
+        "rowwise",
+        "squeeze",
+        "stencil",
+        "stencil_tiles",
+    }
+)
+"""Sketches whose kernels walk either way (order.cuh); those of others go forward whatever is said.
+"""
+
 
 @dataclass(frozen=True)
 class KernelProgram:
@@ -117,6 +138,8 @@ class KernelProgram:
             last argument then, are brought to L2.
         late_trigger: a knob of the plan: the kernel behind this one, of `gemm_wgmma`, begins only
             when this one has asked for its last tile.
+        backward: the plan's: blocks take tiles, and what else a kernel walks over, from the last to
+            the first.
     """
 
     family: str
@@ -133,6 +156,12 @@ class KernelProgram:
     binding: str = ""
     fetch_bytes: int = 0
     late_trigger: bool = False
+    backward: bool = False
+
+    @property
+    def turns(self) -> bool:
+        """Whether the kernel heeds `backward`."""
+        return self.sketch in TURNING
 
     def fetching(self, weights: str, nbytes: int) -> KernelProgram:
         """The same kernel, which also brings a later kernel's weights to L2.
@@ -161,7 +190,9 @@ class KernelProgram:
                 + f"      threadIdx.x == {self.block - 1});\n"
                 + text[entry.end() :]
             )
-        return f"#define GTCO_LATE_TRIGGER\n{text}" if self.late_trigger else text
+        if self.late_trigger:
+            text = f"#define GTCO_LATE_TRIGGER\n{text}"
+        return f"#define GTCO_BACKWARD\n{text}" if self.backward else text
 
     @cached_property
     def name(self) -> str:

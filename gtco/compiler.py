@@ -40,6 +40,7 @@ from gtco.reporting.fallbacks import fallback_kinds, precision_hint
 from gtco.runtime.device import resolve_device
 from gtco.runtime.module import CompiledModule
 from gtco.runtime.plan import Launch, Plan, PlanKnobs
+from gtco.runtime.turning import turn
 from gtco.selection import refusal, select
 from gtco.target import TARGETS, Target, TargetError, find_target
 
@@ -363,6 +364,7 @@ def plan_of(
     """
     order = {group.name: position for position, group in enumerate(fused.groups)}
     ordered = tuple(sorted(launches, key=lambda launch: order[launch.group.name]))
+    ordered = turn(ordered, target)
     if target.has_dependent_launch:
         ordered = knobs.apply(ordered, target)
     return Plan(fused, ordered, target, options)

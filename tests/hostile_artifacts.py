@@ -437,6 +437,7 @@ def _follow(program: Json, source: str, group: Group) -> str:
         program["used_smem_bytes"],
         fetch_bytes=program["fetch_bytes"],
         late_trigger=program["late_trigger"],
+        backward=program["backward"],
     )
     made = replace(made, binding=Binding(group.graph).digest(made.arguments))
     program.update(kernel=made.name, binding=made.binding)

@@ -33,8 +33,9 @@ class ColumnTile {
   static_assert(C::ROWS % C::LENGTH == 0, "pieces are of one size");
 
   __device__ __forceinline__ explicit ColumnTile(unsigned char* smem) : smem_(smem) {
-    slab_ = blockIdx.x % SLABS;
-    piece_ = blockIdx.x / SLABS;
+    const auto block = in_order(blockIdx.x, gridDim.x);
+    slab_ = block % SLABS;
+    piece_ = block / SLABS;
     thread_ = threadIdx.x;
     down_ = thread_ / C::LANES;
     col_ = slab_ * SPAN + thread_ % C::LANES * V;

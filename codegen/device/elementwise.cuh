@@ -4,6 +4,7 @@
 // Config: ROWS, COLUMNS, V (divides COLUMNS), VECTORS, THREADS.
 #pragma once
 
+#include "order.cuh"
 #include "stats.cuh"
 
 namespace gtco {
@@ -29,7 +30,7 @@ class PointTile {
   static_assert(C::COLUMNS % V == 0, "a vector does not cross a row's end");
 
   __device__ __forceinline__ PointTile()
-      : first_(blockIdx.x * (C::THREADS * C::VECTORS) + threadIdx.x) {}
+      : first_(in_order(blockIdx.x, gridDim.x) * (C::THREADS * C::VECTORS) + threadIdx.x) {}
 
   // f(row, col, active) for each vector; f gives a Vec<T, V>, zeros where not active.
   template <class F>
@@ -84,7 +85,7 @@ template <class C, int IMAGES, int CHUNKS, int GROUPS, int COUNT>
 class GroupMoments {
  public:
   __device__ __forceinline__ GroupMoments(const float* stats, float eps)
-      : first_(static_cast<int>(blockIdx.x * POINTS / IMAGE_POINTS)) {
+      : first_(static_cast<int>(in_order(blockIdx.x, gridDim.x) * POINTS / IMAGE_POINTS)) {
     extern __shared__ __align__(1024) unsigned char smem[];
     moments_ = reinterpret_cast<RowMoments*>(smem);
     const int part = threadIdx.x % PARTS;

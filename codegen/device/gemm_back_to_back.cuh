@@ -12,6 +12,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "ring.cuh"
 #include "wgmma.cuh"
 
@@ -79,6 +80,9 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
       reinterpret_cast<typename First::Row*>(smem + C::ROW_VALUES_AT);
 
   const int warp = ptx::uniform(threadIdx.x / 32), lane = threadIdx.x % 32;
+  const auto first_row = [](auto tile) {
+    return in_order<1, decltype(tile)>(tile, TILES) * BLOCK_M;
+  };
   if (threadIdx.x == 0) {
     for (int i = 0; i < C::A_TILES; ++i) {
       ptx::mbarrier_init(a_full + 8 * i, 1);
@@ -123,7 +127,7 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
               ptx::mbarrier_arrive_expect_tx(square_full + 8 * slot, Square<Element>::BYTES);
               ptx::cp_async_bulk_tensor(
                   ptx::shared_address(squares + slot * Square<Element>::BYTES), image, part * PART,
-                  tile * BLOCK_M + group * GROUP_M, 0, square_full + 8 * slot);
+                  first_row(tile) + group * GROUP_M, 0, square_full + 8 * slot);
             }
           }
         }
@@ -132,7 +136,7 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
       if constexpr (First::ROW_VALUES > 0) {
 #pragma unroll 1
         for (int round = 0; blockIdx.x + round * C::BLOCKS < TILES; ++round) {
-          const int row0 = (blockIdx.x + round * C::BLOCKS) * BLOCK_M;
+          const int row0 = first_row(blockIdx.x + round * C::BLOCKS);
           ptx::mbarrier_wait(rows_empty + 8 * (round % 2), round / 2 % 2 ^ 1);
 #pragma unroll 1
           for (int r = lane; r < BLOCK_M; r += 32)
@@ -163,12 +167,13 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
     RingPlace<C::A_TILES> to_a{0, 0};
     const auto copy_a = [&](int tile) {
       if (tile >= TILES) return;
+      const int row0 = first_row(tile);
       ptx::mbarrier_wait(a_empty + 8 * to_a.slot, to_a.phase ^ 1);
       ptx::mbarrier_arrive_expect_tx(a_full + 8 * to_a.slot, A_BYTES);
 #pragma unroll
       for (int atom = 0; atom < ATOMS; ++atom)
         ptx::cp_async_bulk_tensor(a_tiles + to_a.slot * A_BYTES + atom * A_ATOM, a_map,
-                                  atom * ATOM_K, tile * BLOCK_M, 0, a_full + 8 * to_a.slot);
+                                  atom * ATOM_K, row0, 0, a_full + 8 * to_a.slot);
       to_a.advance();
     };
     // The first weights, which nothing in the launch chain writes, need not wait for the kernel
@@ -218,7 +223,7 @@ __device__ __forceinline__ void gemm_back_to_back(const ptx::TensorMap& a_map,
   RingPlace<max_of(1, C::SQUARES)> square{0, 0};
 #pragma unroll 1
   for (int round = 0; blockIdx.x + round * C::BLOCKS < TILES; ++round, from_a.advance()) {
-    const int tile_row = (blockIdx.x + round * C::BLOCKS) * BLOCK_M;
+    const int tile_row = first_row(blockIdx.x + round * C::BLOCKS);
     const int row0 = tile_row + in_tile, row = row0 + lane / 4;  // the warp's, the lane's first
     const u32 a_tile = a_tiles + from_a.slot * A_BYTES + group * GROUP_M * 128;
     const auto* rows = row_values + round % 2 * BLOCK_M + in_tile + lane / 4;

@@ -27,6 +27,7 @@
 
 #include "copied.cuh"
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "promotion.cuh"
 #include "ring.cuh"
 #include "wgmma_sides.cuh"
@@ -45,6 +46,7 @@ template <class C>
 __device__ __forceinline__ TilePlace tile_place(int tile) {
   constexpr int DOWN = ceil_div(C::ROWS, C::BLOCK_M), ACROSS = ceil_div(C::COLUMNS, C::BLOCK_N);
   constexpr int LAST = DOWN % C::GROUP;  // rows of tiles in a last, lower group
+  tile = in_order(tile, C::BATCH * DOWN * ACROSS);
   const int batch = tile / (DOWN * ACROSS), in_batch = tile % (DOWN * ACROSS);
   const int group = in_batch / (C::GROUP * ACROSS), in_group = in_batch % (C::GROUP * ACROSS);
   const int height = LAST != 0 && group == DOWN / C::GROUP ? max_of(1, LAST) : C::GROUP;

@@ -19,6 +19,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "promotion.cuh"
 #include "ring.cuh"
 #include "wgmma_exact.cuh"
@@ -89,11 +90,13 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
-  const int rank = blockIdx.x % (C::SPLIT * C::MULTICAST);  // of those that share a tile
-  const int neighbour = C::CLUSTER_Q > 1 ? blockIdx.x / C::SPLIT % C::CLUSTER_Q : 0;
-  const int p0 = blockIdx.x / (C::SPLIT * C::CLUSTER_Q) * C::BLOCK_P;
-  const int q0 = blockIdx.y * (C::CLUSTER_Q * C::BLOCK_Q) + neighbour * C::BLOCK_Q;
-  const int batch = blockIdx.z;
+  const auto block = in_order<C::SPLIT * C::MULTICAST * C::CLUSTER_Q>(blockIdx.x, gridDim.x);
+  const int rank = block % (C::SPLIT * C::MULTICAST);  // of those that share a tile
+  const int neighbour = C::CLUSTER_Q > 1 ? block / C::SPLIT % C::CLUSTER_Q : 0;
+  const int p0 = block / (C::SPLIT * C::CLUSTER_Q) * C::BLOCK_P;
+  const int q0 =
+      in_order(blockIdx.y, gridDim.y) * (C::CLUSTER_Q * C::BLOCK_Q) + neighbour * C::BLOCK_Q;
+  const int batch = in_order(blockIdx.z, gridDim.z);
   constexpr bool GROUPED = IsGrouped<C>::value;
   const int top = GROUPED ? 0 : batch * C::ROWS, left = GROUPED ? batch * C::COLUMNS : 0;
   const int first = C::SPLIT > 1 ? rank * SPLIT_STEPS : 0;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "pieces.cuh"
 
 namespace gtco {
@@ -89,7 +90,8 @@ __device__ __forceinline__ void grid_sample(const Functor& functor, int block,
   constexpr int V = Functor::VECTOR;
   constexpr int VECTORS = C::COLUMNS / V / C::REPEAT;  // of a row side by side in a warp
   static_assert(C::COLUMNS % (V * C::REPEAT) == 0, "no vector crosses a row's end");
-  const int thread = block * C::THREADS + threadIdx.x;
+  const int blocks = ceil_div(C::ROWS * VECTORS * C::SHARE, C::THREADS);
+  const int thread = in_order(block, blocks) * C::THREADS + threadIdx.x;
   const int item = thread / C::SHARE, lane = thread % C::SHARE;
   const int first = item % VECTORS * V, row = item / VECTORS;
   const bool active = row < C::ROWS;

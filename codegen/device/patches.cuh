@@ -8,6 +8,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "windows.cuh"
 
 namespace gtco {
@@ -72,8 +73,9 @@ struct Patch {
   static constexpr int WEIGHTS = TAPS * C::CHUNKS * COLUMNS;      // (TAPS, CHUNKS, COLUMNS)
   static constexpr int IMAGE = C::CHUNKS * PLANE;                 // (CHUNKS, pixels)
 
-  // The first result of patch `number`.
+  // The first result of the patch that comes as `number`.
   __device__ __forceinline__ static Pixel origin(int number) {
+    number = in_order(number, C::PATCHES);
     Pixel at{0, number / ACROSS % DOWN * C::TILE_H, number % ACROSS * C::TILE_W, 0};
     number /= ACROSS * DOWN;
     at.z = number % FRAMES * C::TILE_T;
@@ -130,7 +132,8 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   const u32 zeros_at = image_at + C::STAGES * Patch::IMAGE * 16;  // 16 bytes
 
   const int thread = threadIdx.x;
-  const int n0 = blockIdx.y * C::BLOCK_N, group = blockIdx.z;
+  const int n0 = in_order(blockIdx.y, gridDim.y) * C::BLOCK_N;
+  const int group = in_order(blockIdx.z, gridDim.z);
   const int first_column = (IsGrouped<C>::value ? group * C::N : 0) + n0;
   const int end_column = (IsGrouped<C>::value ? group * C::N : 0) + C::N;
 

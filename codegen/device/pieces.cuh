@@ -4,6 +4,7 @@
 // Config: ROWS, COLUMNS, V (columns of one access), THREADS. From and To have `at(row, col)`.
 #pragma once
 
+#include "order.cuh"
 #include "vector.cuh"
 
 namespace gtco {
@@ -14,7 +15,8 @@ __device__ __forceinline__ void copy_piece(const From& from, const To& to, int b
   constexpr int VECTORS = C::COLUMNS / C::V;
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  const int item = block * C::THREADS + threadIdx.x;
+  const int blocks = ceil_div(C::ROWS * VECTORS, C::THREADS);
+  const int item = in_order(block, blocks) * C::THREADS + threadIdx.x;
   const int row = item / VECTORS, col = item % VECTORS * C::V;
   if (row >= C::ROWS) return;
   const auto vector = load_packed<C::V>(from.at(row, col));

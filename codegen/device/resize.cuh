@@ -8,6 +8,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "pieces.cuh"
 
 namespace gtco {
@@ -64,7 +65,8 @@ __device__ __forceinline__ void resize(const Image& image, const Functor& functo
   constexpr int V = Functor::VECTOR, T = Axis::TAPS;
   constexpr int VECTORS = C::COLUMNS / V / C::REPEAT;  // of a pixel side by side in a warp
   static_assert(C::COLUMNS % (V * C::REPEAT) == 0, "no vector crosses a pixel's end");
-  const int item = block * C::THREADS + threadIdx.x;
+  const int blocks = ceil_div(C::IMAGES * C::P * C::Q * VECTORS, C::THREADS);
+  const int item = in_order(block, blocks) * C::THREADS + threadIdx.x;
   const int first = item % VECTORS * V, row = item / VECTORS;
   const bool active = row < C::IMAGES * C::P * C::Q;
   const int n = active ? row / (C::P * C::Q) : 0;

@@ -51,7 +51,8 @@ class RowTile {
       C::WARPS_PER_ROW == 1 ? 0 : 2 * 8 * C::WARPS_PER_ROW * BLOCK_ROWS;
   static_assert(C::LANES >= 1 && 32 % C::LANES == 0, "the lanes of a row divide a warp");
 
-  __device__ __forceinline__ explicit RowTile(unsigned char* smem) : smem_(smem) {
+  __device__ __forceinline__ explicit RowTile(unsigned char* smem)
+      : smem_(smem), block_(in_order(blockIdx.x, gridDim.x)) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int warp_row = C::ROWS_FIRST ? lane % WARP_ROWS : lane / C::LANES;
     const int warp_part = C::ROWS_FIRST ? lane / WARP_ROWS : lane % C::LANES;
@@ -60,7 +61,7 @@ class RowTile {
     part_ = row_warp_ * C::LANES + warp_part;
   }
 
-  __device__ __forceinline__ int row() const { return blockIdx.x * BLOCK_ROWS + block_row_; }
+  __device__ __forceinline__ int row() const { return block_ * BLOCK_ROWS + block_row_; }
   __device__ __forceinline__ bool active() const { return row() < C::ROWS; }
   // The one thread of a row that stores its row values.
   __device__ __forceinline__ bool leads() const { return part_ == 0 && active(); }
@@ -259,6 +260,7 @@ class RowTile {
 
   unsigned char* smem_;
   int turn_ = 0;
+  const u32 block_;
   int block_row_, row_warp_, part_;
 };
 

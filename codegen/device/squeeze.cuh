@@ -14,6 +14,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 
 namespace gtco {
 
@@ -95,7 +96,8 @@ __device__ __forceinline__ void squeeze(const Image& image, const First& first_w
   float* parts = reinterpret_cast<float*>(smem + C::PARTS_AT);    // (PARTS, SLICE)
   float* results = parts;                                         // (RESULTS), when those are read
 
-  const int thread = threadIdx.x, rank = blockIdx.x % C::SPLIT, n = blockIdx.x / C::SPLIT;
+  const int thread = threadIdx.x, rank = blockIdx.x % C::SPLIT;
+  const int n = in_order<C::SPLIT>(blockIdx.x, gridDim.x) / C::SPLIT;
   const int channel0 = rank * SLICE, channels = min_of(SLICE, C::CHANNELS - channel0);
 
   ptx::griddepcontrol_launch_dependents();

@@ -21,6 +21,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "pieces.cuh"
 #include "windows.cuh"
 
@@ -83,10 +84,13 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   constexpr int LINES = window_rows_of<C>();                                    // of an image
   constexpr bool AHEAD = Tap::CONSTANT && TAPS * static_cast<int>(sizeof(Weights)) <= 4 * REGISTERS;
 
-  const int item = block * C::THREADS + threadIdx.x;
+  using Place = ChunkPlace<C::COLUMNS, V>;
+  constexpr int SHARES = Functor::ROW_STATS ? Place::WHOLE + Place::LAST : VECTORS;  // of a strip
+  const int blocks = ceil_div(C::IMAGES * LINES * STRIPS * SHARES, C::THREADS);
+  const int item = in_order(block, blocks) * C::THREADS + threadIdx.x;
   int col = item % VECTORS * V, strip = item / VECTORS;
   if constexpr (Functor::ROW_STATS) {
-    const ChunkPlace<C::COLUMNS, V> place(item, C::IMAGES * LINES * STRIPS);
+    const Place place(item, C::IMAGES * LINES * STRIPS);
     col = place.col, strip = place.row;
   }
   const int q0 = strip % STRIPS * C::STRIP, line = strip / STRIPS;

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "order.cuh"
 #include "windows.cuh"
 
 namespace gtco {
@@ -41,8 +42,9 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
   extern __shared__ __align__(1024) unsigned char smem[];
   auto* pixels = reinterpret_cast<Element*>(smem);                 // (HIGH, WIDE, SLICE)
   auto* weights = reinterpret_cast<float*>(smem + C::WEIGHTS_AT);  // (TAPS, SLICE)
-  const int col0 = blockIdx.y * C::SLICE, tile = blockIdx.x % (TILES_H * TILES_W);
-  const int n = blockIdx.x / (TILES_H * TILES_W);
+  const auto block = in_order(blockIdx.x, gridDim.x);
+  const int col0 = in_order(blockIdx.y, gridDim.y) * C::SLICE, tile = block % (TILES_H * TILES_W);
+  const int n = block / (TILES_H * TILES_W);
   const int p0 = tile / TILES_W * TILE_H, q0 = tile % TILES_W * TILE_W;
 
   const auto copy_weights = [&] {

@@ -17,7 +17,7 @@
 struct Index {
   int x, y, z;
 };
-extern Index threadIdx, blockIdx;
+extern Index threadIdx, blockIdx, gridDim;
 
 struct float2 {
   float x, y;

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <numeric>
 
-Index threadIdx, blockIdx;
+Index threadIdx, blockIdx, gridDim;
 
 namespace host {
 
@@ -316,6 +316,7 @@ extern "C" const char* gtco_host_launch(void (*entry)(void**), const TensorGiven
     values[i] = &maps[i];
   }
   kernel_arguments = values.data();
+  gridDim = {grid[0], grid[1], grid[2]};
   const int x = grid[0], y = grid[1], total = grid[0] * grid[1] * grid[2];
   for (int i = 0; i < total && error.empty(); i += size) {
     std::vector<Index> indices;

@@ -84,7 +84,8 @@ void touch(const void* p, int bytes, bool write, const void* pc) {
     return;
   }
   if (static_cast<std::size_t>(at - reinterpret_cast<char*>(&threadIdx)) < sizeof threadIdx ||
-      static_cast<std::size_t>(at - reinterpret_cast<char*>(&blockIdx)) < sizeof blockIdx)
+      static_cast<std::size_t>(at - reinterpret_cast<char*>(&blockIdx)) < sizeof blockIdx ||
+      static_cast<std::size_t>(at - reinterpret_cast<char*>(&gridDim)) < sizeof gridDim)
     return;
   if (!write && at >= code_begin && at < code_end) return;
   thread.pc = pc;

@@ -344,6 +344,7 @@ def encode_program(program: KernelProgram) -> Json:
         "binding": program.binding,
         "fetch_bytes": program.fetch_bytes,
         "late_trigger": program.late_trigger,
+        "backward": program.backward,
     }
 
 
@@ -373,6 +374,7 @@ def decode_program(data: Json, sources: Mapping[str, str], arch: str) -> KernelP
         _text(data, "binding"),
         _whole(data["fetch_bytes"], "fetch_bytes"),
         data["late_trigger"] is True,
+        data["backward"] is True,
     )
     if program.name != data["kernel"]:
         raise EncodingError(

@@ -223,8 +223,8 @@ FAULTS = {
     ),
     "the residual of the other warpgroup's rows": (
         "bottleneck",
-        "tile * BLOCK_M + group * GROUP_M, 0, square_full",
-        "tile * BLOCK_M, 0, square_full",
+        "first_row(tile) + group * GROUP_M, 0, square_full",
+        "first_row(tile), 0, square_full",
     ),
     "the residual of another part": ("bottleneck", "image, part * PART,", "image, 0,"),
     "a square read as if it were not swizzled": ("bottleneck", "(c / 8 ^ r % 8)", "(c / 8)"),

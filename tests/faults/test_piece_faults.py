@@ -16,7 +16,7 @@ pytestmark = pytest.mark.compiler
 FAULTS = {
     "rows beyond the piece": ("if (row >= C::ROWS) return;", ""),
     "a piece's columns left out": ("item % VECTORS * C::V;", "0;"),
-    "the work of the first block of a part": ("item = block * C::THREADS", "item = 0 * block"),
+    "the work of the first block of a part": ("in_order(block, blocks) *", "0 *"),
 }  # fmt: skip
 WRONG = {
     "blocks of another part": ("block - ", "block + 0 * "),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from gtco.ir.graph import Group
 from gtco.runtime import run as gpu
 from gtco.runtime.driver import BoundLaunch
 from gtco.target import TARGETS
+from tests import turned
 from tests.faults import kernels
 from tests.faults.test_planted import PLANTED
 from tests.kernel_checks import wrong_outputs
@@ -65,6 +67,17 @@ def test_skinny_matches_fp64_with_the_same_bits_twice(name: str, values: tuple[i
     assert not wrong_outputs(program, group, given, run_on_gpu)
     first, again = (run_on_gpu(program, group, given) for _ in range(2))
     assert all(torch.equal(first[each], again[each]) for each in group.graph.outputs)
+
+
+@pytest.mark.parametrize("case", turned.CASES)
+def test_either_way_gives_the_same_bits(case: str) -> None:
+    group, forward = turned.made(case)
+    given = random_values(group, torch.device("cpu"), seed=1)
+    assert not wrong_outputs(forward, group, given, run_on_gpu)
+    one, other = (
+        run_on_gpu(replace(forward, backward=back), group, given) for back in (False, True)
+    )
+    assert all(torch.equal(one[each], other[each]) for each in group.graph.outputs)
 
 
 @pytest.mark.compiler
