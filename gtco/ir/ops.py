@@ -112,7 +112,7 @@ class Op:
             attribute `groups` says into how many the channels fall, one by default.
         row: for a reduction how a kernel that has whole rows in registers computes it.
         axes: what a reduction reduces: the dimensions that its attributes `dims` or `dim` name, the
-            "last" one, the pixels and channels of each of its "groups", or the pixels of each of its
+            "last" one, the pixels and channels of each of its "groups", or the pixels of its
             "boxes".
         window: for a pooling what it does with the pixels of a window.
         gathers: stores elements of its operands in other places.
