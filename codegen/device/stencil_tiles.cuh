@@ -194,9 +194,8 @@ __device__ __forceinline__ void stencil_tiles(const Image& image, const Tap& tap
         for (int j = 0; j < V; ++j) total[j] += sum[j];
       }
       const int to = (n * (C::P / C::BOX_H) + p / C::BOX_H) * (C::Q / C::BOX_W) + q / C::BOX_W;
-      store<V>(means + to * C::COLUMNS + col0 + c, map<V>([&](int j) {
-                 return total[j] / (C::BOX_H * C::BOX_W);
-               }));
+      store<V>(means + to * C::COLUMNS + col0 + c,
+               map<V>([&](int j) { return total[j] / (C::BOX_H * C::BOX_W); }));
     }
   }
 }

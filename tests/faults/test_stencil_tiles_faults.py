@@ -76,8 +76,8 @@ OF_BOXES = {
     "a strip left out": ("strip < HEIGHT * WIDTH;", "strip < HEIGHT * WIDTH - 1;"),
     "sums as means": ("return total[j] / (C::BOX_H * C::BOX_W);", "return total[j];"),
     "the first image's means": ("(n * (C::P / C::BOX_H) + p / C::BOX_H)", "(p / C::BOX_H)"),
-    "channels of the first block's means": ("to * C::COLUMNS + col0 + c, map",
-                                            "to * C::COLUMNS + c, map"),
+    "channels of the first block's means": ("means + to * C::COLUMNS + col0 + c,",
+                                            "means + to * C::COLUMNS + c,"),
 }  # fmt: skip
 KNOBS = {"channels": 48, "rows": 2, "strip": 4, "down": 4, "across": 2, "threads": 128}
 

@@ -12,8 +12,8 @@ struct Config {
   static constexpr int IMAGES = 1, HEIGHT = 14, WIDTH = 14;
   static constexpr int COLUMNS = 384, SLICE = 64, V = 2;
   static constexpr int ROWS = 1, STRIP = 4;
-  static constexpr int DOWN = 4, ACROSS = 2;
-  static constexpr int THREADS = 256, WEIGHTS_AT = 17920;
+  static constexpr int DOWN = 4, ACROSS = 1;
+  static constexpr int THREADS = 256, WEIGHTS_AT = 12800;
 };
 
 struct Image {
