@@ -23,6 +23,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.convolutions import batch_norm_factors, is_by_channel
+from gtco.passes.kept_sums import rounded_keeping_sums
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 RULE = "conv2d(x, w) + conv2d(x, v) -> conv2d(x, w + v)"
@@ -126,7 +127,7 @@ class _Linear:
             by_channel = factor.reshape(-1, *(1,) * (added.dim() - 1))
             weight[(slice(None), slice(None), *tuple(places))] += added * by_channel
         dtype = node.outputs[0].dtype
-        rounded, bias = weight.to(dtype), self.shift.to(dtype)
+        rounded, bias = rounded_keeping_sums(weight, dtype), self.shift.to(dtype)
         by_channel = (rounded.double() - weight).flatten(1).norm(dim=1)
         close = by_channel <= torch.finfo(dtype).eps * weight.flatten(1).norm(dim=1)
         if not close.all() or not bias.isfinite().all():

@@ -20,6 +20,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import TensorSpec
 from gtco.passes import views
+from gtco.passes.kept_sums import rounded_keeping_sums
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
 # -- batch norm and other factors per channel -----------------------------------------------------
@@ -99,7 +100,8 @@ def _conv_is_shared(edit: Editor, match: tuple[Node, _Affine]) -> str | None:
 def _folded_conv(edit: Editor, match: tuple[Node, _Affine]) -> str:
     conv, norm = match
     w, *bias = (edit.constants[name] for name in conv.inputs[1:])
-    folded = (w.double() * norm.scale.reshape(-1, *(1,) * (w.dim() - 1))).to(w.dtype)
+    scale = norm.scale.reshape(-1, *(1,) * (w.dim() - 1))
+    folded = rounded_keeping_sums(w.double() * scale, w.dtype)
     shift = norm.shift + (bias[0].double() * norm.scale if bias else 0)
     return edit.add(
         conv.op,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.phases import phases
+from gtco.passes.kept_sums import rounded_keeping_sums
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 FACTORS = (2, 4)
@@ -75,7 +76,8 @@ def _match(edit: Editor, node: Node) -> _Enlarged | None:
     fewer = all(few < size for few, size in zip(taps, kernel, strict=True))
     if not (inside and fewer):
         return None
-    summed = phases(_transposed(weight.double(), factor), factor, taps).to(weight.dtype)
+    summed = phases(_transposed(weight.double(), factor), factor, taps)
+    summed = rounded_keeping_sums(summed, weight.dtype)
     if not summed.isfinite().all():
         return None
     return _Enlarged(node, back.inputs[0], (factor[0], factor[1]), summed)
