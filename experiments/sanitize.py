@@ -35,6 +35,7 @@ from gtco.target import Target, target_of_capability
 from tests import (
     attention_groups,
     back_to_back_groups,
+    box_groups,
     column_groups,
     groups,
     models,
@@ -167,6 +168,12 @@ CASES: dict[str, Case] = {
     "tiles": Case(
         stencil_groups.TILES["statistics of 128"],
         {"stencil_tiles": ({"channels": 64, "rows": 2}, {"channels": 128, "threads": 128})},
+    ),
+    "boxes": Case(stencil_groups.TILES["boxes of 7 x 7"], {}),
+    "runs": Case(box_groups.RUNS["means, residual"], {}),
+    "lines": Case(
+        lambda: groups.norm_linear(300, 24, 72, F16, gelu=True),
+        {"gemm_persistent": ({"lines": 1, "cooperative": 0}, {"lines": 1, "cooperative": 1})},
     ),
     "resize": Case(next(iter(stencil_groups.RESIZES.values())), {}),
     "samples": Case(stencil_groups.SAMPLES["bilinear_heads"], {}),
