@@ -60,6 +60,9 @@ def roofline_us(group: Group, target: Target) -> float:
         programmed_us = _programmed_us(group, target)
         if programmed_us is not None:
             return programmed_us
+    boxed = len(group.compute) > 1 and any(node.op == "box_means" for node in group.compute)
+    if boxed and not derive(group, kind, target).sketches:
+        return _apart_us(Flow(group.graph), target)
     graph = group.graph
     weights = weight_bytes(graph)
     moved = weights + read_bytes(graph) + sum(graph.specs[name].nbytes for name in graph.outputs)
@@ -152,8 +155,11 @@ def _programmed_us(group: Group, target: Target) -> float | None:
     if times:
         return min(times)
     flow = Flow(group.graph)
-    if len(flow.compute) == 1:
-        return None
+    return None if len(flow.compute) == 1 else _apart_us(flow, target)
+
+
+def _apart_us(flow: Flow, target: Target) -> float:
+    """Each node of a group in a kernel of its own, since none holds them all."""
     return sum(
         roofline_us(make_group(flow, [node]), target) + target.boundary_us for node in flow.compute
     )

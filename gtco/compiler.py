@@ -30,10 +30,12 @@ from gtco.models import accepted
 from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.expand_attention import expand_attention
+from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.quantized_pairs import multiply_pairs
 from gtco.passes.rewrite import Log
 from gtco.passes.tasks import tasks, workload_digest, workload_key
+from gtco.passes.whole_means import whole_means
 from gtco.passes.whole_pixels import copy_whole_pixels
 from gtco.reporting import dump
 from gtco.reporting.fallbacks import fallback_kinds, precision_hint
@@ -227,12 +229,14 @@ def rewritten(
 
 
 def _expanded(graph: Graph, target: Target) -> Graph:
-    """`graph` without attention that `target` has no kernel for, and with copies of images that
-    its kernels read faster."""
+    """`graph` without attention and means of boxes that `target` has no kernel for, and with copies
+    of images that its kernels read faster."""
     log = Log()
     if target.has_wgmma:
         graph = copy_whole_pixels(graph, log)
-    graph = expand_attention(graph, log, refusal=partial(refusal, target=target))
+    of_target = partial(refusal, target=target)
+    graph = split_long_reductions(whole_means(graph, log, refusal=of_target), log)
+    graph = expand_attention(graph, log, refusal=of_target)
     for refused in log.refusals:
         fusion_log.debug("%s", refused)
     return graph

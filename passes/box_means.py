@@ -75,6 +75,9 @@ def _match(edit: Editor, mean: Node) -> _Boxes | None:
     return _Boxes(mean, (shape[0], pixels, shape[-1]), (RUN,))
 
 
+MAKERS = ("depthwise_conv", "conv", "linear")
+
+
 def _maker(edit: Editor, value: str) -> Node | None:
     """The convolution or linear that `value` is computed from, point by point."""
     numel, waiting = edit.specs[value].numel, [value]
@@ -83,7 +86,7 @@ def _maker(edit: Editor, value: str) -> Node | None:
         if node is None or node.outputs[0].numel != numel:
             continue
         alone = node.attrs.get("groups", 1) == 1
-        if node.op in ("depthwise_conv", "conv", "linear"):
+        if node.op in MAKERS:
             return node if alone else None
         if node.op == "reshape" or (node.definition.is_pointwise and not node.definition.of_pairs):
             waiting += node.inputs

@@ -118,12 +118,13 @@ class Gate(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.expand = nn.Conv2d(channels, channels, 1)  # leaves channels last
         self.depthwise = nn.Conv2d(channels, channels, 3, 1, 1, groups=channels)
         self.squeeze = nn.Conv2d(channels, 8, 1)
         self.excite = nn.Conv2d(8, channels, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.silu(self.depthwise(x))
+        x = nn.functional.silu(self.depthwise(self.expand(x)))
         mean = x.mean((2, 3), keepdim=True)
         return x * self.excite(nn.functional.relu(self.squeeze(mean))).sigmoid()
 

@@ -1,0 +1,86 @@
+"""Means of boxes that no kernel leaves become those of the whole image again.
+
+    %b = box_means(%x[n, h, w, c], box=[8, 8])
+    %y: f32 = mean(%b, dims=[1, 2])
+                                        ->    %y = mean(cast(%x, dtype=f32), dims=[1, 2])
+
+Whether the kernel of the pixels leaves them, the sketches say: their limits depend on the target
+and stand there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gtco.ir.graph import Graph, Group, Node
+from gtco.passes.box_means import MAKERS
+from gtco.passes.dataflow import Flow, bits, make_group, materialize_views
+from gtco.passes.legality import explain
+from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
+
+
+def whole_means(
+    graph: Graph, log: Log | None = None, *, refusal: Callable[[Group], str | None]
+) -> Graph:
+    """See the module's docstring.
+
+    Args:
+        graph: after all other passes.
+        log: as of any pass.
+        refusal: why no kernel computes a group, or None if one does.
+    """
+    if not any(node.op == "box_means" for node in graph.nodes):
+        return graph
+    flow = Flow(materialize_views(graph))
+    known: dict[object, bool] = {}
+    refused: set[str] = set()
+    for means in flow.compute:
+        if means.op == "box_means":
+            nodes = _with_its_maker(flow, means)
+            group = make_group(flow, nodes)
+            key = group.form, group.starts
+            if key not in known:
+                unfit = len(nodes) < 2 or explain(flow.graph, nodes) is not None
+                known[key] = unfit or refusal(group) is not None
+            if known[key]:
+                refused.add(means.name)
+
+    def match(edit: Editor, node: Node) -> tuple[Node, Node] | None:
+        means = node if node.op == "box_means" else edit.producer(node.inputs[0], "box_means")
+        if means is None or means.name not in refused:
+            return None
+        of_one_box = not any(user.op == "mean" for user in edit.users(means.name))
+        return (node, means) if of_one_box or node is not means else None
+
+    rule = Rule("mean(box_means(x), boxes) -> mean(x, pixels)", ("mean", "box_means"),
+                match, _replace, never_refused)  # fmt: skip
+    return rewrite(graph, (rule,), log) if refused else graph
+
+
+def _with_its_maker(flow: Flow, means: Node) -> tuple[Node, ...]:
+    """The first product or convolution that `means` is computed from, point by point, it, and what
+    lies between; `means` alone if there is none."""
+    numel, waiting = flow.graph.specs[means.inputs[0]].numel, [means]
+    while waiting:
+        for read in flow.reads[waiting.pop().name]:
+            node = flow.producer(read)
+            if node is None or node.outputs[0].numel != numel:
+                continue
+            if node.op in MAKERS:
+                first, last = flow.index[node.name], flow.index[means.name]
+                between = bits(flow.descendants[first] & flow.ancestors[last])
+                return (node, *(flow.compute[at] for at in between), means)
+            if node.definition.is_pointwise:
+                waiting.append(node)
+    return (means,)
+
+
+def _replace(edit: Editor, match: tuple[Node, Node]) -> str:
+    mean, boxes = match
+    (value,), (spec,) = boxes.inputs, mean.outputs
+    if edit.dtype(value) != spec.dtype:
+        value = edit.add("cast", value, dtype=spec.dtype)
+    dims = tuple(range(1, edit.specs[value].rank - 1))
+    value = edit.add("mean", value, dims=dims, keepdim=mean.attrs.get("keepdim", True))
+    same = edit.shape(value) == spec.sizes
+    return value if same else edit.add("reshape", value, shape=spec.sizes)
