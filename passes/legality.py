@@ -480,8 +480,9 @@ class Legality:
 
     def _windowed(self, nodes: Sequence[Node]) -> str | None:
         means = next((node for node in nodes if node.op == "box_means"), None)
-        if means is not None and sum(is_anchor(node) or node.op == "concat" for node in nodes) > 1:
-            return f"%{means.name} comes from a kernel of one convolution that joins nothing"
+        beside = [node for node in nodes if is_anchor(node) or node.op == "concat"]
+        if means is not None and len(beside) + sum(map(is_statistic, nodes)) > 2:
+            return f"%{means.name} comes from a kernel of one convolution, and of nothing besides"
         mask = sum(1 << self.flow.index[node.name] for node in nodes)
         while mask:
             reached = self.flow.connected(mask, mask & -mask)
@@ -490,8 +491,6 @@ class Legality:
             anchors = [node for node in part if is_anchor(node)]
             if len(anchors) != 1:
                 return f"the kernel stores each result of {anchors[0].op} by itself"
-            if sum(is_statistic(node) for node in part) > 1:
-                return f"{anchors[0].op} ends in one row_stats or box_means at most"
             frame = self.frame(anchors[0])
             concats = [node for node in part if node.op == "concat"]
             computed = [node for node in part if node.op != "concat"]

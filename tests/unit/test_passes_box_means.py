@@ -7,11 +7,17 @@ import torch
 from torch import Tensor, nn
 
 import gtco
-from gtco.ir.graph import Graph, GraphBuilder
+from gtco.codegen.sketch import Sketch
+from gtco.codegen.sketches.columnwise import Columnwise
+from gtco.codegen.sketches.rowwise import Rowwise
+from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.passes import box_means
 from gtco.passes.box_means import mean_of_boxes
 from gtco.passes.legality import explain, family
+from gtco.runtime.host import run_on_host
+from gtco.target import TARGETS
+from tests.kernel_checks import inputs_of, sample, wrong_outputs
 from tests.pass_checks import check, ops, random
 
 F16, F32 = torch.float16, torch.float32
@@ -111,6 +117,25 @@ def test_what_leaves_no_means_says_so() -> None:
     y = b.add("linear", x, b.constant("w", random(64, 24, dtype=F16)))
     graph = b.build([y, b.add("box_means", y, box=(16,)), b.add("row_stats", y)])
     assert "do not reduce the same rows" in str(explain(graph, graph.nodes))
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize(
+    ("shape", "box", "kind"),
+    [
+        ((2, 48, 24), (16,), Columnwise),
+        ((2, 48, 24), (16,), Rowwise),
+        ((2, 8, 10, 24), (4, 5), Rowwise),
+    ],
+)
+def test_a_kernel_of_their_own(
+    shape: tuple[int, ...], box: tuple[int, ...], kind: type[Sketch]
+) -> None:
+    b = GraphBuilder()
+    y = b.add("silu", b.input("x", TensorSpec(shape, F16)))
+    group = Group("means", b.build([b.add("box_means", y, box=box)]))
+    for program in sample(kind(group, TARGETS["sm_90a"]), 2):
+        assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
 
 
 class Gate(nn.Module):
