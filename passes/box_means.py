@@ -21,6 +21,8 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
+MAKERS = ("depthwise_conv", "conv", "linear")
+"""Of pixels whose kernels leave means."""
 RUN = 16
 """Pixels of a run: the rows of a fragment of `wgmma`."""
 SIDES = ((8, 7, 4, 2, 1), (8, 7, 5, 4))
@@ -73,9 +75,6 @@ def _match(edit: Editor, mean: Node) -> _Boxes | None:
     if pixels % RUN or edit.specs[value].nbytes < LARGE_BYTES:
         return None
     return _Boxes(mean, (shape[0], pixels, shape[-1]), (RUN,))
-
-
-MAKERS = ("depthwise_conv", "conv", "linear")
 
 
 def _maker(edit: Editor, value: str) -> Node | None:

@@ -9,7 +9,8 @@ dtype.
 
 Accumulation, normalisation and exponentials stay in fp32: that is the kernels' doing. Constants of
 one element become numbers first, which stay as exact as they are: an epsilon of 1e-12 would be zero
-in f16. A finite constant stays finite: rounded to -inf, a mask would make NaN of a whole row.
+in f16. A finite constant stays finite: rounded to -inf, a mask would make NaN of a whole row. What
+becomes part of a convolution's weights does so first, so that these are rounded once.
 
     %y: f32[8,64] = linear(%x, %w)    ->    %y: f32[8,64] = linear(%x, %w, products='tf32')
 """
@@ -22,19 +23,27 @@ from types import MappingProxyType
 import torch
 
 from gtco.ir.graph import Graph, GraphBuilder, Node
+from gtco.passes.branches import merge_branches
 from gtco.passes.canonicalize import canonicalize
+from gtco.passes.convolutions import fold_convolutions
+from gtco.passes.fold_constants import fold_constants
+from gtco.passes.kept_sums import rounded_keeping_sums
 
 
 def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
     """Compute every f32 value of `graph` in `dtype` (f16 or bf16)."""
-    graph = canonicalize(graph)
+    graph = fold_convolutions(merge_branches(fold_constants(canonicalize(graph))))
+    windows = {node.inputs[1] for node in graph.nodes if node.op in ("conv2d", "conv3d")}
     builder = GraphBuilder()
     names: dict[str, str] = {}
     for name, spec in graph.inputs.items():
         names[name] = builder.input(name, spec)
     for name, tensor in graph.constants.items():
-        lowered = _lower(tensor, dtype) if tensor.dtype == torch.float32 else tensor
-        names[name] = builder.constant(name, lowered)
+        if tensor.dtype == torch.float32:
+            tensor = _finite(tensor, dtype)
+            kept = name in windows
+            tensor = rounded_keeping_sums(tensor.double(), dtype) if kept else tensor.to(dtype)
+        names[name] = builder.constant(name, tensor)
     for name, spec in graph.inputs.items():
         if spec.dtype == torch.float32:
             names[name] = builder.add("cast", names[name], dtype=dtype, hint=f"{name}_low")
@@ -60,9 +69,10 @@ def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
     return builder.build(outputs)
 
 
-def _lower(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _finite(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """`tensor`, of which no finite element is infinite in `dtype`."""
     most = torch.finfo(dtype).max
-    return torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most)).to(dtype)
+    return torch.where(tensor.isinf(), tensor, tensor.clamp(-most, most))
 
 
 def fp32_products(node: Node, graph: Graph) -> bool:

@@ -236,6 +236,8 @@ class StencilTiles(Stencil):
         return self._work(program.schedule)
 
     def _work(self, schedule: Schedule) -> BlockWork:
+        """Hardly anybody else reads what a block copies, so L2 gives it at half the rate of what
+        all read (experiments/notes/14-shared_reads.md)."""
         tile, channels = self._tile(schedule), schedule["channels"]
         run = channels * self.dtype.itemsize
         apart = math.gcd(run, self.one.columns * self.dtype.itemsize, SECTOR)

@@ -10,6 +10,7 @@ import gtco
 from gtco.ir.interpreter import interpret
 from gtco.passes import convolutions, kept_sums, run_pipeline
 from gtco.passes.kept_sums import rounded_keeping_sums
+from gtco.passes.precision import lower_precision
 
 F16, BF16 = torch.float16, torch.bfloat16
 
@@ -91,6 +92,24 @@ def test_a_mean_is_no_error_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     kept = error()
     monkeypatch.setattr(convolutions, "rounded_keeping_sums", lambda w, dtype: w.to(dtype))
     assert kept < 0.6 * error()
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16])
+def test_weights_of_an_fp32_model_are_rounded_once(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = Folded().eval()
+    for norm in (model.first, model.second):
+        nn.init.uniform_(norm.weight, 0.5, 1.5)
+    x = (torch.randn(2, 16, 24, 24) + 8).to(dtype)  # nothing of it is rounded away
+    graph = gtco.capture(model, x.float())
+    (exact,) = interpret(graph, (x.double(),), dtype=torch.float64)
+    errors = []
+    for lowered in (lower_precision(graph, dtype), gtco.capture(model.to(dtype), x)):
+        rewritten = run_pipeline(lowered)
+        (y,) = interpret(rewritten, (x.double(),), dtype=torch.float64)
+        errors.append(float((y - exact).norm()))
+        assert not any(node.op == "batch_norm" for node in rewritten.nodes)
+    assert errors[0] < 0.6 * errors[1], "against weights that were rounded ahead of the norms"
 
 
 def test_a_fault_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
