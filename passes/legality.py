@@ -399,7 +399,7 @@ class Legality:
         elif node.op == "merge_stats":
             if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
                 return f"merge_stats and {anchor.op} reduce different things"
-        elif anchor.op == "row_stats" and self._is_prepared(node):
+        elif is_statistic(anchor) and self._is_prepared(node):
             return None  # those of what the product gives
         elif not is_anchor(node):
             return self._in_frame(anchor, node)

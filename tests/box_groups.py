@@ -44,6 +44,7 @@ RUNS: dict[str, Callable[[], Group]] = {
     "means of windows": lambda: of_runs(
         groups.convolution((2, 12, 8, 72), 104, (3, 3), F16), images=2
     ),
+    "means of a concat": lambda: of_runs(groups.joined((2, 80), (64, 96, 8), 72, BF16), images=2),
     "means alone": lambda: of_runs(groups.plain_linear(320, 64, 64, BF16), stored=False),
 }
 """Products of 16 bits and tf32, with whole parts of columns, of 16 and of neither."""

@@ -161,6 +161,8 @@ CASES = [
     ("means of 72 columns", (1, 192, 96, 1, 1, 0, 0)),
     ("means of windows", (0, 64, 128, 1, 1, 0, 0)),
     ("means of windows", (1, 128, 64, 1, 4, 0, 0)),
+    ("means of a concat", (0, 64, 64, 1, 4, 0, 0)),
+    ("means of a concat", (1, 128, 96, 1, 1, 0, 0)),
     ("means alone", (0, 64, 64, 1, 4, 0, 0)),
     ("means alone", (1, 256, 64, 1, 1, 0, 0)),
 ]

@@ -17,6 +17,7 @@ from gtco.passes.box_means import mean_of_boxes
 from gtco.passes.legality import explain, family
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
+from tests import box_groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 from tests.pass_checks import check, ops, random
 
@@ -112,6 +113,8 @@ def test_what_leaves_no_means_says_so() -> None:
     by_op = {name: graph.producers[name] for name in (y, *means)}
     assert "no means of boxes of [8]" in str(explain(graph, [by_op[y], by_op[means[0]]]))
     assert explain(graph, [by_op[y], by_op[means[1]]]) is None
+    joined = box_groups.RUNS["means of a concat"]()
+    assert explain(joined.graph, joined.compute) is None
     b = GraphBuilder()
     x = b.input("x", TensorSpec((2, 32, 24), F16))
     y = b.add("linear", x, b.constant("w", random(64, 24, dtype=F16)))
