@@ -1,8 +1,8 @@
 """Rewrites of the graph, in the order in which they run, and fusion.
 
 Each pass is a function `Graph -> Graph` whose module opens with what it does in printed form;
-`rewrite` applies the rules of most of them. `whole_pixels` and `expand_attention` follow them, for
-a target.
+`rewrite` applies the rules of most of them. `whole_pixels`, `whole_means` and `expand_attention`
+follow them, for a target.
 `legality` says which nodes may share a kernel,
 `fusion` chooses the groups, and `tasks` are the distinct ones of them.
 """
@@ -74,7 +74,7 @@ PIPELINE: tuple[Pass, ...] = (
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     move_rolls,  # behind split_norms, which leaves the norms ahead of rolls as they are
     split_group_norm,
-    mean_of_boxes,
+    mean_of_boxes,  # ahead of split_long_reductions, which would cut the same means
     split_long_reductions,
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way

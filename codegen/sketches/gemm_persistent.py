@@ -25,6 +25,7 @@ from gtco.codegen.sketches.gemm import (
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
 from gtco.ir.graph import Group
 from gtco.ir.references import STATS_CHUNK
+from gtco.passes.frames import is_statistic
 from gtco.target import Target
 
 ACCUMULATORS = {2: 192, 3: 96}
@@ -138,8 +139,7 @@ class GemmPersistent(Sketch):
         columns = self.problem.columns
         parts = -(-columns // LINE_COLUMNS)
         whole = columns % (8 * parts) == 0 and columns <= BLOCK_N[-1] and self.vector >= 4
-        means = any(node.op == "box_means" for node in self.group.nodes)
-        return columns // parts if whole and not (self.problem.row_stats or means) else 0
+        return columns // parts if whole and not any(map(is_statistic, self.group.nodes)) else 0
 
     def _tiles(self, schedule: Schedule) -> int:
         problem = self.problem
