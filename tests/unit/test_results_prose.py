@@ -64,6 +64,7 @@ def claims() -> Iterator[str]:
     slow, quick = two.split(", ")
     yield f"batches 2 ({slow} us, {quick} with reduce-overhead), 4 ({four}), 16 ({sixteen}) and 32"
     yield f"32 ({more})"
+    yield from claims_of_modes()
     seconds = [read(path.name)["seconds"] for path in RESULTS.glob("h100-tune-*.json")]
     yield f"`gtco tune` of {spread(seconds)} s of search"
     tuned = [read(f"h100-tune-{name}.json")["replayed_us"] for name in ("resnet50", "setr_pup")]
@@ -121,6 +122,25 @@ def claims() -> Iterator[str]:
 
 def lines_of(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def claims_of_modes() -> Iterator[str]:
+    """What Inductor's two modes take where both have run."""
+    for title, model, layout in (
+        ("ResNet-50", "convolutional:resnet50", ", channels last"),
+        ("ConvNeXt-T", "convolutional:convnext_t", ", channels last"),
+        ("CvT-13", "convolutional:cvt_13", ", channels last"),
+        ("SETR-PUP", "autogtco:setr_pup", ", channels last"),
+        ("SETR-Naive-Base", "autogtco:setr_naive_base", ""),
+    ):
+        modes = [mode + layout for mode in MODES]
+        took = [
+            [line["timings"][mode]["back_to_back_us"] for mode in modes]
+            for line in lines_of("h100-models.jsonl")
+            if line["model"] == f"experiments.models.{model}"
+            and set(modes) <= line.get("timings", {}).keys()
+        ][-1]
+        yield f"{title} ({took[0]:.0f}, {took[1]:.0f})"
 
 
 def claims_of_ablations() -> Iterator[str]:
