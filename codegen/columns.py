@@ -148,4 +148,15 @@ class ColumnEmitter(TileEmitter):
     def _group_stats(self, node: Node) -> None:
         name = self._stored_as(node)
         out = self.region.parameter(node.values[0], "out")
-        self.lines.append(f"tile.store_moments({out}, {self._walk(name)});")
+        self.lines.append(f"tile.{self._store_moments(node)}({out}, {self._walk(name)});")
+
+    def _merge_moments(self, node: Node) -> None:
+        means, m2s = (self._whole(node, position)[0] for position in (0, 1))
+        count = node.attrs["count"]
+        self.lines.append(
+            f"const auto both = map<N>([&](int i) {{ "
+            f"return Moments{{{means}[i], {m2s}[i] / {count}.0f}}; }});"
+        )
+        out = self.region.parameter(node.values[0], "out")
+        self._names[node.values[0]] = ""
+        self.lines.append(f"tile.merge_moments({out}, {self._walk('both')}, {count}.0f);")

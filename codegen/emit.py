@@ -412,7 +412,7 @@ class PointwiseEmitter:
             f"const auto stored_{parameter} = map<V>([&](int i) "
             f"{{ return round_to<{element}>({self.names[source]}[i]); }});"
         )
-        if node.op == "box_means":
+        if node.op in ("box_means", "box_moments"):
             self.tile_lines.append(f"stats.add({parameter}, stored_{parameter}, active);")
             return
         self.tile_lines.append(
@@ -439,8 +439,7 @@ class PointwiseEmitter:
         loads = ", ".join(text for _, text in fetched.values())
         by_row = bool(self._fetched_by_row & fetched.keys())
         rows = any(node.op == "row_stats" for node in self.stats)
-        boxes = any(node.op == "box_means" for node in self.stats)
-        of_boxes = "  static constexpr bool BOX_MEANS = true;\n" if boxes else ""
+        of_boxes = "".join(map(_of_boxes, self.stats))
         lines = (
             [*self.tile_lines, f"return {self.names[returned]};"] if returned else self.tile_lines
         )
@@ -476,3 +475,14 @@ class PointwiseEmitter:
 {tile_body}  }}
 }};
 """
+
+
+def _of_boxes(statistic: Node) -> str:
+    """What a functor says of the boxes that `statistic` is of."""
+    if statistic.op == "box_means":
+        return "  static constexpr bool BOX_MEANS = true;\n"
+    if statistic.op == "box_moments":
+        boxes = statistic.outputs[0].numel // 2
+        columns = statistic.attrs["columns"]
+        return f"  static constexpr int BOX_COLUMNS = {columns}, BOXES = {boxes};\n"
+    return ""

@@ -57,8 +57,10 @@ class TileEmitter(TileLoads):
             self._merge(node)
         elif node.op == "row_stats":
             self._row_stats(node)
-        elif node.op == "group_stats":
+        elif node.op in ("group_stats", "box_moments"):
             self._group_stats(node)
+        elif node.op == "merge_moments":
+            self._merge_moments(node)
         elif node.op == "normalize_groups":
             self._normalize_groups(node)
         elif node.pattern is Pattern.REDUCTION:
@@ -151,7 +153,20 @@ class TileEmitter(TileLoads):
         check(self.reduces, f"{node.op} has no place in a pointwise kernel")
         name = self._stored_as(node)
         out = self.region.parameter(node.values[0], "out")
-        self.lines.append(f"tile.store_moments({out}, {name});")
+        self.lines.append(f"tile.{self._store_moments(node)}({out}, {name});")
+
+    @staticmethod
+    def _store_moments(node: Node) -> str:
+        """The member function: the two of boxes lie in planes of their own."""
+        plane = node.outputs[0].numel // 2
+        return "store_moments" if node.op == "group_stats" else f"template store_moments<{plane}>"
+
+    def _merge_moments(self, node: Node) -> None:
+        check(self.reduces, f"{node.op} has no place in a pointwise kernel")
+        means, m2s = (self._whole(node, position)[0] for position in (0, 1))
+        out = self.region.parameter(node.values[0], "out")
+        self._names[node.values[0]] = ""
+        self.lines.append(f"tile.merge_moments({out}, {means}, {m2s}, {node.attrs['count']}.0f);")
 
     def _stored_as(self, node: Node) -> str:
         """The tile that `node` has the statistics of, as it is stored; those of `node` are stored

@@ -35,6 +35,9 @@ def random_values(
         if node.op == "gather"
     }
     grouped = {node.inputs[1] for node in graph.nodes if node.op == "normalize_groups"}
+    squares = {
+        trace(graph, node.inputs[1]).base for node in graph.nodes if node.op == "merge_moments"
+    }
     values: dict[str, Tensor] = {}
     for name, spec in graph.inputs.items():
         if spec.dtype == torch.bool:
@@ -50,6 +53,8 @@ def random_values(
             images, chunks, groups, _ = spec.sizes
             pixels = torch.randn((images, chunks * 16, groups), generator=generator)
             tensor = OPS["group_stats"].reference(pixels, groups=groups, chunks=chunks)
+        elif name in squares:
+            tensor = torch.randn(spec.sizes, generator=generator).abs()
         else:
             tensor = torch.randn(spec.sizes, generator=generator)
         values[name] = tensor.to(device, spec.dtype)

@@ -60,7 +60,7 @@ def roofline_us(group: Group, target: Target) -> float:
         programmed_us = _programmed_us(group, target)
         if programmed_us is not None:
             return programmed_us
-    boxed = len(group.compute) > 1 and any(node.op == "box_means" for node in group.compute)
+    boxed = len(group.compute) > 1 and any("box" in node.attrs for node in group.compute)
     if boxed and not derive(group, kind, target).sketches:
         return _apart_us(Flow(group.graph), target)
     graph = group.graph

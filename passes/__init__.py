@@ -17,6 +17,7 @@ from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
 from gtco.passes.box_means import mean_of_boxes
+from gtco.passes.box_moments import moments_of_boxes
 from gtco.passes.branches import merge_branches
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.channels import pad_channels
@@ -74,6 +75,7 @@ PIPELINE: tuple[Pass, ...] = (
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     move_rolls,  # behind split_norms, which leaves the norms ahead of rolls as they are
     split_group_norm,
+    moments_of_boxes,
     mean_of_boxes,  # ahead of split_long_reductions, which would cut the same means
     split_long_reductions,
     join_factors,

@@ -38,7 +38,7 @@ def why_not_boxed(anchor: Node, means: Node, sizes: Sequence[int]) -> str | None
     does."""
     box, made = means.attrs["box"], anchor.outputs[0]
     if anchor.op == "depthwise_conv":
-        fits = len(box) == 2 and tuple(sizes) == made.sizes
+        fits = means.op == "box_means" and len(box) == 2 and tuple(sizes) == made.sizes
         return None if fits else f"the kernel of {anchor.op} has no boxes of {list(box)}"
     fits = box == (RUN,) and sizes[-1] == made.sizes[-1] and math.prod(sizes) == made.numel
     if anchor.op in ("conv", "linear") and anchor.attrs.get("groups", 1) == 1 and fits:
@@ -61,7 +61,7 @@ def _match(edit: Editor, mean: Node) -> _Boxes | None:
     dims = sorted(dim % rank for dim in mean.attrs["dims"])
     if rank < 3 or dims != list(range(1, rank - 1)) or edit.dtype(value) not in FLOATS:
         return None
-    maker, pixels = _maker(edit, value), math.prod(shape[1:-1])
+    maker, pixels = maker_of(edit, value), math.prod(shape[1:-1])
     if maker is None or not mean.outputs[0].numel:
         return None
     if maker.op == "depthwise_conv":
@@ -77,7 +77,7 @@ def _match(edit: Editor, mean: Node) -> _Boxes | None:
     return _Boxes(mean, (shape[0], pixels, shape[-1]), (RUN,))
 
 
-def _maker(edit: Editor, value: str) -> Node | None:
+def maker_of(edit: Editor, value: str) -> Node | None:
     """The convolution or linear that `value` is computed from, point by point."""
     numel, waiting = edit.specs[value].numel, [value]
     while waiting:

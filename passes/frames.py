@@ -24,7 +24,7 @@ def is_reduction(node: Node) -> bool:
 
 def is_statistic(node: Node) -> bool:
     """Whether the kernel of a contraction or of windows may store it beside what it describes."""
-    return node.op in ("row_stats", "box_means")
+    return node.op in ("row_stats", "box_means", "box_moments")
 
 
 def has_windows(node: Node) -> bool:
@@ -76,8 +76,11 @@ def reduced(node: Node, sizes: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[
         whole = (sizes[0], chunks, pixels, groups, sizes[-1] // groups)
         return (whole, (2, 4)) if chunks > 1 else ((sizes[0], *whole[2:]), (1, 3))
     if axes == "boxes":
-        box = node.attrs["box"]
-        return boxes_of(sizes, box), tuple(2 + 2 * axis for axis in range(len(box)))
+        box, columns = node.attrs["box"], node.attrs.get("columns", 1)
+        boxes, pixels = boxes_of(sizes, box), tuple(2 + 2 * axis for axis in range(len(box)))
+        if columns == 1:
+            return boxes, pixels
+        return (*boxes[:-1], boxes[-1] // columns, columns), (*pixels, len(boxes))
     shape = sizes or (1,)
     if axes == "last":
         return shape, (len(shape) - 1,)

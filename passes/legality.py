@@ -350,7 +350,7 @@ class Legality:
             # Nobody else reads the result: what else the kernel holds, it holds for the projection.
             if node is projection:
                 return None
-            if node.op == "box_means":
+            if node.op in ("box_means", "box_moments"):
                 return f"the kernel of {anchor.op} leaves no means of boxes"
             width, depth = anchor.outputs[0].sizes[-1], self.flow.graph.specs[projection.inputs[0]]
             share = projection.outputs[0].sizes[-1] * width // depth.sizes[-1]
@@ -370,7 +370,7 @@ class Legality:
                 return f"{anchor.op} and {node.op} are two contractions"
             if node.op == "normalize_groups" or node.definition.gathers:
                 return f"{node.op} has no place in the epilogue of {anchor.op}"
-            if node.op == "box_means":
+            if node.op in ("box_means", "box_moments"):
                 return why_not_boxed(anchor, node, self.flow.graph.specs[node.inputs[0]].sizes)
             if is_reduction(node) and node.op not in ("row_stats", "merge_stats"):
                 return f"{node.op} needs whole rows, and a tile of {anchor.op} has parts of them"

@@ -1,8 +1,12 @@
-"""Means of boxes that no kernel leaves become those of the whole image again.
+"""Means and moments of boxes that no kernel leaves become those of the whole image again.
 
     %b = box_means(%x[n, h, w, c], box=[8, 8])
     %y: f32 = mean(%b, dims=[1, 2])
                                         ->    %y = mean(cast(%x, dtype=f32), dims=[1, 2])
+
+    %b = box_moments(%x[n, p, c], box=[16], columns=4)
+    %y = merge_moments(%b[0], %b[1], groups=32, chunks=64, count=64)
+                                        ->    %y = group_stats(%x, groups=32, chunks=64)
 
 Whether the kernel of the pixels leaves them, the sketches say: their limits depend on the target
 and stand there.
@@ -11,12 +15,16 @@ and stand there.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from gtco.ir.graph import Graph, Group, Node
+from gtco.ir.views import through_views
 from gtco.passes.box_means import MAKERS
 from gtco.passes.dataflow import Flow, bits, make_group, materialize_views
 from gtco.passes.legality import explain
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
+
+BOXES = ("box_means", "box_moments")
 
 
 def whole_means(
@@ -29,13 +37,13 @@ def whole_means(
         log: as of any pass.
         refusal: why no kernel computes a group, or None if one does.
     """
-    if not any(node.op == "box_means" for node in graph.nodes):
+    if not any(node.op in BOXES for node in graph.nodes):
         return graph
     flow = Flow(materialize_views(graph))
     known: dict[object, bool] = {}
     refused: set[str] = set()
     for means in flow.compute:
-        if means.op == "box_means":
+        if means.op in BOXES:
             nodes = _with_its_maker(flow, means)
             group = make_group(flow, nodes)
             key = group.form, group.starts
@@ -52,9 +60,18 @@ def whole_means(
         of_one_box = not any(user.op == "mean" for user in edit.users(means.name))
         return (node, means) if of_one_box or node is not means else None
 
-    rule = Rule("mean(box_means(x), boxes) -> mean(x, pixels)", ("mean", "box_means"),
-                match, _replace, never_refused)  # fmt: skip
-    return rewrite(graph, (rule,), log) if refused else graph
+    def match_moments(edit: Editor, merged: Node) -> tuple[Node, Node] | None:
+        moments = edit.producer(through_views(edit.producer, merged.inputs[0])[0])
+        found = moments is not None and moments.name in refused
+        return (merged, moments) if found and moments is not None else None
+
+    rules: tuple[Rule[Any], ...] = (
+        Rule("mean(box_means(x), boxes) -> mean(x, pixels)", ("mean", "box_means"),
+             match, _replace, never_refused),
+        Rule("merge_moments(box_moments(x)) -> group_stats(x)", ("merge_moments",),
+             match_moments, _replace_moments, never_refused),
+    )  # fmt: skip
+    return rewrite(graph, rules, log) if refused else graph
 
 
 def _with_its_maker(flow: Flow, means: Node) -> tuple[Node, ...]:
@@ -84,3 +101,9 @@ def _replace(edit: Editor, match: tuple[Node, Node]) -> str:
     value = edit.add("mean", value, dims=dims, keepdim=mean.attrs.get("keepdim", True))
     same = edit.shape(value) == spec.sizes
     return value if same else edit.add("reshape", value, shape=spec.sizes)
+
+
+def _replace_moments(edit: Editor, match: tuple[Node, Node]) -> str:
+    merged, moments = match
+    attrs = {name: merged.attrs[name] for name in ("groups", "chunks")}
+    return edit.add("group_stats", *moments.inputs, **attrs)

@@ -26,6 +26,25 @@ def statistics(*shape: int, groups: int, chunks: int, dtype: torch.dtype = F16) 
     return _group(b, b.add("group_stats", x, groups=groups, chunks=chunks))
 
 
+def box_moments(*shape: int, box: int, columns: int, dtype: torch.dtype = F16) -> Group:
+    """Of boxes of images alone."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    return _group(b, b.add("box_moments", x, box=(box,), columns=columns))
+
+
+def merged_moments(*shape: int, groups: int, chunks: int, count: int) -> Group:
+    """Of boxes whose statistics lie in two planes."""
+    b = GraphBuilder()
+    boxes = b.input("boxes", TensorSpec((2, *shape), F32))
+    planes = [
+        b.add("reshape", b.add("slice", boxes, dim=0, start=at, end=at + 1), shape=shape)
+        for at in (0, 1)
+    ]
+    b_merged = b.add("merge_moments", *planes, groups=groups, chunks=chunks, count=count)
+    return _group(b, b_merged)
+
+
 def gated_mean(*shape: int, dtype: torch.dtype = F16) -> Group:
     """The mean of pixels times a row of each image and of a sum that is stored too, and what is
     computed of it and of another row."""
@@ -60,6 +79,10 @@ COLUMNWISE: dict[str, Callable[[], Group]] = {
     "groups_of_3": lambda: statistics(3, 7, 5, 9, groups=3, chunks=5),
     "groups_of_4": lambda: statistics(1, 33, 9, 24, groups=6, chunks=3),
     "groups_of_10": lambda: statistics(1, 6, 8, 40, groups=4, chunks=2),
+    "moments_of_boxes": lambda: box_moments(2, 48, 24, box=16, columns=4),
+    "moments_of_channels": lambda: box_moments(1, 64, 20, box=16, columns=1, dtype=BF16),
+    "merged_moments": lambda: merged_moments(2, 36, 24, groups=6, chunks=4, count=64),
+    "merged_channels": lambda: merged_moments(1, 51, 7, groups=7, chunks=3, count=16),
     "stored_sum": lambda: group_stats(2, 9, 10, 20, groups=20, chunks=2),
     "stored_sum_of_groups": lambda: group_stats(3, 7, 5, 12, groups=3, chunks=5, dtype=BF16),
     "mean_54": lambda: pool("mean", 2, 3, 5, 7, 54, dims=(1, 2, 3), keepdim=False, dtype=F16),

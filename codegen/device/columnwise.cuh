@@ -93,11 +93,23 @@ class ColumnTile {
     return reduce(f, lowest<T>(), [](T a, T b) { return math::max_nan(a, b); });
   }
 
-  // Mean and sum of squared deviations of each result; f32[results, 2]. A thread sums how far its
-  // rows are from the first of them, and the squares of that: what cancels is of the size of the
-  // spread, however large the mean is.
-  template <class F>
+  // Mean and sum of squared deviations of each result, as of `put_moments`.
+  template <int PLANE = 0, class F>
   __device__ __forceinline__ void store_moments(float* stats, F f) {
+    reduce_moments<PLANE>(stats, f, 1.0f);
+  }
+
+  // The same where an element is the mean of `count` and their mean squared deviation from it.
+  template <class F>
+  __device__ __forceinline__ void merge_moments(float* stats, F f, float count) {
+    reduce_moments<0>(stats, f, count);
+  }
+
+ private:
+  // A thread sums how far its rows are from the first of them, and the squares of that: what
+  // cancels is of the size of the spread, however large the mean is.
+  template <int PLANE, class F>
+  __device__ __forceinline__ void reduce_moments(float* stats, F f, float of_each) {
     float origin[V], total[V], squares[V];
 #pragma unroll
     for (int i = 0; i < V; ++i) total[i] = squares[i] = 0.0f;
@@ -105,7 +117,7 @@ class ColumnTile {
     walk(f, [&](int first, const auto& x) {
       if (first == 0) {
 #pragma unroll
-        for (int i = 0; i < V; ++i) origin[i] = x[i];
+        for (int i = 0; i < V; ++i) origin[i] = as_moments(x[i]).mean;
       }
 #pragma unroll
       for (int s = 0; s < C::VECTORS; ++s) {
@@ -113,9 +125,10 @@ class ColumnTile {
         count += counts ? 1.0f : 0.0f;
 #pragma unroll
         for (int i = 0; i < V; ++i) {
-          const float apart = counts ? float(x[s * V + i]) - origin[i] : 0.0f;
+          const Moments own = as_moments(x[s * V + i]);
+          const float apart = counts ? own.mean - origin[i] : 0.0f;
           total[i] += apart;
-          squares[i] = fmaf(apart, apart, squares[i]);
+          squares[i] = fmaf(apart, apart, squares[i]) + (counts ? own.m2 : 0.0f);
         }
       }
     });
@@ -153,10 +166,9 @@ class ColumnTile {
       const float apart = column.mean - mean;
       m2 += fmaf(C::LENGTH * apart, apart, column.m2);
     }
-    gtco::store<2>(stats + row() * 2, Vec<float, 2>{{mean, m2}});
+    put_moments<PLANE>(stats, row(), {mean, of_each * m2});
   }
 
- private:
   // Of the piece, where the rows under way begin at `first`.
   __device__ __forceinline__ int down(int s, int first) const { return first + s * DOWN + down_; }
   __device__ __forceinline__ bool active(int s, int first) const {

@@ -162,7 +162,9 @@ class FragmentEpilogue {
   __device__ __forceinline__ void run(const typename Functor::Row* rows, const Fetched& fetched,
                                       const float* acc, const Copied&... copied) const {
     constexpr bool BOXES = HasBoxMeans<Functor>::value;  // of the 16 rows
+    constexpr bool MOMENTS = HasBoxMoments<Functor>::value > 0;
     float sums[BOXES ? GROUPS * WIDTH : 1] = {};
+    float values_of[MOMENTS ? 2 : 1][MOMENTS ? GROUPS * WIDTH : 1];
     float* means = nullptr;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -183,15 +185,47 @@ class FragmentEpilogue {
         };
         if constexpr (BOXES) {
           call(SumsOfBox{sums + first, means});
+        } else if constexpr (MOMENTS) {
+          call(ValuesOfBox{values_of[half] + first, means});
         } else {
           call(StatsOfFragment<WIDTH>{held, first % 16, active_row(half)});
         }
       }
     }
     if constexpr (BOXES) store_means(sums, means);
+    if constexpr (MOMENTS) store_moments(values_of, means);
   }
 
  private:
+  // Of runs of 16 rows and BOX_COLUMNS columns, which as many lanes side by side hold as are
+  // needed; in planes as of `put_moments`.
+  __device__ __forceinline__ void store_moments(const float (&values)[2][GROUPS * WIDTH],
+                                                float* moments) const {
+    constexpr int BOX = max_of(1, HasBoxMoments<Functor>::value), LANES_OF_ALL = 4;
+    constexpr int LANES = max_of(1, min_of(LANES_OF_ALL, BOX / WIDTH)), OWN = BOX / LANES;
+    constexpr int HELD = GROUPS * WIDTH / OWN;  // boxes that a lane has a part of
+    static_assert(COLUMNS % BOX == 0 && GROUPS * WIDTH % OWN == 0, "boxes are whole");
+    const int lane = threadIdx.x % 32, leader = lane % 4 / LANES * LANES;
+    SumsApart sums[HELD];
+#pragma unroll
+    for (int i = 0; i < HELD; ++i) {
+      sums[i] = {__shfl_xor_sync(~0u, values[0][i * OWN], lane ^ leader), 0.0f, 0.0f};
+#pragma unroll
+      for (int j = 0; j < 2 * OWN; ++j) {
+        const float apart = values[j / OWN][i * OWN + j % OWN] - sums[i].origin;
+        sums[i].total += apart;
+        sums[i].squares = fmaf(apart, apart, sums[i].squares);
+      }
+    }
+    bool first;
+    const int own = add_over_rows(sums, first) * OWN;
+#pragma unroll
+    for (int apart = 1; apart < LANES; apart *= 2) sums[0].add(sums[0].from(apart));
+    const int col = col_ + own / WIDTH * 4 * WIDTH + own % WIDTH;
+    if (first && lane % LANES == 0 && active_row(0) && (INSIDE || col < column_end_))
+      put_moments<Functor::BOXES>(moments, rows_.at(0) / 16 * (column_end_ / BOX) + col / BOX,
+                                  sums[0].moments(16.0f * BOX));
+  }
   // Of runs of 16 rows, of which all columns lie side by side in `means`.
   __device__ __forceinline__ void store_means(float (&sums)[GROUPS * WIDTH], float* means) const {
     const int first = sum_over_rows(sums);

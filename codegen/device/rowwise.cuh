@@ -161,12 +161,21 @@ class RowTile {
     return map<N>([&](int i) { return apart[i] * rstd; });
   }
 
-  // Mean and sum of squared deviations of each row; f32[ROWS, 2].
-  template <class T>
+  // Mean and sum of squared deviations of each row, as of `put_moments`.
+  template <int PLANE = 0, class T>
   __device__ __forceinline__ void store_moments(float* stats, const Vec<T, N>& x) {
     const T centre = mean(x);
     const T m2 = spread(map<N>([&](int i) { return x[i] - centre; }));
-    if (leads()) gtco::store<2>(stats + row() * 2, Vec<float, 2>{{float(centre), float(m2)}});
+    if (leads()) put_moments<PLANE>(stats, row(), {float(centre), float(m2)});
+  }
+
+  // The same of rows of which each element is the mean of `count` and one of their `m2s`.
+  __device__ __forceinline__ void merge_moments(float* stats, const Vec<float, N>& means,
+                                                const Vec<float, N>& m2s, float count) {
+    const float centre = mean(means);
+    const float between = spread(map<N>([&](int i) { return means[i] - centre; }));
+    const float within = sum(m2s);
+    if (leads()) put_moments<0>(stats, row(), {centre, fmaf(count, between, within)});
   }
 
   // Statistics per chunk of 64 columns of what is stored as Ts; f32[ROWS, chunks, 2].

@@ -136,6 +136,27 @@ __device__ __forceinline__ int sum_over_rows(float (&sums)[N]) {
   return first;
 }
 
+// Columns of a box of which a functor has moments, and how many boxes there are:
+// `static constexpr int BOX_COLUMNS = 4, BOXES = 512;` in F; 0 where it has none.
+template <class F, class = void>
+struct HasBoxMoments : Constant<int, 0> {};
+template <class F>
+struct HasBoxMoments<F, decltype(static_cast<void>(F::BOX_COLUMNS))>
+    : Constant<int, F::BOX_COLUMNS> {};
+
+// What a functor hands in of each vector of V columns, kept in `values`.
+struct ValuesOfBox {
+  float* values;
+  float*& to;
+
+  template <int V>
+  __device__ __forceinline__ void add(float* moments, const Vec<float, V>& from, bool) const {
+#pragma unroll
+    for (int i = 0; i < V; ++i) values[i] = from[i];
+    to = moments;
+  }
+};
+
 // Which vector of which row thread `item` has where threads come in the order of chunks: first
 // those of the whole chunks of all rows, 64 / V each, then those of the narrower chunk in which
 // each row ends, as many as hold it, rounded up to a power of two. So the threads of a chunk are
@@ -215,12 +236,83 @@ struct Moments {
   float mean, m2;
 };
 
+// Stores those of result `at`: f32[results, 2], or with PLANE results f32[2, PLANE], means first.
+template <int PLANE>
+__device__ __forceinline__ void put_moments(float* stats, int at, const Moments& moments) {
+  if constexpr (PLANE > 0) {
+    stats[at] = moments.mean;
+    stats[PLANE + at] = moments.m2;
+  } else {
+    gtco::store<2>(stats + at * 2, Vec<float, 2>{{moments.mean, moments.m2}});
+  }
+}
+
+// What an element adds to a sum of squared deviations beside its own distance.
+template <class T>
+__device__ __forceinline__ Moments as_moments(T x) {
+  return {float(x), 0.0f};
+}
+template <>
+__device__ __forceinline__ Moments as_moments(Moments x) {
+  return x;
+}
+
 // Of the columns of both, of which there are `here` and `there`.
 __device__ __forceinline__ Moments merged(const Moments& a, float here, const Moments& b,
                                           float there) {
   const float apart = b.mean - a.mean;
   const float share = here + there > 0.0f ? there / (here + there) : 0.0f;
   return {a.mean + apart * share, a.m2 + b.m2 + apart * apart * here * share};
+}
+
+// Sums of how far some numbers are from `origin`, and of the squares of that: what cancels is of
+// the size of their spread, as long as the origin is one of them.
+struct SumsApart {
+  float origin, total, squares;
+
+  __device__ __forceinline__ void add(const SumsApart& other) {
+    total += other.total;
+    squares += other.squares;
+  }
+  __device__ __forceinline__ SumsApart from(int apart) const {
+    return {origin, __shfl_xor_sync(~0u, total, apart), __shfl_xor_sync(~0u, squares, apart)};
+  }
+  __device__ __forceinline__ Moments moments(float count) const {
+    const float mean = total / count;
+    return {origin + mean, ptx::max_nan(squares - total * mean, 0.0f)};
+  }
+};
+
+// Over the eight lanes, four apart, that have rows of the same N groups of columns, which know one
+// origin for each, N at most eight: a lane comes to hold one of them, whose number is returned. Of
+// lanes that hold the same, `first` is the one that counts. A step halves what a lane has to add,
+// until it is one.
+template <int N>
+__device__ __forceinline__ int add_over_rows(SumsApart (&sums)[N], bool& first) {
+  const int lane = threadIdx.x % 32;
+  int begin = 0, left = N;
+  first = true;
+#pragma unroll
+  for (int apart = 16; apart >= 4; apart /= 2) {
+    const bool upper = (lane & apart) != 0;
+    if (left == 1) {
+      sums[0].add(sums[0].from(apart));
+      first = first && !upper;
+      continue;
+    }
+    left /= 2;
+#pragma unroll
+    for (int i = 0; i < left; ++i) {
+      const SumsApart low = sums[i], high = sums[i + left];
+      const SumsApart given = {0.0f, upper ? low.total : high.total,
+                               upper ? low.squares : high.squares};
+      sums[i] = {upper ? high.origin : low.origin, upper ? high.total : low.total,
+                 upper ? high.squares : low.squares};
+      sums[i].add(given.from(apart));
+    }
+    begin += upper ? left : 0;
+  }
+  return begin;
 }
 
 // The same where eight lanes, four apart, hold 16 columns of a row, two each: 2 g and 2 g + 1, or

@@ -45,7 +45,7 @@ class Columnwise(Sketch):
         check(len(reductions) == 1, f"{len(reductions)} reductions do not walk the columns once")
         (node,) = reductions
         row = node.definition.row
-        self.moments = node.op == "group_stats"
+        self.moments = node.op in ("group_stats", "box_moments", "merge_moments")
         in_parts = self.moments or (row is not None and row.in_parts)
         check(in_parts, f"{node.op} takes whole rows, or none")
         full, dims = reduced(node, group.graph.specs[node.inputs[0]].sizes)

@@ -247,13 +247,13 @@ def analyse(
         group: the group.
         scales: whether the kernel can multiply A by a factor of each channel.
         joins: whether it can read A in pieces.
-        boxes: whether it can leave means of runs of rows.
+        boxes: whether it can leave means and moments of runs of rows.
 
     Raises:
         Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled
             or read in pieces, or means are to be left, and cannot be.
     """
-    means = any(node.op == "box_means" for node in group.nodes)
+    means = any(node.op in ("box_means", "box_moments") for node in group.nodes)
     check(boxes or not means, "this sketch leaves no means of boxes")
     anchors = [node for node in group.nodes if node.definition.family == "gemm"]
     check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")

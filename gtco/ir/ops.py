@@ -324,6 +324,8 @@ _ROWS: tuple[Op, ...] = (
     _reduction("group_norm", references.group_norm, axes="groups", of_images=True,
                row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
     _reduction("group_stats", references.group_stats, axes="groups"),
+    _reduction("box_moments", references.box_moments, axes="boxes"),
+    _reduction("merge_moments", references.merge_moments, axes="groups"),
     _reduction("box_means", references.box_means, axes="boxes",
                row=RowKernel("tile.mean({0})", in_parts=True)),
     Op("normalize_groups", Pattern.BROADCAST, references.normalize_groups),

@@ -149,6 +149,17 @@ def box_means(x: Tensor, *, box: Sequence[int]) -> Tensor:
     return wide.reshape(boxes_of(x.shape, box)).mean([2 + 2 * axis for axis in range(len(box))])
 
 
+def box_moments(x: Tensor, *, box: Sequence[int], columns: int) -> Tensor:
+    """Mean and sum of squared deviations of each box of so many neighbouring pixels and channels of
+    x [N, pixels ..., C]: f32[2, N, ..., C / columns], the means first."""
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    parts = wide.reshape(*boxes_of(x.shape, box)[:-1], -1, columns)
+    dims = [*(2 + 2 * axis for axis in range(len(box))), parts.dim() - 1]
+    mean = parts.mean(dims, keepdim=True)
+    m2 = (parts - mean).square().sum(dims, keepdim=True)
+    return torch.stack((mean.squeeze(dims), m2.squeeze(dims)))
+
+
 def boxes_of(sizes: Sequence[int], box: Sequence[int]) -> tuple[int, ...]:
     """[N, pixels ..., C] as [N, boxes, pixels of a box, ..., C], along each dimension of pixels."""
     cut = ((size // of, of) for size, of in zip(sizes[1:-1], box, strict=True))
@@ -387,6 +398,16 @@ def group_stats(x: Tensor, *, groups: int, chunks: int) -> Tensor:
     mean = parts.mean((2, 4))
     m2 = (parts - mean[:, :, None, :, None]).square().sum((2, 4))
     return torch.stack((mean, m2), -1)
+
+
+def merge_moments(means: Tensor, m2s: Tensor, *, groups: int, chunks: int, count: int) -> Tensor:
+    """`group_stats` of an image by Chan's formula from those of its boxes of `count` elements, each
+    [N, boxes, parts of groups]."""
+    shape = (means.shape[0], chunks, -1, groups, means.shape[-1] // groups)
+    parts = means.reshape(shape)
+    mean = parts.mean((2, 4))
+    apart = (parts - mean[:, :, None, :, None]).square()
+    return torch.stack((mean, (m2s.reshape(shape) + count * apart).sum((2, 4))), -1)
 
 
 def normalize_groups(

@@ -28,6 +28,7 @@ SCHEDULES = {
     "in lines": {"cooperative": 0, "block_m": 128, "block_n": 64, "lines": 1},
     "B stays": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "means": {"cooperative": 1, "block_m": 128, "block_n": 64},
+    "moments": {"cooperative": 1, "block_m": 128, "block_n": 64},
 }
 COLUMNS = {
     "in turn": 184, "together": 184, "in eights": 192, "in fours": 208, "in lines": 56,
@@ -312,6 +313,46 @@ FAULTS = {
         "call(SumsOfBox{sums + first, means});",
         "float none[V] = {};\n          call(SumsOfBox{half == 0 ? sums + first : none, means});",
     ),
+    "moments of a neighbour's columns": (
+        "moments",
+        "begin += upper ? left : 0;",
+        "begin += upper ? 0 : left;",
+    ),
+    "moments of lanes that know two origins": (
+        "moments",
+        "values[0][i * OWN], lane ^ leader)",
+        "values[0][i * OWN], 0)",
+    ),
+    "moments of the upper rows alone": (
+        "moments",
+        "for (int j = 0; j < 2 * OWN; ++j) {",
+        "for (int j = 0; j < OWN; ++j) {",
+    ),
+    "moments of one of the lanes of a box": (
+        "moments",
+        "for (int apart = 1; apart < LANES; apart *= 2)",
+        "for (int apart = LANES; apart < LANES; apart *= 2)",
+    ),
+    "moments of fewer rows": (
+        "moments",
+        "    if (left == 1) {\n      sums[0].add(sums[0].from(apart));",
+        "    if (left == 1) {\n      if (apart > 4) sums[0].add(sums[0].from(apart));",
+    ),
+    "moments of the run ahead": (
+        "moments",
+        "(moments, rows_.at(0) / 16 *",
+        "(moments, max_of(0, rows_.at(0) / 16 - 1) *",
+    ),
+    "moments of columns beyond the last": (
+        "moments",
+        "lane % LANES == 0 && active_row(0) && (INSIDE || col < column_end_))",
+        "lane % LANES == 0 && active_row(0))",
+    ),
+    "squares around the origin": (
+        "moments",
+        "squares - total * mean, 0.0f",
+        "squares, 0.0f",
+    ),
     "weights that stay, multiplied before they are there": (
         "B stays",
         "if constexpr (KEEPS_B) ptx::mbarrier_wait(kept_full, 0);",
@@ -345,6 +386,8 @@ def group(schedule: str) -> Group:
         return groups.residual_linear(310, 328, 192, torch.float16)
     if schedule == "means":
         return box_groups.of_runs(groups.plain_linear(304, 328, 200, torch.float16))
+    if schedule == "moments":
+        return box_groups.of_runs(groups.plain_linear(304, 328, 200, torch.float16), columns=8)
     return groups.norm_linear(310, 328, COLUMNS[schedule], torch.float16)
 
 

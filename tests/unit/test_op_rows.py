@@ -35,7 +35,7 @@ BY_NAME = {
     **dict.fromkeys(("reshape", "permute", "expand", "unfold", "slice"), "how it strides"),
     **dict.fromkeys(("concat", "pad", "roll", "gather", "space_to_depth"), "where it reads"),
     **dict.fromkeys(("row_stats", "merge_stats", "group_stats", "normalize_groups"), "statistics"),
-    "box_means": "statistics",
+    **dict.fromkeys(("box_means", "box_moments", "merge_moments"), "statistics"),
     "cast": "a conversion of C++",
 }
 """Operators with code of their own in a kernel, which no other one can share."""
