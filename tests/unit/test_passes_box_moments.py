@@ -20,6 +20,7 @@ from gtco.selection import refusal
 from gtco.target import TARGETS
 from tests.pass_checks import check, ops, random
 from tests.unit.test_passes_box_means import args_of
+from tests.unit.test_passes_whole_means import never
 
 F16, F32 = torch.float16, torch.float32
 
@@ -97,7 +98,7 @@ def test_they_come_from_the_kernel_of_the_pixels() -> None:
 
 def test_undone_where_no_kernel_leaves_them() -> None:
     made = moments_of_boxes(normed(2, 8, 12, 8, groups=4, chunks=3))
-    result = check(partial(whole_means, refusal=lambda group: "never"), made, args_of(made))
+    result = check(partial(whole_means, refusal=never), made, args_of(made))
     assert ops(result)["group_stats"] == 1 and "box_moments" not in ops(result)
 
 
