@@ -5,7 +5,7 @@ walks one iteration shape, its frame, in which each member is a full value (one 
 or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
-                 stored result or box_means may end it. merge_stats of stats from outside are row
+                 stored result, box_means or box_moments may end it. merge_stats of stats from outside are row
                  values. The product that scales a linear's operand, channel by channel, may precede
                  it, or the concat that joins the channels of a linear's or conv's. Of pairs of
                  columns it may store one of each, which nobody in the group reads.
@@ -441,7 +441,7 @@ class Legality:
                         return f"%{read.value}, which %{operand.name} reads, must be stored"
             nodes = [node for node in nodes if not self._is_operand(node, anchor)]
             if sum(is_statistic(node) for node in reductions) > 1:
-                return "a GEMM ends in one row_stats or box_means at most"
+                return "a GEMM ends in one statistic at most"
         elif kind == "rowwise":
             merges = sum(node.op == "merge_stats" for node in reductions)
             if merges and merges < len(reductions):
