@@ -5,10 +5,11 @@ walks one iteration shape, its frame, in which each member is a full value (one 
 or a row value (one element per row):
 
     gemm         one linear, matmul or conv; then pointwise nodes of the result; row_stats of a
-                 stored result, box_means or box_moments may end it. merge_stats of stats from outside are row
-                 values. The product that scales a linear's operand, channel by channel, may precede
-                 it, or the concat that joins the channels of a linear's or conv's. Of pairs of
-                 columns it may store one of each, which nobody in the group reads.
+                 stored result, box_means or box_moments may end it. merge_stats of stats from
+                 outside are row values. The product that scales a linear's operand, channel by
+                 channel, may precede it, or the concat that joins the channels of a linear's or
+                 conv's. Of pairs of columns it may store one of each, which nobody in the group
+                 reads.
     back_to_back two linears of many rows and few columns, pointwise nodes between them, and what
                  may follow a linear.
     squeeze      the mean of each image, two linears and pointwise nodes of the three.
