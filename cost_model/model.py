@@ -36,6 +36,7 @@ from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.joined import joined_by
 from gtco.passes.legality import family
+from gtco.passes.prologues import prologue_of
 from gtco.passes.scaled import scale_of
 from gtco.target import Target
 
@@ -52,14 +53,17 @@ def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
     families = {node.definition.family for node in group.compute}
     kind = family(group)
+    if kind == "elementwise" and any(node.definition.applied for node in group.compute):
+        return math.inf  # its convolution has a kernel that computes it
     prepared = any(
-        scale_of(group.graph, node) is not None or joined_by(group.graph, node) is not None
+        prepares(group.graph, node) is not None
         for node in group.compute
+        for prepares in (scale_of, joined_by, prologue_of)
     )
     if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared:
-        programmed_us = _programmed_us(group, target)
-        if programmed_us is not None:
-            return programmed_us
+        of_program_us = programmed_us(group, target)
+        if of_program_us is not None:
+            return of_program_us
     boxed = len(group.compute) > 1 and any("box" in node.attrs for node in group.compute)
     if boxed and not derive(group, kind, target).sketches:
         return _apart_us(Flow(group.graph), target)
@@ -141,7 +145,7 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
     return _waves_us(blocks, flops, (keys + 64) * width * q.dtype.itemsize, rate, target)
 
 
-def _programmed_us(group: Group, target: Target) -> float | None:
+def programmed_us(group: Group, target: Target) -> float | None:
     """The program that runs by default; without any the nodes in ATen, or None of a lone one."""
     times = []
     for sketch in derive(group, family(group), target).sketches:

@@ -20,7 +20,7 @@ from torch import Tensor
 from gtco import logs
 from gtco.calibration import Calibration
 from gtco.cost_model.knowledge import Knowledge, known_on
-from gtco.cost_model.model import roofline_us
+from gtco.cost_model.model import programmed_us, roofline_us
 from gtco.cost_model.plans import plan_knobs, plan_work, replayed
 from gtco.frontend.torch_export import Captured
 from gtco.frontend.torch_export import capture as capture_torch
@@ -29,6 +29,7 @@ from gtco.ir.spec import GraphError
 from gtco.models import accepted
 from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
+from gtco.passes.applied_norms import apply_norms
 from gtco.passes.expand_attention import expand_attention
 from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
@@ -229,14 +230,15 @@ def rewritten(
 
 
 def _expanded(graph: Graph, target: Target) -> Graph:
-    """`graph` without attention and means of boxes that `target` has no kernel for, and with copies
-    of images that its kernels read faster."""
+    """`graph` without attention and means of boxes that `target` has no kernel for, with copies of
+    images that its kernels read faster, and with norms that convolutions apply."""
     log = Log()
     if target.has_wgmma:
         graph = copy_whole_pixels(graph, log)
     of_target = partial(refusal, target=target)
     graph = split_long_reductions(whole_means(graph, log, refusal=of_target), log)
     graph = expand_attention(graph, log, refusal=of_target)
+    graph = apply_norms(graph, log, refusal=of_target, price=partial(programmed_us, target=target))
     for refused in log.refusals:
         fusion_log.debug("%s", refused)
     return graph

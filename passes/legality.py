@@ -8,7 +8,8 @@ or a row value (one element per row):
                  stored result, box_means or box_moments may end it. merge_stats of stats from
                  outside are row values. The product that scales a linear's operand, channel by
                  channel, may precede it, or the concat that joins the channels of a linear's or
-                 conv's. Of pairs of columns it may store one of each, which nobody in the group
+                 conv's, and what is computed of each element of a conv's image by numbers of its
+                 channel. Of pairs of columns it may store one of each, which nobody in the group
                  reads.
     back_to_back two linears of many rows and few columns, pointwise nodes between them, and what
                  may follow a linear.
@@ -52,10 +53,9 @@ from gtco.passes.frames import (
     iteration_shape,
     reduced,
 )
-from gtco.passes.joined import joined_by
 from gtco.passes.operands import Operands
+from gtco.passes.prepared import Prepared
 from gtco.passes.projection import projected_heads
-from gtco.passes.scaled import Scale, scale_of
 from gtco.passes.squeeze import Gates
 from gtco.passes.stencils import Stencils
 
@@ -127,12 +127,11 @@ class Legality:
         self._lone: dict[str, str | None] = {}
         self._frames: dict[str, Frame] = {}
         self._projections: dict[str, Node | str] = {}
-        self._scales: dict[str, Scale | None] = {}
-        self._joins: dict[str, Node | None] = {}
         self._gates = Gates(flow)
         self._back_to_backs = BackToBacks(flow, LEAST_ROWS)
         self._stencils = Stencils(flow)
         self._operands = Operands(flow)
+        self._prepared = Prepared(flow)
 
     def explain(self, nodes: Sequence[Node]) -> str | None:
         """Why `nodes` are not one legal group, or None if they are."""
@@ -228,37 +227,6 @@ class Legality:
             self._projections[attention.name] = found
         return self._projections[attention.name]
 
-    def scale(self, linear: Node) -> Scale | None:
-        """What scales the operand of `linear`, if nobody else reads the product."""
-        if linear.name not in self._scales:
-            found = scale_of(self.flow.graph, linear)
-            shared = found is not None and self._is_shared(found.product)
-            self._scales[linear.name] = None if shared else found
-        return self._scales[linear.name]
-
-    def joined(self, product: Node) -> Node | None:
-        """The concat that the kernel of `product` reads in pieces, if nobody else reads it."""
-        if product.name not in self._joins:
-            found = joined_by(self.flow.graph, product)
-            shared = found is not None and self._is_shared(found)
-            self._joins[product.name] = None if shared else found
-        return self._joins[product.name]
-
-    def _is_shared(self, node: Node) -> bool:
-        """Whether others than one node read its value."""
-        (value,) = node.values
-        return value in self.flow.returned or len(self.flow.readers[value]) > 1
-
-    def _is_operand(self, node: Node, product: Node) -> bool:
-        """Whether the kernel of `product` does the work of `node` as it copies its operand."""
-        scale = self.scale(product)
-        return (scale is not None and scale.product is node) or self.joined(product) is node
-
-    def _is_prepared(self, node: Node) -> bool:
-        """Whether the kernel of some product does the work of `node` as it copies its operand."""
-        readers = self.flow.readers.get(node.values[0], ())
-        return any(_contracts(reader) and self._is_operand(node, reader) for reader in readers)
-
     def pair(self, first: Node, second: Node) -> str | None:
         """Why no group holds both nodes, or None if one may."""
         key = (first.name, second.name)
@@ -314,7 +282,9 @@ class Legality:
                 if isinstance(found, str):
                     return found
                 continue
-            if slot == 0 and self._is_operand(made_by, user):
+            if slot == 0 and self._prepared.takes(made_by, user):
+                continue
+            if user.op == "concat" and self._prepared.joins(made_by, user):
                 continue
             if user.definition.family == "stencil":
                 return f"%{user.name} reads neighbours: %{read.value} must be stored first"
@@ -361,7 +331,7 @@ class Legality:
         if is_anchor(anchor):
             if _attends(node) and self.projection(node) is anchor:
                 return None
-            if self._is_operand(node, anchor):
+            if self._prepared.takes(node, anchor):
                 return None
             if (beside := self._stencils.beside(anchor, node)) is not None:
                 return None if beside is node else self._kinds(beside, node)
@@ -400,7 +370,7 @@ class Legality:
         elif node.op == "merge_stats":
             if anchor.op != "row_stats":  # a GEMM may read old statistics and make new ones
                 return f"merge_stats and {anchor.op} reduce different things"
-        elif is_statistic(anchor) and self._is_prepared(node):
+        elif is_statistic(anchor) and node.name in self._prepared.names:
             return None  # those of what the product gives
         elif not is_anchor(node):
             return self._in_frame(anchor, node)
@@ -435,12 +405,17 @@ class Legality:
             if reason := self._made_inside(anchor, nodes):
                 return reason
             for operand in nodes:
-                if not self._is_operand(operand, anchor):
+                if not self._prepared.takes(operand, anchor):
                     continue
                 for read in self.flow.reads[operand.name]:
-                    if self.flow.producer(read) in nodes:
+                    made_by = self.flow.producer(read)
+                    if made_by is None or made_by not in nodes:
+                        continue
+                    if not self._prepared.takes(made_by, anchor):
                         return f"%{read.value}, which %{operand.name} reads, must be stored"
-            nodes = [node for node in nodes if not self._is_operand(node, anchor)]
+            if reason := self._prepared.cut(anchor, nodes):
+                return reason
+            nodes = [node for node in nodes if not self._prepared.takes(node, anchor)]
             if sum(is_statistic(node) for node in reductions) > 1:
                 return "a GEMM ends in one statistic at most"
         elif kind == "rowwise":
@@ -462,7 +437,7 @@ class Legality:
         made_by = self.flow.producer(self.flow.reads[anchor.name][0])
         if made_by is None or made_by not in nodes or _attends(made_by):
             return None
-        if self._is_operand(made_by, anchor):
+        if self._prepared.takes(made_by, anchor):
             return None
         return f"%{anchor.name} reads %{made_by.name}, which no contraction of the group makes"
 
@@ -473,7 +448,7 @@ class Legality:
         for part, anchor in parts:
             if sum(node.op == "row_stats" for node in part) > 1:
                 return "a GEMM ends in one row_stats at most"
-            if any(self._is_operand(node, anchor) for node in part):
+            if any(self._prepared.takes(node, anchor) for node in part):
                 return f"%{anchor.name} reads an operand that is prepared"
             if reason := self._operands.explain(part, self.frame(anchor), anchor):
                 return reason

@@ -110,9 +110,10 @@ class MmaProducts {
 };
 
 // Config as of convolve_patches.
-template <class C, class A, class B, class Functor>
-__device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& functor) {
-  convolve_patches<C, MmaProducts<C, A>>(a, b, functor);
+template <class C, class A, class B, class Functor, class... Prologue>
+__device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& functor,
+                                         const Prologue&... prologue) {
+  convolve_patches<C, MmaProducts<C, A>>(a, b, functor, prologue...);
 }
 
 }  // namespace gtco
