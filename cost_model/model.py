@@ -53,8 +53,10 @@ def roofline_us(group: Group, target: Target) -> float:
     """Predicted microseconds of `group` from its start to the next kernel's."""
     families = {node.definition.family for node in group.compute}
     kind = family(group)
-    if kind == "elementwise" and any(node.definition.applied for node in group.compute):
-        return math.inf  # its convolution has a kernel that computes it
+    if not {"attention", "gemm"} & families and any(
+        node.definition.never_alone for node in group.compute
+    ):
+        return math.inf
     prepared = any(
         prepares(group.graph, node) is not None
         for node in group.compute

@@ -177,6 +177,10 @@ CASES: dict[str, Case] = {
     "boxes": Case(stencil_groups.TILES["boxes of 7 x 7"], {}),
     "runs": Case(box_groups.RUNS["means, residual"], {}),
     "moments": Case(box_groups.RUNS["moments of 8 of 72"], {}),
+    "moments_of_lines": Case(
+        box_groups.LINES["channels of 40 columns"],
+        {"conv_mma": ({"stages": 2, "block_n": 32},), "conv_wgmma": ({"stages": 1},)},
+    ),
     "lines": Case(
         lambda: groups.norm_linear(300, 24, 72, F16, gelu=True),
         {"gemm_persistent": ({"lines": 1, "cooperative": 0}, {"lines": 1, "cooperative": 1})},

@@ -236,9 +236,11 @@ def _expanded(graph: Graph, target: Target) -> Graph:
     if target.has_wgmma:
         graph = copy_whole_pixels(graph, log)
     of_target = partial(refusal, target=target)
-    graph = split_long_reductions(whole_means(graph, log, refusal=of_target), log)
+    price = partial(programmed_us, target=target)
+    graph = whole_means(graph, log, refusal=of_target, price=price)
+    graph = split_long_reductions(graph, log)
     graph = expand_attention(graph, log, refusal=of_target)
-    graph = apply_norms(graph, log, refusal=of_target, price=partial(programmed_us, target=target))
+    graph = apply_norms(graph, log, refusal=of_target, price=price)
     for refused in log.refusals:
         fusion_log.debug("%s", refused)
     return graph

@@ -9,11 +9,13 @@
                                         ->    %y = group_stats(%x, groups=32, chunks=64)
 
 Whether the kernel of the pixels leaves them, the sketches say: their limits depend on the target
-and stand there.
+and stand there. Moments are undone as well where that kernel is predicted to be so much slower than
+another one that the image is better read once more.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +30,11 @@ BOXES = ("box_means", "box_moments")
 
 
 def whole_means(
-    graph: Graph, log: Log | None = None, *, refusal: Callable[[Group], str | None]
+    graph: Graph,
+    log: Log | None = None,
+    *,
+    refusal: Callable[[Group], str | None],
+    price: Callable[[Group], float | None],
 ) -> Graph:
     """See the module's docstring.
 
@@ -36,6 +42,7 @@ def whole_means(
         graph: after all other passes.
         log: as of any pass.
         refusal: why no kernel computes a group, or None if one does.
+        price: predicted microseconds of a group's best program, or None if it has none.
     """
     if not any(node.op in BOXES for node in graph.nodes):
         return graph
@@ -50,6 +57,8 @@ def whole_means(
             if key not in known:
                 unfit = len(nodes) < 2 or explain(flow.graph, nodes) is not None
                 known[key] = unfit or refusal(group) is not None
+                if means.op == "box_moments":
+                    known[key] = known[key] or _is_dearer(flow, nodes, price)
             if known[key]:
                 refused.add(means.name)
 
@@ -90,6 +99,14 @@ def _with_its_maker(flow: Flow, means: Node) -> tuple[Node, ...]:
             if node.definition.is_pointwise:
                 waiting.append(node)
     return (means,)
+
+
+def _is_dearer(flow: Flow, nodes: tuple[Node, ...], price: Callable[[Group], float | None]) -> bool:
+    """Whether the last of `nodes` is computed faster of the image that the others have stored."""
+    together, alone, behind = (
+        price(make_group(flow, part)) or math.inf for part in (nodes, nodes[:-1], nodes[-1:])
+    )
+    return together > alone + behind
 
 
 def _replace(edit: Editor, match: tuple[Node, Node]) -> str:

@@ -83,6 +83,7 @@ CASES: dict[str, Callable[[], Group]] = {
     "gate": _group((3, 9, 8, 48), 40, (3, 3), BF16, "gate"),
     "gate of all": _group((2, 7, 9, 16), 40, (3, 2), F16, "gate of all", dilation=(2, 3)),
     "bias": _group((2, 7, 9, 24), 64, (3, 3), F16, "bias", before=(2, 0)),
+    "norm of lines": _group((1, 12, 16, 32), 32, (3, 3), F16, "norm"),
     "norm of groups": _group((2, 9, 9, 64), 64, (3, 3), F16, "norm", groups=2),
     "norm of the first piece": _group((2, 9, 10, 32), 32, (3, 3), F16, "norm", joined=(16,)),
     "norm of the last piece": _group(

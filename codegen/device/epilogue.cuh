@@ -116,6 +116,7 @@ struct RowRange {
   __device__ __forceinline__ int at(int r) const { return first + r; }
   __device__ __forceinline__ bool has(int r) const { return first + r < end; }
   __device__ __forceinline__ int some(int r) const { return min_of(first + r, end - 1); }
+  __device__ __forceinline__ int box() const { return first / 16; }
 };
 
 // The epilogue of 16 rows x COLUMNS columns of a wgmma accumulator, by the warp that has them: lane
@@ -123,7 +124,8 @@ struct RowRange {
 // wgmma numbers columns; more, where its other operand came in an order of rows that makes them.
 // INSIDE says that no column lies beyond the last. Rows say where row r of the 16 lies among the
 // results (`at`), whether there is one (`has`), which to read instead of one that is not (`some`),
-// and which rows they are `from` one on: a lane's first is added once.
+// and which rows they are `from` one on: a lane's first is added once. Where the functor has means
+// or moments of them, all 16 are results or none, and rows say which `box` they are.
 template <int WIDTH, int COLUMNS, bool INSIDE, class Functor, class Rows = RowRange>
 class FragmentEpilogue {
   static constexpr int V = min_of(WIDTH, Functor::VECTOR), CALLS = WIDTH / V;
@@ -197,7 +199,7 @@ class FragmentEpilogue {
   }
 
  private:
-  // Of runs of 16 rows and BOX_COLUMNS columns, which as many lanes side by side hold as are
+  // Of boxes of 16 rows and BOX_COLUMNS columns, which as many lanes side by side hold as are
   // needed; in planes as of `put_moments`.
   __device__ __forceinline__ void store_moments(const float (&values)[2][GROUPS * WIDTH],
                                                 float* moments) const {
@@ -223,17 +225,17 @@ class FragmentEpilogue {
     for (int apart = 1; apart < LANES; apart *= 2) sums[0].add(sums[0].from(apart));
     const int col = col_ + own / WIDTH * 4 * WIDTH + own % WIDTH;
     if (first && lane % LANES == 0 && active_row(0) && (INSIDE || col < column_end_))
-      put_moments<Functor::BOXES>(moments, rows_.at(0) / 16 * (column_end_ / BOX) + col / BOX,
+      put_moments<Functor::BOXES>(moments, rows_.box() * (column_end_ / BOX) + col / BOX,
                                   sums[0].moments(16.0f * BOX));
   }
-  // Of runs of 16 rows, of which all columns lie side by side in `means`.
+  // Of boxes of 16 rows, of which all columns lie side by side in `means`.
   __device__ __forceinline__ void store_means(float (&sums)[GROUPS * WIDTH], float* means) const {
     const int first = sum_over_rows(sums);
 #pragma unroll
     for (int i = 0; i < GROUPS * WIDTH / 8; ++i) {
       const int own = first + i, col = col_ + own / WIDTH * 4 * WIDTH + own % WIDTH;
       if (active_row(0) && (INSIDE || col < column_end_))
-        means[rows_.at(0) / 16 * column_end_ + col] = sums[i] / 16;
+        means[rows_.box() * column_end_ + col] = sums[i] / 16;
     }
   }
   __device__ __forceinline__ int column(int i) const {

@@ -104,6 +104,11 @@ struct PatchRows {
   __device__ __forceinline__ int at(int r) const { return row(result(r)); }
   __device__ __forceinline__ bool has(int r) const { return result(r).inside(W::O, W::P, W::Q); }
   __device__ __forceinline__ int some(int r) const { return has(r) ? at(r) : row(origin); }
+  // Of 2 x 8 pixels, which 16 rows are; they divide the lines of an image.
+  __device__ __forceinline__ int box() const {
+    const Pixel at = result(0);
+    return ((at.image * W::O + at.z) * (W::P / 2) + at.y / 2) * (W::Q / 8) + at.x / 8;
+  }
 };
 
 // In place of a functor that computes pixels as they are copied: they stay as they are.

@@ -34,6 +34,9 @@ class ConvMma(ConvPatches):
     def _check_operands(self) -> None:
         """All that the base takes."""
 
+    def _part(self, columns: int) -> int:
+        return columns
+
     def _warps(self, rows: int, columns: int) -> Iterable[tuple[int, int]]:
         return [(rows // tall, max(1, columns // 64)) for tall in (16, 32, 64)]
 

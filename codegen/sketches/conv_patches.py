@@ -27,6 +27,7 @@ from gtco.codegen.sketches.gemm import (
 from gtco.codegen.sketches.operands import JoinedOperand, operand_text, pieces_of, pointers
 from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group
+from gtco.passes.box_means import LINES
 from gtco.target import Target
 
 
@@ -48,7 +49,7 @@ class ConvPatches(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        problem = analyse(group, joins=True, prepares=True)
+        problem = analyse(group, joins=True, lines=True, prepares=True)
         check(problem.anchor.definition.convolves, "rows of a matrix are no patch of an image")
         check_products(problem.anchor, problem.dtype, target, exact=True)
         if not isinstance(problem.a, JoinedOperand):  # a row of the kernel may be one tap of it
@@ -72,6 +73,11 @@ class ConvPatches(Sketch):
         fields = self.problem.epilogue(region).row_fields
         check(not fields, "the epilogue reads values of each row")
         self._prologue(region)
+        self.moments = next((each for each in group.nodes if each.op == "box_moments"), None)
+        if self.moments is not None:
+            *_, high, wide = self.windows.out
+            whole = high % LINES[0] == 0 and wide % LINES[1] == 0
+            check(whole, f"{high} x {wide} results are no boxes of {LINES}")
         stats = self.problem.row_stats
         check(stats <= 1, f"{stats} values with row statistics, of one at most")
         self.problem.check_stats(64, "warp")
@@ -100,6 +106,10 @@ class ConvPatches(Sketch):
         """Refuse what these products do not multiply."""
 
     @abc.abstractmethod
+    def _part(self, columns: int) -> int:
+        """Of a warp's columns, those that go through the epilogue at a time."""
+
+    @abc.abstractmethod
     def _warps(self, rows: int, columns: int) -> Iterable[tuple[int, int]]:
         """Warps along rows and along columns that defaults have of a tile."""
 
@@ -115,7 +125,7 @@ class ConvPatches(Sketch):
         columns = max(columns, 64 if self.problem.row_stats else 16)
         for (t, h, w), n, chunks, stages in itertools.product(
             self.patches,
-            {min(128, columns), min(64, columns)},
+            {min(most, columns) for most in ((128, 64) if self.moments is None else (64, 32))},
             {min(8, power), min(4, power), min(2, power)},
             (1, 2),
         ):
@@ -222,10 +232,20 @@ class ConvPatches(Sketch):
         most = min(128, timing.most_registers(threads) // 2)
         check(accumulators <= most, f"{accumulators} accumulators a thread leave no registers")
         self.problem.check_stats(columns, "warp")
+        if self.moments is not None:
+            self._check_moments(self._part(columns), self.moments.attrs["columns"])
         shape = self._shape(schedule)
         self.check_smem(shape.smem)
         alone = schedule["stages"] == 1 and shape.resident == 1
         check(not alone, "one block a multiprocessor, which copies nothing while it multiplies")
+
+    @staticmethod
+    def _check_moments(columns: int, of_box: int) -> None:
+        """Refuse moments of `of_box` columns where an epilogue has so many `columns` at a time."""
+        check(columns % of_box == 0, f"{columns} columns cut boxes of {of_box}")
+        own = of_box // max(1, min(4, of_box // _width(columns)))  # of what a lane has
+        held = columns // 4 // own
+        check(held <= 8, f"a lane would have parts of {held} boxes, of eight at most")
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         return self._block_work(program.schedule)
@@ -263,7 +283,7 @@ class ConvPatches(Sketch):
             texts.append(operand_text(label, operand, problem.dtype, pointers(operand, region)))
         prologue = self._prologue(region)
         functor = emitter.functor("Epilogue", "acc")
-        width = 8 if self._warp(schedule)[1] % 32 == 0 else 2
+        width = _width(self._warp(schedule)[1])
         names, newline = ", ".join(region.parameters), "\n"
         prepared = last = ""
         if prologue is not None and problem.prologue is not None:
@@ -305,6 +325,11 @@ ENTRY_POINT({region.declarations}) {{
             shape.smem,
             (argument for _, argument in region.parameters.values()),
         )
+
+
+def _width(columns: int) -> int:
+    """How many of so many columns lie side by side in a lane."""
+    return 8 if columns % 32 == 0 else 2
 
 
 def _overlap(windows: WindowOperand) -> bool:

@@ -39,6 +39,10 @@ class ConvWgmma(ConvPatches):
         check(dtype in HALVES, f"{dtype} in planes, which threads copied: 16 bits alone")
         check(self.chunks > 1, "one chunk of channels, and wgmma takes two")
 
+    def _part(self, columns: int) -> int:
+        part = 64 if self.problem.row_stats else 32
+        return part if columns % part == 0 else columns
+
     def _warps(self, rows: int, columns: int) -> Iterable[tuple[int, int]]:
         squares = rows // WGMMA_ROWS
         return [(4 * squares // each, 1) for each in (1, 2, 4) if squares % each == 0]

@@ -30,6 +30,7 @@ from gtco.codegen.sketches.windows import AXES, WindowOperand, of_whole_rows, wi
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.spec import HALVES
 from gtco.ir.views import NotAView, resolve
+from gtco.passes.box_means import RUN
 from gtco.passes.joined import joined_by
 from gtco.passes.prologues import Prologue, prologue_of
 from gtco.passes.scaled import Scale, scale_of
@@ -251,6 +252,7 @@ def analyse(
     scales: bool = False,
     joins: bool = False,
     boxes: bool = False,
+    lines: bool = False,
     prepares: bool = False,
 ) -> GemmProblem:
     """The GEMM in `group`.
@@ -260,14 +262,17 @@ def analyse(
         scales: whether the kernel can multiply A by a factor of each channel.
         joins: whether it can read A in pieces.
         boxes: whether it can leave means and moments of runs of rows.
+        lines: whether it can leave moments of `LINES` of pixels.
         prepares: whether it copies A through registers, and computes a prologue there.
 
     Raises:
         Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled,
             computed or read in pieces, or means are to be left, and cannot be.
     """
-    means = any(node.op in ("box_means", "box_moments") for node in group.nodes)
-    check(boxes or not means, "this sketch leaves no means of boxes")
+    for node in group.nodes:
+        if node.op in ("box_means", "box_moments"):
+            leaves = boxes if node.attrs["box"] == (RUN,) else lines
+            check(leaves, f"this sketch leaves no means of boxes of {list(node.attrs['box'])}")
     anchors = [node for node in group.nodes if node.definition.family == "gemm"]
     check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")
     (anchor,) = anchors

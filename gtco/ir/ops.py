@@ -126,8 +126,8 @@ class Op:
         ends_masks: it makes no -inf whatever its operands are, so that no row of it is a mask which
             forbids everything.
         of_pairs: a pointwise op that reads, of columns 2 i and 2 i + 1, the other one.
-        applied: a pointwise op that stands ahead of a convolution whose kernel computes it: no plan
-            has it elsewhere (gtco.passes.applied_norms).
+        never_alone: the kernel of a contraction computes it, ahead of its products or behind them:
+            a pass put it there, and no plan has it elsewhere.
     """
 
     name: str
@@ -150,7 +150,7 @@ class Op:
     commutes: bool = False
     slow: bool = False
     of_pairs: bool = False
-    applied: bool = False
+    never_alone: bool = False
     stays_finite: bool = False
     ends_masks: bool = False
 
@@ -297,7 +297,8 @@ _ROWS: tuple[Op, ...] = (
     Op("swap_pairs", Pattern.BROADCAST, references.swap_pairs, "{0}", of_pairs=True),
     Op("rotate", Pattern.BROADCAST, references.rotate,
        "{3} == 0.0f ? {0} * {2} : {0} * {2} + {1} * {3}"),
-    Op("scale_shift", Pattern.BROADCAST, references.scale_shift, "{0} * {1} + {2}", applied=True),
+    Op("scale_shift", Pattern.BROADCAST, references.scale_shift, "{0} * {1} + {2}",
+       never_alone=True),
     # Views: the result is the same memory under another layout.
     _view("reshape", lambda x, *, shape: x.reshape(shape), stays_finite=True),
     _view("permute", lambda x, *, dims: x.permute(dims), stays_finite=True),
@@ -328,7 +329,7 @@ _ROWS: tuple[Op, ...] = (
     _reduction("group_norm", references.group_norm, axes="groups", of_images=True,
                row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
     _reduction("group_stats", references.group_stats, axes="groups"),
-    _reduction("box_moments", references.box_moments, axes="boxes"),
+    _reduction("box_moments", references.box_moments, axes="boxes", never_alone=True),
     _reduction("merge_moments", references.merge_moments, axes="groups"),
     _reduction("box_means", references.box_means, axes="boxes",
                row=RowKernel("tile.mean({0})", in_parts=True)),

@@ -15,7 +15,7 @@ from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
-from tests import groups
+from tests import box_groups, groups
 from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
@@ -97,6 +97,17 @@ SCENES: dict[str, Scene] = {
     ),
     "wgmma, one stage": _of_wgmma(
         lambda: groups.convolution((1, 9, 9, 48), 16, (3, 3), groups.F16), stages=1
+    ),
+    "moments": _of(
+        lambda: box_groups.of_lines(
+            groups.convolution((2, 12, 24, 16), 40, (3, 3), groups.F16, residual=False), 1
+        )
+    ),
+    "moments, volume": _of(
+        lambda: box_groups.of_lines(
+            groups.convolution((2, 3, 4, 16, 16), 24, (3, 3, 3), groups.F16, residual=False), 4
+        ),
+        tile_t=2,
     ),
     "rows": _rows,
 }
@@ -221,6 +232,20 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "origin.y + Patch::y_of(0)",
     ),
     "rows of the first volume": ("volume", "at.image * W::O + at.z", "at.z"),
+    "moments of boxes beside": ("moments", "at.y / 2) * (W::Q / 8)", "at.y / 2) * (W::Q / 16)"),
+    "moments of boxes across alone": ("moments", "at.y / 2) * (W::Q / 8) + at.x / 8", "at.y / 2)"),
+    "moments of the first line's boxes": ("moments", "(W::P / 2) + at.y / 2", "(W::P / 2)"),
+    "moments of the first image": ("moments", "(at.image * W::O + at.z) * (W::P / 2)", "0"),
+    "moments of the first frame": (
+        "moments, volume",
+        "(at.image * W::O + at.z) * (W::P / 2)",
+        "at.image * W::O * (W::P / 2)",
+    ),
+    "moments of runs": (
+        "moments",
+        "put_moments<Functor::BOXES>(moments, rows_.box()",
+        "put_moments<Functor::BOXES>(moments, rows_.at(0) / 16",
+    ),
     "rows, beyond the last stored": ("rows", "return first + r < end;", "return true;"),
     "rows, beyond the last read": (
         "rows",

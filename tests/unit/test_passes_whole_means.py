@@ -25,6 +25,10 @@ def never(group: Group) -> str:
     return "no kernel leaves any"
 
 
+def unknown(group: Group) -> None:
+    """No price."""
+
+
 def boxes(graph: Graph) -> int:
     return ops(graph)["box_means"]
 
@@ -33,14 +37,14 @@ def boxes(graph: Graph) -> int:
 @pytest.mark.parametrize("image", [(2, 56, 56, 8), (3, 7, 8, 8)], ids=["several", "one"])
 def test_as_they_were(image: tuple[int, ...], keepdim: bool) -> None:
     made = mean_of_boxes(depthwise(*image, keepdim=keepdim))
-    result = check(partial(whole_means, refusal=never), made, args_of(made))
+    result = check(partial(whole_means, refusal=never, price=unknown), made, args_of(made))
     assert boxes(made) == 1 and boxes(result) == 0 and ops(result)["mean"] == 1
 
 
 def test_runs_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box_means, "LARGE_BYTES", 1)
     made = mean_of_boxes(linear(2, 4, 12, 24, dtype=torch.float32))
-    result = check(partial(whole_means, refusal=never), made, args_of(made))
+    result = check(partial(whole_means, refusal=never, price=unknown), made, args_of(made))
     assert boxes(made) == 1 and boxes(result) == 0
 
 
@@ -51,7 +55,7 @@ def test_the_sketches_of_the_target_decide() -> None:
     assert boxes(large) == boxes(narrow) == boxes(whole) == 1
     kept = {
         target.arch: [
-            boxes(whole_means(graph, refusal=partial(refusal, target=target)))
+            boxes(whole_means(graph, refusal=partial(refusal, target=target), price=unknown))
             for graph in (large, narrow, whole)
         ]
         for target in (AMPERE, HOPPER)
