@@ -35,7 +35,8 @@ class _Run:
         nodes: in order; the last is the root.
         views: from the product's value on, in order.
         value: what the first of them is a view of.
-        channels: of each channel of `value`, which of the last view's it is.
+        channels: of each channel of `value`, which of the last view's it is; of none where every
+            channel has the same numbers.
     """
 
     nodes: tuple[Node, ...]
@@ -77,6 +78,8 @@ def _match(edit: Editor, node: Node) -> _Run | None:
     apart = any(view.op in ("slice", "permute") for view in views)
     if not (apart and pixels and most and narrow and _is_product(edit, value)):
         return None
+    if all(_is_one_number(edit, name) for each in nodes for name in each.inputs):
+        return _Run(tuple(nodes), tuple(views), value, torch.empty(0, dtype=torch.long))
     try:
         layout = Layout.contiguous(edit.shape(value))
         for view in views[: len(views) - len(cuts)]:
@@ -115,6 +118,12 @@ def _operand(edit: Editor, node: Node) -> str | None:
         if name != found[0] and math.prod(shape[:-1]) != 1:
             return None
     return found[0]
+
+
+def _is_one_number(edit: Editor, name: str) -> bool:
+    """Whether `name` is no constant of several numbers."""
+    constant = edit.constant(name)
+    return constant is None or constant.numel() == 1
 
 
 def _is_product(edit: Editor, value: str) -> bool:

@@ -131,7 +131,12 @@ def _where(ctx: Context, condition: Value, a: Value, b: Value) -> Value:
 
 @_lowers(aten.leaky_relu.default)
 def _leaky_relu(ctx: Context, x: Value, slope: float = 0.01) -> Value:
-    return ctx.add("where", ctx.add("gt", x, other=0), x, ctx.add("mul", x, other=slope))
+    return ctx.add("prelu", x, other=slope)
+
+
+@_lowers(aten._prelu_kernel.default)
+def _prelu(ctx: Context, x: Value, slope: Value) -> Value:
+    return ctx.add("prelu", x, slope)
 
 
 @_lowers(aten.elu.default)

@@ -31,6 +31,9 @@ def _hard_sigmoid(call: Call, x: Tensor) -> Tensor:
 
 
 def _prelu(call: Call, x: Tensor, slope: Tensor) -> Tensor:
+    if x.is_floating_point():
+        found: Tensor = torch.ops.aten._prelu_kernel(x, slope)  # broadcasts
+        return found
     return torch.where(x < 0, x * slope, x)
 
 

@@ -287,6 +287,7 @@ _ROWS: tuple[Op, ...] = (
     _binary("pow", torch.pow, "math::pow({0}, {1})", slow=True),
     _binary("maximum", references.maximum, "math::max_nan({0}, {1})", commutes=True),
     _binary("minimum", references.minimum, "math::min_nan({0}, {1})", commutes=True),
+    _binary("prelu", references.prelu, "{0} > 0 ? {0} : {0} * {1}", stays_finite=True),
     _binary("eq", torch.eq, "{0} == {1}", commutes=True),
     _binary("ne", torch.ne, "{0} != {1}", commutes=True),
     _binary("lt", torch.lt, "{0} < {1}"),

@@ -35,6 +35,11 @@ def minimum(a: Tensor, b: Tensor | float) -> Tensor:
     return torch.minimum(a, b) if isinstance(b, Tensor) else a.clamp_max(b)
 
 
+def prelu(x: Tensor, slope: Tensor | float) -> Tensor:
+    """`x`, times `slope` where it is not positive."""
+    return torch.where(x > 0, x, x * slope)
+
+
 def sliced(x: Tensor, *, dim: int, start: int, end: int, step: int = 1) -> Tensor:
     index: list[slice] = [slice(None)] * x.dim()
     index[dim] = slice(start, end, step)

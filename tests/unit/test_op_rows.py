@@ -46,7 +46,7 @@ def simple() -> Group:
     """The pointwise operators and the sum that no other case has."""
     b = GraphBuilder()
     x, y = (b.input(name, TensorSpec((6, 64), F16)) for name in "xy")
-    found = [b.add(op, x, y) for op in ("ge", "gt", "le", "ne", "minimum")]
+    found = [b.add(op, x, y) for op in ("ge", "gt", "le", "ne", "minimum", "prelu")]
     return Group("g", b.build([*found, b.add("round", x)]))
 
 
