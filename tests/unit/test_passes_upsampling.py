@@ -22,7 +22,6 @@ from tests.pass_checks import captured, check, ops, random
 
 Net = Callable[[Any, Tensor], Tensor]
 TENSORS = {
-    "one": torch.tensor([0.25], dtype=torch.float64),
     "shuffled": random(8, 4, 3, 3, seed=11),
     "square": random(5, 4, 3, 3, seed=1),
     "wide": random(5, 4, 5, 5, seed=2),
@@ -113,8 +112,8 @@ PULLED: dict[str, Net] = {
     ),
     "of other strides": lambda m, x: F.conv_transpose2d(x, m.turned, m.b, (3, 2), 1).tanh(),
     "where no pixel is cut off": lambda m, x: F.conv_transpose2d(x, m.small, None, 2) * m.gamma,
-    "shuffled pixels": lambda m, x: F.prelu(
-        F.pixel_shuffle(F.conv2d(x, m.shuffled, padding=1), 2), m.one
+    "shuffled pixels": lambda m, x: F.leaky_relu(
+        F.pixel_shuffle(F.conv2d(x, m.shuffled, padding=1), 2), 0.25
     ),
 }
 LEFT: dict[str, Net] = {
