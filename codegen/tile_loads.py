@@ -230,6 +230,7 @@ class TileLoads:
         """The tile value of an op that moves elements."""
         return {
             "concat": self._concat,
+            "extend": self._shifted,
             "gather": self._gather,
             "pad": self._shifted,
             "roll": self._shifted,
@@ -324,10 +325,11 @@ class TileLoads:
 
     def _shifted(self, node: Node) -> str:
         """Coordinates move along some dimensions. Of a pad, the input is loaded where every one
-        lies in it, and what is not loaded is zero; of a roll, they go around.
+        lies in it, and what is not loaded is zero; of a roll, they go around; what extends the
+        input by its own elements turns or stops at its ends.
         """
         (value,) = node.inputs
-        shape, rolls = node.outputs[0].sizes, node.op == "roll"
+        shape, rolls, mode = node.outputs[0].sizes, node.op == "roll", node.attrs.get("mode")
         before = node.attrs["shifts" if rolls else "before"]
         after = (0,) * len(shape) if rolls else node.attrs["after"]
         check(math.prod(shape) == math.prod(self.space.full), f"%{node.name} is no tile value")
@@ -348,6 +350,7 @@ class TileLoads:
         width = layout.vector(limit, last)
         while any(edge % width for edge in (shape[last], before[last])):
             width //= 2
+        width = 1 if mode and last in padded else width  # where it turns, the order does too
         self.widest = min(self.widest, width)
         self.loads += 1
         whole = self.vector <= width
@@ -358,12 +361,19 @@ class TileLoads:
         for dim in padded:
             to, start = index(where[dim], variables), before[dim]
             text = f"{to} - {start}" if start else to
+            most = sizes[dim] - 1
             if rolls:
                 text = f"({to}) < {start} ? ({to}) + {sizes[dim] - start} : {text}"
+            elif mode == "reflect":
+                turned = f"max_of({text}, {start} - ({to}))"
+                text = f"min_of({turned}, {2 * most} - {turned})"
+            elif mode == "replicate":
+                text = f"min_of(max_of({text}, 0), {most})"
             names.append(f"at{dim} = {text}")
             at += f" + {axis_index(layout.dims[dim], f'at{dim}')}"
-            inside += f" && at{dim} >= 0" if before[dim] and not rolls else ""
-            inside += f" && at{dim} < {sizes[dim]}" if after[dim] else ""
+            pads = not (rolls or mode)
+            inside += f" && at{dim} >= 0" if before[dim] and pads else ""
+            inside += f" && at{dim} < {sizes[dim]}" if after[dim] and pads else ""
         head = f"const int {', '.join(names)};"
         source = f"{self.region.parameter(base, 'in')} + {at}"
         if whole:

@@ -312,11 +312,13 @@ def _joined_last(edit: Editor, match: _Read) -> str:
 
 
 def _padded_last(edit: Editor, match: _Read) -> str:
+    node = match.node
     amounts = {
-        name: tuple(match.node.attrs[name][dim] for dim in _inverse(match.dims))
+        name: tuple(node.attrs[name][dim] for dim in _inverse(match.dims))
         for name in ("before", "after")
     }
-    return edit.add("permute", edit.add("pad", match.image, **amounts), dims=match.dims)
+    y = edit.add(node.op, match.image, **{**node.attrs, **amounts})
+    return edit.add("permute", y, dims=match.dims)
 
 
 def _sliced_last(edit: Editor, match: _Read) -> str:
@@ -418,7 +420,7 @@ _MOVES: tuple[Rule[Any], ...] = (
          _joined, _joined_last),
     Rule("reshape(concat(x, y)) -> concat(reshape(x), reshape(y)) of the next dimension joined",
          ("reshape",), _levels, _levels_joined),
-    Rule("pad(permute(x)) -> permute(pad(x))", ("pad",), _first_is_image, _padded_last),
+    Rule("pad(permute(x)) -> permute(pad(x))", ("pad", "extend"), _first_is_image, _padded_last),
     Rule("slice(permute(x)) -> permute(slice(x))", ("slice",), _first_is_image, _sliced_last),
 )  # fmt: skip
 

@@ -306,6 +306,25 @@ def _pad(ctx: Context, x: Value, pad: Sequence[int], value: Scalar = 0) -> Value
     return x
 
 
+def _extended(mode: str) -> Lowering:
+    def lowering(ctx: Context, x: Value, padding: Sequence[int]) -> Value | None:
+        if min(padding) < 0:
+            return None
+        rank = ctx.rank(x)
+        before, after = [0] * rank, [0] * rank
+        for index in range(0, len(padding), 2):
+            dim = rank - 1 - index // 2
+            before[dim], after[dim] = padding[index], padding[index + 1]
+        return ctx.add("extend", x, before=tuple(before), after=tuple(after), mode=mode)
+
+    return lowering
+
+
+for _dims in (1, 2, 3):
+    _lowers(getattr(aten, f"reflection_pad{_dims}d").default)(_extended("reflect"))
+    _lowers(getattr(aten, f"replication_pad{_dims}d").default)(_extended("replicate"))
+
+
 def _filled(ctx: Context, like: Value, dim: int, size: int, value: Scalar) -> Value | None:
     if size <= 0:
         return None

@@ -309,6 +309,7 @@ _ROWS: tuple[Op, ...] = (
     # Stored copies of views.
     _gather("concat", references.concat, stays_finite=True),
     _gather("pad", references.pad),
+    _gather("extend", references.extend, stays_finite=True),
     _gather("roll", references.roll),
     _gather("gather", references.gather),
     _gather("space_to_depth", references.space_to_depth),

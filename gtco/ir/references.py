@@ -56,6 +56,18 @@ def pad(x: Tensor, *, before: Sequence[int], after: Sequence[int]) -> Tensor:
     return F.pad(x, [amount for pair in amounts for amount in pair])
 
 
+def extend(x: Tensor, *, before: Sequence[int], after: Sequence[int], mode: str) -> Tensor:
+    """`x` with so many elements before and after it along each dimension, as `F.pad` makes them of
+    its own: "reflect" or "replicate"."""
+    for dim, (first, last) in enumerate(zip(before, after, strict=True)):
+        if first or last:
+            most = x.shape[dim] - 1
+            at = torch.arange(-first, x.shape[dim] + last, device=x.device)
+            at = most - (most - at.abs()).abs() if mode == "reflect" else at.clamp(0, most)
+            x = x.index_select(dim, at)
+    return x
+
+
 def swap_pairs(x: Tensor) -> Tensor:
     """Columns 2 i and 2 i + 1 of each row exchanged."""
     return x.reshape(*x.shape[:-1], x.shape[-1] // 2, 2).flip(-1).reshape(x.shape)

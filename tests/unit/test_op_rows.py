@@ -34,7 +34,9 @@ F16 = torch.float16
 
 BY_NAME = {
     **dict.fromkeys(("reshape", "permute", "expand", "unfold", "slice"), "how it strides"),
-    **dict.fromkeys(("concat", "pad", "roll", "gather", "space_to_depth"), "where it reads"),
+    **dict.fromkeys(
+        ("concat", "pad", "extend", "roll", "gather", "space_to_depth"), "where it reads"
+    ),
     **dict.fromkeys(("row_stats", "merge_stats", "group_stats", "normalize_groups"), "statistics"),
     **dict.fromkeys(("box_means", "box_moments", "merge_moments"), "statistics"),
     "cast": "a conversion of C++",
