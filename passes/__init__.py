@@ -39,6 +39,7 @@ from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
+from gtco.passes.taps_as_columns import columns_of_taps
 from gtco.passes.twins import compute_twins_once
 from gtco.passes.upsampling import convolve_before_enlarging
 
@@ -71,6 +72,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_siblings,
     compute_twins_once,
     push_slices,
+    columns_of_taps,  # behind push_slices, which would cut its products again
     pair_gates,  # behind push_slices, which would move its slice; ahead of sums of the weights
     split_norms,  # after join_siblings: Q, K and V are one reader of the norm by then
     move_rolls,  # behind split_norms, which leaves the norms ahead of rolls as they are
