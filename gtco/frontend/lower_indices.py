@@ -48,6 +48,14 @@ def _index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value | Non
     return named(ctx, x, dim % ctx.rank(x), index) if ctx.rank(x) and ctx.rank(index) else None
 
 
+@_lowers(aten.flip.default)
+def _flip(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
+    for dim in dims:
+        order = torch.arange(ctx.shape(x)[dim]).flip(0)
+        x = named(ctx, x, dim % ctx.rank(x), ctx.constant("flipped", order.to(ctx.device)))
+    return x
+
+
 @_lowers(aten.gather.default)
 def _gather(
     ctx: Context, x: Value, dim: int, index: Value, *, sparse_grad: bool = False

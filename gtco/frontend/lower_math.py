@@ -151,6 +151,20 @@ def _elu(
     return ctx.cast(ctx.add("where", ctx.add("gt", wide, other=0), above, below), ctx.dtype(x))
 
 
+@_lowers(aten.sign.default)
+def _sign(ctx: Context, x: Value) -> Value:
+    above, below = (ctx.cast(ctx.add(op, x, other=0), ctx.dtype(x)) for op in ("gt", "lt"))
+    return ctx.add("sub", above, below)
+
+
+@_lowers(aten.trunc.default)
+def _trunc(ctx: Context, x: Value) -> Value | None:
+    if not ctx.dtype(x).is_floating_point:
+        return None
+    below = ctx.add("lt", x, other=0)
+    return ctx.add("where", below, ctx.add("ceil", x), ctx.add("floor", x))
+
+
 @_lowers(aten.isnan.default)
 def _isnan(ctx: Context, x: Value) -> Value:
     return ctx.add("ne", x, x)
@@ -216,6 +230,26 @@ def _amax(ctx: Context, x: Value, dims: Sequence[int] = (), keepdim: bool = Fals
     return ctx.add("amax", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
 
 
+@_lowers(aten.amin.default)
+def _amin(ctx: Context, x: Value, dims: Sequence[int] = (), keepdim: bool = False) -> Value | None:
+    if not ctx.dtype(x).is_floating_point:
+        return None
+    return ctx.add("neg", _amax(ctx, ctx.add("neg", x), dims, keepdim))  # type: ignore[arg-type]
+
+
+@_lowers(aten.any.default, aten.any.dim, aten.any.dims)
+def _any(
+    ctx: Context, x: Value, dims: int | Sequence[int] | None = None, keepdim: bool = False
+) -> Value | None:
+    if not ctx.rank(x):
+        return None
+    if ctx.dtype(x) != torch.bool:
+        x = ctx.add("ne", x, other=0)
+    axes = all_dims((dims,) if isinstance(dims, int) else dims, ctx.rank(x))
+    found = ctx.add("amax", ctx.cast(x, torch.float32), dims=axes, keepdim=keepdim)
+    return ctx.add("ne", found, other=0)
+
+
 @_lowers(aten.argmax.default)
 def _argmax(ctx: Context, x: Value, dim: int | None = None, keepdim: bool = False) -> Value | None:
     if not ctx.rank(x) or not ctx.dtype(x).is_floating_point:
@@ -272,6 +306,19 @@ def _var(
     if bias:
         var = ctx.add("mul", var, other=count / (count - bias) if count > bias else math.inf)
     return ctx.cast(var, ctx.dtype(x))
+
+
+@_lowers(aten.var_mean.correction)
+def _var_mean(
+    ctx: Context,
+    x: Value,
+    dims: Sequence[int] | None = None,
+    *,
+    correction: Scalar | None = None,
+    keepdim: bool = False,
+) -> tuple[Value, Value]:
+    mean = ctx.add("mean", x, dims=all_dims(dims, ctx.rank(x)), keepdim=keepdim)
+    return _var(ctx, x, dims, correction=correction, keepdim=keepdim), mean  # type: ignore[return-value]
 
 
 @_lowers(aten.linalg_vector_norm.default)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import gtco
-from experiments.models import autogtco, convolutional, diffusion, floats, volumes
+from experiments.models import autogtco, convolutional, diffusion, floats, images, volumes
 from experiments.models.transformers_zoo import randomize
 from gtco.ir.interpreter import interpret
 
@@ -29,6 +29,10 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "X3D-S": (volumes.X3D, 3_794_274),
     "the decoder of Stable Diffusion": (diffusion.Decoder, 49_490_199),
     "the U-Net of Stable Diffusion 1": (diffusion.Denoiser, 859_520_964),
+    "CycleGAN's generator": (images.Translator, 11_378_179),
+    "SRResNet": (images.SRResNet, 1_547_350),
+    "ESRGAN's generator": (images.RRDBNet, 16_697_987),
+    "NAFNet": (images.NAFNet, 29_159_715),
     "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 
@@ -57,6 +61,10 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = 
         ((2, 4, 8, 6), (2,), (2, 7, 24)),
     ),
     "diffusion block": (lambda: convolutional.ResidualBlock(64, 2), ((2, 64, 6, 5),)),
+    "a translator": (lambda: images.Translator(1, 8), ((2, 3, 16, 20),)),
+    "four times as large": (lambda: images.SRResNet(1, 8), ((1, 3, 7, 9),)),
+    "dense blocks": (lambda: images.RRDBNet(1, 8, 4), ((2, 3, 6, 5),)),
+    "restoration": (lambda: images.NAFNet(8, (1, 1), 1, (1, 1)), ((2, 3, 12, 16),)),
     "encoder layer": (lambda: autogtco.EncoderLayer(64, 96), ((1, 21, 64),) * 2),
     "decoder layer": (
         lambda: autogtco.DecoderLayer(64, 96),

@@ -26,6 +26,8 @@ FORMS: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "embedding": lambda m, x: F.embedding(m.i % 4, x[0]),
     "index_select": lambda m, x: x.index_select(-1, m.j % 3),
     "gather": lambda m, x: x.gather(1, (m.i % 4)[:, :, None].expand(2, 3, 2)),
+    "flip": lambda m, x: x.flip(0, -1),
+    "rot90": lambda m, x: torch.rot90(x, 1, (1, 2)),
     "rows": lambda m, x: x[m.i],
     "one of each": lambda m, x: x[:, m.i, m.j],
     "three": lambda m, x: x[m.j, m.j, m.j],

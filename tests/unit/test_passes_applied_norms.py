@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -9,12 +11,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gtco
+from experiments.models.transformers_zoo import randomize
+from experiments.models.volumes import ScanUNet
 from gtco.compiler import make_plan
 from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.interpreter import interpret
 from gtco.ir.spec import TensorSpec
 from gtco.options import Options
-from gtco.passes import applied_norms
+from gtco.passes import applied_norms, box_moments
 from gtco.passes.applied_norms import apply_norms
 from gtco.passes.prologues import prologue_of
 from tests.pass_checks import check, ops, random
@@ -176,6 +181,29 @@ class Scan(nn.Module):
         x = nn.functional.leaky_relu(self.norms[0](self.first(x)), 0.01)
         x = nn.functional.leaky_relu(self.norms[1](self.second(x)), 0.01)
         return self.down(x), self.joined(torch.cat([self.other(y), x], 1))
+
+
+@pytest.mark.compiler
+def test_a_whole_scan_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A U-Net of scans on the host build, whose statistics come from the convolutions as well."""
+    monkeypatch.setattr(box_moments, "LARGE_BYTES", 1)
+    monkeypatch.setattr(box_moments, "BEYOND_L2", 1)
+    split = sys.modules["gtco.passes.split_group_norm"]
+    for name, value in {"PART": 16, "MAX_COLUMNS": 16, "MOST_STATS": 64}.items():
+        monkeypatch.setattr(split, name, value)
+    torch.manual_seed(0)
+    model, x = ScanUNet((32, 64)).eval(), torch.randn(1, 1, 8, 16, 16)
+    randomize(model)
+    given = copy.deepcopy(model).half()
+    options = Options.of(target="sm_90a")
+    plan, _ = make_plan(given, (x.half(),), {}, options)
+    kernels = [{node.op for node in launch.group.compute} for launch in plan.launches]
+    assert sum({"scale_shift", "conv", "box_moments"} <= each for each in kernels) == 2
+    compiled = gtco.compile(given, (x.half(),), target="host", fallback="error")
+    with torch.no_grad():
+        exact = copy.deepcopy(given).double()(x.half().double())
+        found, eager = compiled(x.half()).double(), given(x.half()).double()
+    assert (found - exact).norm() <= 2 * (eager - exact).norm()
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
