@@ -30,6 +30,14 @@ LARGE_BYTES = 2**23
 """Of an image whose norm takes longer than two kernels of a few numbers."""
 
 
+NUMBERS_US = 2.0
+"""Of the kernel that makes scales and shifts of the statistics."""
+
+
+WORTH = 2 / 3
+"""Of the norm's time, which has to be spared: drafts of the products are off by as much."""
+
+
 @dataclass(frozen=True)
 class _Norm:
     """A norm and who reads it.
@@ -37,8 +45,8 @@ class _Norm:
     Args:
         nodes: the norm and the pointwise nodes behind it, in order.
         value: what the last of them makes.
-        readers: convolutions and concats.
-        convs: the convolutions that are readers or read these concats alone.
+        readers: convolutions, concats, and linears of an image's pixels.
+        convs: the products that are readers or read these concats alone.
     """
 
     nodes: tuple[Node, ...]
@@ -100,11 +108,17 @@ def _norm(graph: Graph, node: Node) -> _Norm | None:
     return _Norm(tuple(nodes), left[0], readers, whole_convs)
 
 
+def _is_of_pixels(graph: Graph, reader: Node) -> bool:
+    """Whether `reader` is a linear of known weights of an image's pixels: a convolution of one."""
+    of_image = reader.op == "linear" and graph.specs[reader.inputs[0]].rank in (4, 5)
+    return of_image and reader.inputs[1] in graph.constants
+
+
 def _conv(graph: Graph, reader: Node, value: str) -> Node | None:
-    """The convolution whose image `value` is, or a piece of it."""
+    """The product whose image `value` is, or a piece of it."""
     if reader.inputs.count(value) != 1:
         return None
-    if reader.definition.convolves:
+    if reader.definition.convolves or _is_of_pixels(graph, reader):
         return reader if reader.inputs[0] == value else None
     users = graph.users[reader.values[0]] if reader.op == "concat" else ()
     if len(users) != 1 or reader.values[0] in graph.outputs:
@@ -141,7 +155,8 @@ def _gains(
     before_us, after_us = (
         [price(group) or math.inf for group in groups] for groups in (before, after)
     )
-    return sum(after_us) < sum(before_us)
+    norm_us, *alone_us = before_us
+    return sum(after_us) + NUMBERS_US < sum(alone_us) + (1 - WORTH) * norm_us
 
 
 def _named(flow: Flow, nodes: Iterable[Node]) -> list[Node]:
@@ -169,13 +184,16 @@ def _rewritten(
         new = {first.values[0]: edit.add("scale_shift", first.inputs[0], *numbers[norm.value])}
         for node in behind:
             new.update(zip(node.values, _again(edit, node, new), strict=True))
-        (value,) = _again(edit, reader, new)
-        made.setdefault(norm.value, []).append(value)
+        if reader.op == "linear":
+            conv, value = _of_one_pixel(edit, reader, new[norm.value])
+        else:
+            (conv,) = (value,) = _again(edit, reader, new)
+        made.setdefault(norm.value, []).append(conv)
         return value
 
     rules = (
         Rule("conv(normalize_groups(x)) -> conv(scale_shift(x))",
-             ("conv", "grouped_conv", "concat"), match, replace),
+             ("conv", "grouped_conv", "linear", "concat"), match, replace),
     )  # fmt: skip
     return rewrite(graph, rules, log)
 
@@ -183,6 +201,17 @@ def _rewritten(
 def _again(edit: Editor, node: Node, renamed: Mapping[str, str]) -> tuple[str, ...]:
     """`node` once more, of the values that `renamed` has for its own."""
     return edit.add_node(node.op, [renamed.get(name, name) for name in node.inputs], node.attrs)
+
+
+def _of_one_pixel(edit: Editor, linear: Node, image: str) -> tuple[str, str]:
+    """The convolution of `image` that the linear is, and that with the bias."""
+    _, name, *bias = linear.inputs
+    ones = (1,) * (edit.specs[image].rank - 2)
+    none = (0,) * len(ones)
+    weight = edit.constants[name]
+    taps = edit.add_constant(f"{name}_taps", weight.reshape(weight.shape[0], *ones, -1))
+    conv = edit.add("conv", image, taps, stride=ones, before=none, after=none, dilation=ones)
+    return conv, edit.add("add", conv, bias[0]) if bias else conv
 
 
 def _numbers(edit: Editor, norm: Node) -> tuple[str, str]:

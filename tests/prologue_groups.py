@@ -84,6 +84,10 @@ CASES: dict[str, Callable[[], Group]] = {
     "gate of all": _group((2, 7, 9, 16), 40, (3, 2), F16, "gate of all", dilation=(2, 3)),
     "bias": _group((2, 7, 9, 24), 64, (3, 3), F16, "bias", before=(2, 0)),
     "norm of lines": _group((1, 12, 16, 32), 32, (3, 3), F16, "norm"),
+    "norm of single pixels": _group((2, 9, 11, 32), 3, (1, 1), F16, "norm", before=(0, 0)),
+    "norm of a volume's pixels": _group(
+        (1, 3, 9, 11, 24), 40, (1, 1, 1), BF16, "norm", before=(0, 0, 0)
+    ),
     "norm of groups": _group((2, 9, 9, 64), 64, (3, 3), F16, "norm", groups=2),
     "norm of the first piece": _group((2, 9, 10, 32), 32, (3, 3), F16, "norm", joined=(16,)),
     "norm of the last piece": _group(

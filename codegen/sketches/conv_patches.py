@@ -30,6 +30,9 @@ from gtco.ir.graph import Group
 from gtco.passes.box_means import LINES
 from gtco.target import Target
 
+MOST_HELD = 8
+"""Vectors of pixels that a thread keeps while the products of a row of taps are made."""
+
 
 class Operands(TypedDict):
     """Fields of `BlockWork`."""
@@ -61,7 +64,8 @@ class ConvPatches(Sketch):
         self.windows = pieces[0]
         self.exact = is_exact(problem.anchor, problem.dtype)
         self.chunk = 16 // problem.dtype.itemsize
-        check(_overlap(self.windows), "no pixel is in two windows")
+        again = _overlap(self.windows) or problem.prologue is not None
+        check(again, "no pixel is in two windows")
         for piece in pieces:
             run = piece.layout.vector(self.chunk, piece.axes + 1)
             whole = run == self.chunk and piece.channels % run == 0
@@ -235,6 +239,10 @@ class ConvPatches(Sketch):
         if self.moments is not None:
             self._check_moments(self._part(columns), self.moments.attrs["columns"])
         shape = self._shape(schedule)
+        if self.problem.prologue is not None and schedule["stages"] > 1:
+            rows = math.prod(self.windows.kernel[:-1])
+            held = -(-shape.image // (16 * rows * shape.threads))
+            check(held <= MOST_HELD, f"{held} vectors of pixels wait in a thread's registers")
         self.check_smem(shape.smem)
         alone = schedule["stages"] == 1 and shape.resident == 1
         check(not alone, "one block a multiprocessor, which copies nothing while it multiplies")

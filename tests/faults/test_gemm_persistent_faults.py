@@ -295,8 +295,8 @@ FAULTS = {
     ),
     "means of the run ahead": (
         "means",
-        "means[rows_.at(0) / 16 * column_end_ + col]",
-        "means[max_of(0, rows_.at(0) / 16 - 1) * column_end_ + col]",
+        "means[rows_.box() * column_end_ + col]",
+        "means[max_of(0, rows_.box() - 1) * column_end_ + col]",
     ),
     "means of rows beyond the last": (
         "means",
@@ -340,8 +340,8 @@ FAULTS = {
     ),
     "moments of the run ahead": (
         "moments",
-        "(moments, rows_.at(0) / 16 *",
-        "(moments, max_of(0, rows_.at(0) / 16 - 1) *",
+        "(moments, rows_.box() *",
+        "(moments, max_of(0, rows_.box() - 1) *",
     ),
     "moments of columns beyond the last": (
         "moments",
