@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable
 from functools import partial
 from types import ModuleType
@@ -16,6 +17,7 @@ from torch.testing import assert_close
 from gtco.ir.graph import Graph, Group
 from gtco.ir.interpreter import interpret
 from gtco.passes import (
+    applied_norms,
     channels,
     columns,
     expand_attention,
@@ -29,10 +31,15 @@ from gtco.passes import (
 )
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
+from gtco.passes.taps_as_columns import columns_of_taps
 from tests.pass_checks import COMPUTE, captured, check, random
+from tests.unit.test_passes_applied_norms import READS, by_launches, no_refusal, normed
+from tests.unit.test_passes_taps import convolved
 
 Case = tuple[Graph, tuple[Tensor, ...]]
 EPS = 1e-3
+taps = sys.modules[columns_of_taps.__module__]
+"""`gtco.passes` has a function where others have a module of the name."""
 
 
 def small_norm() -> Case:
@@ -150,6 +157,18 @@ def enlarged() -> Case:
     return captured(net, random(2, 2, 4, 5), **weights)
 
 
+def norm_of_groups() -> Case:
+    """A norm of four channels a group in several chunks, ahead of a convolution."""
+    graph = normed(READS["one"][0], groups=4)
+    return graph, tuple(random(*spec.sizes).half() + 2 for spec in graph.inputs.values())
+
+
+def few_results() -> Case:
+    """A dilated convolution of three results."""
+    graph = convolved(3, (3, 3), dilation=(1, 2))
+    return graph, tuple(random(*spec.sizes) for spec in graph.inputs.values())
+
+
 def cut_deconvolution() -> Case:
     """What is multiplied behind a transposed convolution, channel by channel."""
     weights = {"w": random(3, 4, 4, 4), "s": random(4, 1, 1, seed=1)}
@@ -247,6 +266,33 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "columns of weights beside the padding": (
         channels, "pad_channels", classes, "beside = (0, columns,", "beside = (columns, 0,",
     ),
+    "statistics of more than there are": (
+        applied_norms, "apply_norms", norm_of_groups, "other=1.0 / count", "other=0.5 / count",
+    ),
+    "statistics of one chunk alone": (
+        applied_norms, "apply_norms", norm_of_groups, '"add", edit.add("mul", squares, other=1.0 / '
+        'count), apart)', '"mul", squares, other=1.0 / count)',
+    ),
+    "a shift that is not scaled": (
+        applied_norms, "apply_norms", norm_of_groups, 'shift = edit.add("mul", mean, scale)',
+        'shift = edit.add("mul", mean, other=1.0)',
+    ),
+    "groups beside their channels": (
+        applied_norms, "apply_norms", norm_of_groups,
+        'value = edit.add("expand", value, shape=(images, groups, depth))',
+        'value = edit.add("expand", value, shape=(images, groups, depth))\n'
+        '    value = edit.add("permute", value, dims=(0, 2, 1))',
+    ),
+    "taps of other columns": (
+        taps, "columns_of_taps", few_results, "start=tap * results, end=(tap + 1) * results",
+        "start=0, end=results",
+    ),
+    "taps of the first pixel": (
+        taps, "columns_of_taps", few_results, "start = tap * match.apart", "start = tap",
+    ),
+    "results beside their taps": (
+        taps, "columns_of_taps", few_results, "permute(2, 0, 1, 3)", "permute(0, 2, 1, 3)",
+    ),
     "factors of other channels": (
         pulled, "pull_pointwise", cut_deconvolution, "[channels.to(given.device)]",
         "[channels.to(given.device).flip(0)]",
@@ -282,6 +328,10 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
 }  # fmt: skip
 
 
+LIMITS = {"apply_norms": "LARGE_BYTES", "columns_of_taps": "LEAST_FLOPS"}
+"""What says from which size on a pass is worth it."""
+
+
 def planted(module: ModuleType, old: str, new: str) -> ModuleType:
     """`module` with `old` replaced in its source."""
     source = inspect.getsource(module)
@@ -300,6 +350,13 @@ def judge(module: ModuleType, name: str, case: Callable[[], Case]) -> None:
     step = getattr(module, name)
     if name == "expand_attention":
         step = partial(step, refusal=no_attention)
+    if name == "apply_norms":
+        step = partial(step, refusal=no_refusal, price=by_launches)
+    if name in LIMITS:
+        with pytest.MonkeyPatch.context() as patch:  # small images are worth it
+            patch.setattr(module, LIMITS[name], 1)
+            check(step, graph, args)
+        return
     if name != "split_norms":
         check(step, graph, args)
         return
