@@ -152,9 +152,10 @@ class Flow:
     def descendants(self) -> tuple[int, ...]:
         """Bit set of the compute nodes that depend on each compute node."""
         masks = [0] * len(self.compute)
-        for position, mask in enumerate(self.ancestors):
-            for ancestor in bits(mask):
-                masks[ancestor] |= 1 << position
+        for position in reversed(range(len(masks))):
+            behind = masks[position] | 1 << position
+            for read in bits(self.predecessors[position]):
+                masks[read] |= behind
         return tuple(masks)
 
     def connected(self, within: int, start: int, *, siblings: bool = False) -> int:
