@@ -14,7 +14,7 @@ kernel that does so, and where that is predicted to take less time.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -28,12 +28,8 @@ from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 LARGE_BYTES = 2**23
 """Of an image whose norm takes longer than two kernels of a few numbers."""
-
-
 NUMBERS_US = 2.0
 """Of the kernel that makes scales and shifts of the statistics."""
-
-
 WORTH = 2 / 3
 """Of the norm's time, which has to be spared: drafts of the products are off by as much."""
 
@@ -76,7 +72,11 @@ def apply_norms(
     made: dict[str, list[str]] = {}
     trial = Flow(materialize_views(_rewritten(graph, norms, made)))
     flow = Flow(materialize_views(graph))
-    chosen = [norm for norm in norms if _gains(norm, flow, trial, made[norm.value], refusal, price)]
+    chosen = [
+        norm
+        for norm in norms
+        if _gains(norm, flow, trial, made.get(norm.value, []), refusal, price)
+    ]
     return _rewritten(graph, chosen, {}, log) if chosen else graph
 
 
@@ -132,7 +132,7 @@ def _gains(
     norm: _Norm,
     flow: Flow,
     trial: Flow,
-    made: Iterable[str],
+    made: Sequence[str],
     refusal: Callable[[Group], str | None],
     price: Callable[[Group], float | None],
 ) -> bool:
@@ -142,9 +142,13 @@ def _gains(
         concat = joined_by(flow.graph, conv)
         before.append(make_group(flow, _named(flow, filter(None, (concat, conv)))))
     after: list[Group] = []
-    for value in made:
-        reader = trial.graph.producers[value]
-        conv = reader if reader.op != "concat" else trial.readers[value][0]
+    readers = [trial.graph.producers.get(value) for value in made]
+    if len(readers) < len(norm.readers):
+        return False
+    for reader in readers:
+        if reader is None:  # a concat of two such pieces, which was made again
+            return False
+        conv = reader if reader.op != "concat" else trial.readers[reader.values[0]][0]
         prologue = prologue_of(trial.graph, conv)
         if prologue is None:
             return False
@@ -178,7 +182,8 @@ def _rewritten(
 
     def replace(edit: Editor, match: tuple[Node, _Norm]) -> str:
         reader, norm = match
-        first, *behind = norm.nodes
+        # As they are by now: what they read may be a convolution that was made again.
+        first, *behind = (edit.nodes[node.name] for node in norm.nodes)
         if norm.value not in numbers or numbers[norm.value][0] not in edit.specs:
             numbers[norm.value] = _numbers(edit, first)
         new = {first.values[0]: edit.add("scale_shift", first.inputs[0], *numbers[norm.value])}

@@ -111,6 +111,30 @@ def test_the_same_image(case: str, groups: int) -> None:
     assert all(prologue_of(result, node) is not None for node in convs)
 
 
+def test_norms_one_behind_another() -> None:
+    """Of convolutions without biases, which are made again themselves."""
+
+    def reads(b: GraphBuilder, y: str) -> list[str]:
+        z = conv(b, y, 16)
+        stats = b.add("group_stats", z, groups=8, chunks=3)
+        return [conv(b, b.add("relu", b.add("normalize_groups", z, stats, eps=1e-3)))]
+
+    made = normed(reads)
+    result = check(always, made, args_of(made))
+    assert ops(result)["scale_shift"] == 2 and "normalize_groups" not in ops(result)
+
+
+def test_a_concat_of_two_norms_stays() -> None:
+    def reads(b: GraphBuilder, y: str) -> list[str]:
+        z = b.input("z", TensorSpec(IMAGE, F16))
+        stats = b.add("group_stats", z, groups=16, chunks=3)
+        z = b.add("normalize_groups", z, stats, eps=1e-3)
+        return [conv(b, b.add("concat", y, z, dim=3))]
+
+    made = normed(reads)
+    assert ops(always(made)) == ops(made)
+
+
 @pytest.mark.parametrize("affine", [0, 1])
 def test_norms_without_weights(affine: int) -> None:
     made = normed(READS["one"][0], affine=affine)
