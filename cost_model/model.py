@@ -47,6 +47,8 @@ SPLITS = (1, 2, 4, 8)
 
 PROGRAMMED = ("squeeze", "back_to_back", "topk")
 """Families whose blocks have no tile of a contraction."""
+NEVER_US = 1e6
+"""Of a group that no plan is to have: more than any other, and a number that adds up."""
 
 
 def roofline_us(group: Group, target: Target) -> float:
@@ -56,7 +58,7 @@ def roofline_us(group: Group, target: Target) -> float:
     if not {"attention", "gemm"} & families and any(
         node.definition.never_alone for node in group.compute
     ):
-        return math.inf
+        return NEVER_US
     prepared = any(
         prepares(group.graph, node) is not None
         for node in group.compute

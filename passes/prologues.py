@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gtco.ir.graph import Graph, Node
-from gtco.ir.spec import FLOATS
+from gtco.ir.spec import FLOATS, Dim, TensorSpec
 from gtco.ir.views import in_order, through_views
 from gtco.passes.joined import joined_by
 
@@ -54,9 +54,11 @@ def prologue_of(graph: Graph, conv: Node) -> Prologue | None:
 def _ahead(graph: Graph, value: str, reader: Node, piece: int) -> Prologue | None:
     """The nodes that make `value`, which `reader` alone reads."""
     last, views = through_views(graph.producers.get, value)
-    sizes = graph.specs[value].sizes
-    producer = graph.producers.get(last)
-    if producer is None or graph.specs[last].sizes != sizes or not in_order(views, sizes):
+    producer, spec = graph.producers.get(last), graph.specs[value]
+    if producer is None or graph.specs[last].shape != spec.shape or not _has_known_sizes(spec):
+        return None
+    sizes = spec.sizes
+    if not in_order(views, sizes):
         return None
     chain: dict[str, Node] = {}
     waiting = [producer]
@@ -89,11 +91,18 @@ def is_element_by_element(graph: Graph, node: Node, sizes: tuple[int, ...]) -> b
     """Whether each element of `node` is made of the same of other images and of numbers that all
     pixels of an image share."""
     definition = node.definition
+    specs = (*node.outputs, *(graph.specs[name] for name in node.inputs))
+    if not all(map(_has_known_sizes, specs)):
+        return False
     if not definition.is_pointwise or definition.gathers or definition.of_pairs:
         return False
     if definition.cuda is None or node.outputs[0].sizes != sizes:
         return False
     return all(_fits(graph, name, sizes) for name in node.inputs)
+
+
+def _has_known_sizes(spec: TensorSpec) -> bool:
+    return not any(isinstance(dim, Dim) for dim in spec.shape)
 
 
 def _fits(graph: Graph, name: str, sizes: tuple[int, ...]) -> bool:
