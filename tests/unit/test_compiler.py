@@ -48,14 +48,14 @@ def compile_vit(dtype: torch.dtype, depth: int = 2, **options: Any) -> CompiledM
 
 
 class Mixed(nn.Module):
-    """A linear, and a flip, which gtco generates no kernel for."""
+    """A linear, and a running product, which gtco generates no kernel for."""
 
     def __init__(self) -> None:
         super().__init__()
         self.fc = nn.Linear(8, 16)
 
     def forward(self, x: Tensor) -> Tensor:
-        pooled: Tensor = self.fc(torch.flip(x.mean((2, 3)), (1,)))
+        pooled: Tensor = self.fc(torch.cumprod(x.mean((2, 3)), 1))
         return pooled
 
 
@@ -108,7 +108,7 @@ def test_a_call_without_the_gpu_names_the_target() -> None:
 def test_a_fallback_is_an_error_where_asked_for() -> None:
     model = Mixed().half().eval()
     with pytest.raises(
-        FallbackError, match=r"1 x aten\.flip\.default: gtco has no kernel"
+        FallbackError, match=r"1 x aten\.cumprod\.default: gtco has no kernel"
     ) as caught:
         gtco.compile(model, MIXED, target="sm_90a", fallback="error")
     assert 'pass fallback="warn"' in str(caught.value)
@@ -120,8 +120,10 @@ def test_a_fallback_is_named_otherwise(caplog: pytest.LogCaptureFixture) -> None
         compiled = gtco.compile(Mixed().half().eval(), MIXED, target="sm_90a")
     (without,) = (each for each in compiled.launches if each.source == "fallback")
     assert without.kernel == "aten" and without.ops == ("aten",)
-    assert without.reason == "library: no sketch takes aten.flip.default"
-    assert "1 x aten.flip.default: gtco has no kernel that computes this; leave it" in caplog.text
+    assert without.reason == "library: no sketch takes aten.cumprod.default"
+    assert (
+        "1 x aten.cumprod.default: gtco has no kernel that computes this; leave it" in caplog.text
+    )
     assert len(compiled.launches) > 1
 
 
