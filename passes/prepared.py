@@ -22,7 +22,7 @@ class Prepared:
     def __init__(self, flow: Flow) -> None:
         self._flow = flow
         self._known: dict[str, frozenset[str]] = {}
-        self._ahead: dict[str, tuple[str, ...]] = {}  # of prologues alone
+        self._prologues: dict[str, tuple[str, ...]] = {}
 
     def takes(self, node: Node, product: Node) -> bool:
         """Whether the kernel of `product` may do the work of `node`."""
@@ -36,9 +36,10 @@ class Prepared:
     def cut(self, product: Node, nodes: Sequence[Node]) -> str | None:
         """Why a group of `product` and other `nodes` has some of what stands ahead of its image,
         and not all."""
-        self._of(product)
+        ahead = self._prologue(product)
+        if not ahead:
+            return None
         inside = {node.name for node in nodes}
-        ahead = self._ahead[product.name]
         outside = [name for name in ahead if name not in inside]
         if 0 < len(outside) < len(ahead):
             return f"%{outside[0]} is part of what stands ahead of the image of %{product.name}"
@@ -52,15 +53,22 @@ class Prepared:
     def _of(self, product: Node) -> frozenset[str]:
         """Names of those of `product`."""
         if product.name not in self._known:
-            graph = self._flow.graph
-            prologue = prologue_of(graph, product)
-            ahead = () if prologue is None else tuple(node.name for node in prologue.nodes)
-            scale = scale_of(graph, product)
-            others = (joined_by(graph, product), None if scale is None else scale.product)
+            scale = scale_of(self._flow.graph, product)
+            others = (
+                joined_by(self._flow.graph, product),
+                None if scale is None else scale.product,
+            )
             alone = (node.name for node in others if node and not self._is_shared(node))
-            self._ahead[product.name] = ahead
-            self._known[product.name] = frozenset((*ahead, *alone))
+            self._known[product.name] = frozenset((*self._prologue(product), *alone))
         return self._known[product.name]
+
+    def _prologue(self, product: Node) -> tuple[str, ...]:
+        """Names of what stands ahead of the image of `product`, in order."""
+        if product.name not in self._prologues:
+            found = prologue_of(self._flow.graph, product)
+            names = () if found is None else tuple(node.name for node in found.nodes)
+            self._prologues[product.name] = names
+        return self._prologues[product.name]
 
     def _is_shared(self, node: Node) -> bool:
         """Whether others than one node read its value."""

@@ -72,6 +72,8 @@ def _ahead(graph: Graph, value: str, reader: Node, piece: int) -> Prologue | Non
         chain[node.name] = node
         made_by = (graph.producers.get(_base(graph, name)) for name in node.inputs)
         waiting += [each for each in made_by if each is not None and each.name not in chain]
+    if not chain:
+        return None
     nodes = tuple(node for node in graph.nodes if node.name in chain)
     images = {
         _base(graph, name)

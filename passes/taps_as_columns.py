@@ -34,11 +34,12 @@ VECTOR = 8
 
 @dataclass(frozen=True)
 class _Taps:
-    """A convolution [n, p, q, results] whose kernel has `taps` in a row, `apart` pixels apart."""
+    """A convolution [n, p, q, results], the `columns` that a row's taps become, and how many pixels
+    these are `apart`."""
 
     conv: Node
     results: int
-    taps: int
+    columns: int
     apart: int
 
 
@@ -47,15 +48,15 @@ def _match(edit: Editor, conv: Node) -> _Taps | None:
     if weight is None or weight.dim() != 4 or not weight.is_floating_point():
         return None
     results, rows, taps, channels = weight.shape
-    multiplied = -(-results * taps // VECTOR) * VECTOR
-    if results > MOST_RESULTS or channels < LEAST_CHANNELS or multiplied > MOST_COLUMNS:
+    columns = -(-results * taps // VECTOR) * VECTOR
+    if results > MOST_RESULTS or channels < LEAST_CHANNELS or columns > MOST_COLUMNS:
         return None
-    if taps == 1 or conv.attrs["stride"][1] != 1 or multiplied >= COLUMNS * taps:
+    if taps == 1 or conv.attrs["stride"][1] != 1 or columns >= COLUMNS * taps:
         return None
     flops = 2 * math.prod(conv.outputs[0].sizes[:3]) * rows * taps * channels * COLUMNS
     if flops < LEAST_FLOPS:
         return None
-    return _Taps(conv, results, taps, conv.attrs["dilation"][1])
+    return _Taps(conv, results, columns, conv.attrs["dilation"][1])
 
 
 def _replace(edit: Editor, match: _Taps) -> str:
@@ -63,9 +64,8 @@ def _replace(edit: Editor, match: _Taps) -> str:
     image, name = conv.inputs
     weight = edit.constants[name]
     _, rows, taps, channels = weight.shape
-    columns = -(-results * taps // VECTOR) * VECTOR
     by_tap = weight.permute(2, 0, 1, 3).reshape(taps * results, rows, 1, channels)
-    filled = weight.new_zeros(columns, rows, 1, channels)
+    filled = weight.new_zeros(match.columns, rows, 1, channels)
     filled[: taps * results] = by_tap
     attrs = {**conv.attrs, "dilation": (conv.attrs["dilation"][0], 1)}
     wide = edit.add(conv.op, image, edit.add_constant(f"{name}_taps", filled), **attrs)

@@ -55,10 +55,12 @@ def whole_means(
             group = make_group(flow, nodes)
             key = group.form, group.starts
             if key not in known:
-                unfit = len(nodes) < 2 or explain(flow.graph, nodes) is not None
-                known[key] = unfit or refusal(group) is not None
-                if means.op == "box_moments":
-                    known[key] = known[key] or _is_dearer(flow, nodes, price)
+                known[key] = (
+                    len(nodes) < 2
+                    or explain(flow.graph, nodes) is not None
+                    or refusal(group) is not None
+                    or (means.op == "box_moments" and _is_dearer(flow, nodes, price))
+                )
             if known[key]:
                 refused.add(means.name)
 

@@ -4,50 +4,28 @@ the host build must catch; the twins without one pass."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketches.conv_mma import ConvMma
-from gtco.codegen.sketches.conv_patches import ConvPatches
-from gtco.codegen.sketches.conv_wgmma import ConvWgmma
 from gtco.ir.graph import Group
-from gtco.target import TARGETS
 from tests.faults.templates import check_caught, planted, verdicts
-from tests.faults.test_conv_patches_faults import SCHEDULE
+from tests.faults.test_conv_patches_faults import Scene, by_patches, by_wgmma
 from tests.prologue_groups import BF16, F16, prepared
 
 pytestmark = pytest.mark.compiler
 
-Scene = Callable[[], tuple[KernelProgram, Group]]
 
-
-def _of(
-    kind: type[ConvPatches], arch: str, *args: object, joined: tuple[int, ...] = (), piece: int = 0,
-    **changes: int,
-) -> Scene:  # fmt: skip
-    """By one multiprocessor, where a block goes from patch to patch."""
-
-    def scene() -> tuple[KernelProgram, Group]:
-        graph = prepared(*args, joined=joined, piece=piece)  # type: ignore[arg-type]
-        group = Group("prologue", graph)
-        sketch = kind(group, replace(TARGETS[arch], sm_count=1))
-        return sketch.emit({**SCHEDULE, **changes}), group
-
-    return scene
+def _of(*args: Any, **attrs: Any) -> Callable[[], Group]:
+    return lambda: Group("prologue", prepared(*args, **attrs))
 
 
 SCENES: dict[str, Scene] = {
-    "stages": _of(ConvMma, "sm_80", (2, 7, 21, 48), 24, (3, 3), F16, "norm"),
-    "wgmma": _of(
-        ConvWgmma, "sm_90a", (2, 9, 17, 32), 24, (3, 3), BF16, "norm", tile_h=8, warps_m=4
-    ),
-    "one stage": _of(ConvMma, "sm_80", (2, 7, 9, 24), 24, (3, 3), F16, "norm", stages=1, warps_m=2),
-    "piece": _of(
-        ConvMma, "sm_80", (1, 7, 9, 16), 24, (3, 3), F16, "norm", joined=(16, 32), piece=1
-    ),
-    "gate": _of(ConvMma, "sm_80", (2, 7, 21, 48), 24, (3, 3), F16, "gate"),
+    "stages": by_patches(_of((2, 7, 21, 48), 24, (3, 3), F16, "norm")),
+    "wgmma": by_wgmma(_of((2, 9, 17, 32), 24, (3, 3), BF16, "norm")),
+    "one stage": by_patches(_of((2, 7, 9, 24), 24, (3, 3), F16, "norm"), stages=1, warps_m=2),
+    "piece": by_patches(_of((1, 7, 9, 16), 24, (3, 3), F16, "norm", joined=(16, 32), piece=1)),
+    "gate": by_patches(_of((2, 7, 21, 48), 24, (3, 3), F16, "gate")),
 }
 BORDER = "const Whole result = places[i] % 2 ? prepared(of_held, held[i]) : held[i];"
 FAULTS: dict[str, tuple[str, str, str]] = {

@@ -4,12 +4,10 @@ what is no prologue."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 
 from gtco.codegen.rules import derive
-from gtco.codegen.sampler import Sampler
 from gtco.codegen.sketches.conv_mma import ConvMma
 from gtco.codegen.sketches.conv_patches import ConvPatches
 from gtco.codegen.sketches.conv_wgmma import ConvWgmma
@@ -20,7 +18,7 @@ from gtco.passes.prologues import prologue_of
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS
-from tests.kernel_checks import inputs_of, wrong_outputs
+from tests.kernel_checks import inputs_of, staying, wrong_outputs
 from tests.pass_checks import random
 from tests.prologue_groups import CASES, F16, WIDE, prepared
 
@@ -37,10 +35,7 @@ def test_every_case_is_right(kind: type[ConvPatches], case: str) -> None:
     """By the best default, and by two random schedules of blocks that stay."""
     group = {**CASES, **WIDE}[case]()
     values = inputs_of(group, seed=1)
-    programs = [kind(group, H100).emit(next(iter(kind(group, H100).defaults())))]
-    of_one = Sampler((kind(group, replace(H100, sm_count=1)),), 1)  # from patch to patch
-    programs += [drawn.program for drawn in of_one.random(2)]
-    for program in programs:
+    for program in staying(kind, group, H100):
         assert not wrong_outputs(program, group, values, run_on_host)
 
 
