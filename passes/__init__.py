@@ -39,6 +39,7 @@ from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
+from gtco.passes.stored_columns import order_stored_columns
 from gtco.passes.taps_as_columns import columns_of_taps
 from gtco.passes.twins import compute_twins_once
 from gtco.passes.upsampling import convolve_before_enlarging
@@ -82,6 +83,7 @@ PIPELINE: tuple[Pass, ...] = (
     split_long_reductions,
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way
+    order_stored_columns,  # behind pull_pointwise, which brings views together
     fold_constants,
 )
 

@@ -46,11 +46,11 @@ class _Run:
 
 
 def _match(edit: Editor, node: Node) -> _Run | None:
-    if _operand(edit, node) is None or _next(edit, node) is not None:
+    if operand_of(edit, node) is None or _next(edit, node) is not None:
         return None  # the last of the run is its root
     nodes = [node]
     while True:
-        operand = _operand(edit, nodes[0])
+        operand = operand_of(edit, nodes[0])
         if operand is None:
             return None
         made_by = edit.producer(operand)
@@ -96,16 +96,16 @@ def _next(edit: Editor, node: Node) -> Node | None:
     if not edit.read_once(value):
         return None
     (reader,) = edit.users(value)
-    return reader if _is_movable(edit, reader) and _operand(edit, reader) == value else None
+    return reader if _is_movable(edit, reader) and operand_of(edit, reader) == value else None
 
 
 def _is_movable(edit: Editor, node: Node) -> bool:
     return (
-        node.definition.is_pointwise and not node.definition.of_pairs and bool(_operand(edit, node))
+        node.definition.is_pointwise and not node.definition.of_pairs and bool(operand_of(edit, node))
     )
 
 
-def _operand(edit: Editor, node: Node) -> str | None:
+def operand_of(edit: Editor, node: Node) -> str | None:
     """What `node` computes each element of, if all else are numbers of each channel or of all."""
     if not node.definition.is_pointwise or node.definition.of_pairs or len(node.outputs) != 1:
         return None
@@ -160,9 +160,9 @@ def _replace(edit: Editor, match: _Run) -> str:
     edit.root(match.nodes[0])
     value = match.value
     for node in match.nodes:
-        operand = _operand(edit, node)
+        operand = operand_of(edit, node)
         inputs = [
-            value if name == operand else _moved(edit, name, match.channels) for name in node.inputs
+            value if name == operand else moved(edit, name, match.channels) for name in node.inputs
         ]
         value = edit.add(node.op, *inputs, **node.attrs)
     for view in match.views:
@@ -170,7 +170,7 @@ def _replace(edit: Editor, match: _Run) -> str:
     return value
 
 
-def _moved(edit: Editor, name: str, channels: Tensor) -> str:
+def moved(edit: Editor, name: str, channels: Tensor) -> str:
     """The numbers of the channels where these lie in the product."""
     given = edit.constants[name]
     if given.numel() == 1:

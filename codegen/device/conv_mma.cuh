@@ -54,7 +54,7 @@ class MmaProducts {
     const int lane = threadIdx.x % 32;
     const int a_half = lane / 16, b_half = lane / 8 % 2;
     const int a_lane = Patch::first_pixel(row_ + lane / 8 % 2 * 8 + lane % 8);
-    const int b_lane = b_half * Patch::COLUMNS + column_ + lane / 16 * 8 + lane % 8;
+    const int b_lane = b_half * C::BLOCK_N + column_ + lane / 16 * 8 + lane % 8;
     const u32 b_at = weights + b_lane * 16;
     if constexpr (C::CHUNKS % 2 == 0) {
       const u32 a_at = image + (a_lane + a_half * Patch::PLANE) * 16;
@@ -62,13 +62,13 @@ class MmaProducts {
       for (int row = 0; row < Patch::ROWS; ++row) {
         beside(row);
         const u32 a_of_row = a_at + Patch::tap(row * W::KERNEL_W) * 16;
-        const u32 b_of_row = b_at + row * (W::KERNEL_W * C::CHUNKS * Patch::COLUMNS * 16);
+        const u32 b_of_row = b_at + row * (W::KERNEL_W * C::CHUNKS * C::BLOCK_N * 16);
 #pragma unroll
         for (int x = 0; x < W::KERNEL_W; ++x)
 #pragma unroll
           for (int chunk = 0; chunk < C::CHUNKS; chunk += 2)
             multiply(a_of_row + (Patch::tap(x) + chunk * Patch::PLANE) * 16,
-                     b_of_row + (x * C::CHUNKS + chunk) * Patch::COLUMNS * 16, false, false);
+                     b_of_row + (x * C::CHUNKS + chunk) * C::BLOCK_N * 16, false, false);
       }
     } else {
       const u32 a_at = image + a_lane * 16;
@@ -78,7 +78,7 @@ class MmaProducts {
       for (int tap = 0; tap < Patch::TAPS; tap += 2) {
         const bool last = tap + 1 == Patch::TAPS;  // and alone
         const int next = last ? 0 : Patch::tap(tap + 1);
-        multiply(a_at + (a_half ? next : Patch::tap(tap)) * 16, b_at + tap * Patch::COLUMNS * 16,
+        multiply(a_at + (a_half ? next : Patch::tap(tap)) * 16, b_at + tap * C::BLOCK_N * 16,
                  last && a_half, last && b_half);
       }
     }

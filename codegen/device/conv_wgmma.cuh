@@ -55,7 +55,7 @@ class WgmmaProducts {
 #pragma unroll 1
     for (int row = 0; row < Patch::ROWS; ++row) {
       const u32 a_of_row = a_at + Patch::tap(row * W::KERNEL_W) * 16;
-      const u32 b_of_row = weights + row * (W::KERNEL_W * C::CHUNKS * Patch::COLUMNS * 16);
+      const u32 b_of_row = weights + row * (W::KERNEL_W * C::CHUNKS * C::BLOCK_N * 16);
 #pragma unroll
       for (int step = 0; step < STEPS; ++step) {
         const int x = step / PAIRS, chunk = step % PAIRS * 2;
@@ -75,7 +75,7 @@ class WgmmaProducts {
 #pragma unroll
         for (int i = 0; i < SQUARES; ++i)
           ptx::WgmmaFromRegisters<typename C::Element, C::BLOCK_N, true>::mma(
-              acc_[i], now[i], of_weights(b_of_row, (x * C::CHUNKS + chunk) * Patch::COLUMNS * 16),
+              acc_[i], now[i], of_weights(b_of_row, (x * C::CHUNKS + chunk) * C::BLOCK_N * 16),
               add);
         ptx::wgmma_commit_group();
         add = 1;
@@ -92,7 +92,7 @@ class WgmmaProducts {
 
  private:
   __device__ __forceinline__ static u64 of_weights(u32 address, u32 offset) {
-    return ptx::plane_descriptor<Patch::COLUMNS * 16, 128>(address, offset);
+    return ptx::plane_descriptor<C::BLOCK_N * 16, 128>(address, offset);
   }
 
   const int row_;  // the warpgroup's first

@@ -67,11 +67,9 @@ struct Patch {
     return (t_of(r) * W::STRIDE_T * HIGH + y_of(r) * W::STRIDE_H) * PITCH + x_of(r);
   }
 
-  // What a stage of shared memory holds, in 16 bytes. Weights that are copied again and again go
-  // into banks of their own; those that stay begin where lines of 128 bytes do.
-  static constexpr int COLUMNS = C::BLOCK_N + !C::KEEPS_WEIGHTS;  // of a plane of weights
-  static constexpr int WEIGHTS = TAPS * C::CHUNKS * COLUMNS;      // (TAPS, CHUNKS, COLUMNS)
-  static constexpr int IMAGE = C::CHUNKS * PLANE;                 // (CHUNKS, pixels)
+  // What a stage of shared memory holds, in 16 bytes.
+  static constexpr int WEIGHTS = TAPS * C::CHUNKS * C::BLOCK_N;  // (TAPS, CHUNKS, BLOCK_N)
+  static constexpr int IMAGE = C::CHUNKS * PLANE;                // (CHUNKS, pixels)
 
   // The first result of the patch that comes as `number`.
   __device__ __forceinline__ static Pixel origin(int number) {
@@ -145,11 +143,11 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   constexpr bool PREPARES = !is_same<Prologue, AsTheyLie>;
   static_assert(C::TILE_W % 8 == 0, "eight rows of a fragment are neighbours");
   static_assert(Functor::ROW_VALUES == 0, "no row of a patch is prepared for");
-  constexpr int STEPS = Patch::STEPS, COLUMNS = Patch::COLUMNS;
+  constexpr int STEPS = Patch::STEPS;
   constexpr bool KEEPS_WEIGHTS = C::KEEPS_WEIGHTS;
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  const u32 weights_at = ptx::shared_address(smem);  // (STEPS or STAGES, TAPS, CHUNKS, COLUMNS)
+  const u32 weights_at = ptx::shared_address(smem);  // (STEPS or STAGES, TAPS, CHUNKS, BLOCK_N)
   const u32 image_at = weights_at + (KEEPS_WEIGHTS ? STEPS : C::STAGES) * Patch::WEIGHTS * 16;
   const u32 zeros_at = image_at + C::STAGES * Patch::IMAGE * 16;  // 16 bytes
 
@@ -159,23 +157,28 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   const int first_column = (IsGrouped<C>::value ? group * C::N : 0) + n0;
   const int end_column = (IsGrouped<C>::value ? group * C::N : 0) + C::N;
 
-  // A thread has a chunk of one column, and goes from tap to tap, of row `row` of taps.
+  // A thread has a chunk of one column, and goes from tap to tap, of row `row` of taps. Neighbours
+  // have the chunks of one line of memory and of few columns: one place in all planes is one bank.
   const auto copy_weights = [&](u32 to, int step, int row) {
     using W = typename Patch::W;
+    constexpr int NEAR = min_of(C::CHUNKS, 4);
 #pragma unroll 2
     for (int item = thread; item < C::BLOCK_N * C::CHUNKS; item += THREADS) {
-      const int n = item / C::CHUNKS, in_step = item % C::CHUNKS;
+      const int place = item / NEAR % C::BLOCK_N;
+      const int in_step = item / (NEAR * C::BLOCK_N) * NEAR + item % NEAR;
       const int chunk = step * C::CHUNKS + in_step;
-      const bool valid = n0 + n < C::N && chunk < Patch::CHUNKS;
-      const Element* from = valid ? b.at(group, n0 + n, chunk * Patch::CHUNK) : b.base;
       // Where a lane has eight columns side by side, of 32, column 8 t + 2 j + e stands at
       // 8 j + 2 t + e.
-      const int place = C::WIDTH == 8 ? (n & ~31) | (n & 6) << 2 | (n & 24) >> 2 | (n & 1) : n;
-      const u32 at = to + (in_step * COLUMNS + place) * 16;
+      const int n = C::WIDTH == 8
+                        ? (place & ~31) | (place & 24) >> 2 | (place & 6) << 2 | (place & 1)
+                        : place;
+      const bool valid = n0 + n < C::N && chunk < Patch::CHUNKS;
+      const Element* from = valid ? b.at(group, n0 + n, chunk * Patch::CHUNK) : b.base;
+      const u32 at = to + (in_step * C::BLOCK_N + place) * 16;
 #pragma unroll
       for (int x = 0; x < W::KERNEL_W; ++x) {
         const int tap = row * W::KERNEL_W + x;
-        ptx::cp_async<16>(at + tap * (C::CHUNKS * COLUMNS * 16),
+        ptx::cp_async<16>(at + tap * (C::CHUNKS * C::BLOCK_N * 16),
                           from + (valid ? tap * A::CHANNELS : 0), valid);
       }
     }

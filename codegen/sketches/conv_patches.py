@@ -189,7 +189,7 @@ class ConvPatches(Sketch):
         # One block of one stage would copy nothing while it multiplies: two of several steps have
         # no room for all weights.
         keeps = steps == 1 or (stages > 1 and kept + stages * image + 16 <= target.smem_per_block)
-        weights = kept if keeps else taps * chunks * (block_n + 1) * 16
+        weights = kept if keeps else taps * chunks * block_n * 16
         smem = weights * (1 if keeps else stages) + stages * image + 16
         threads = schedule["warps_m"] * schedule["warps_n"] * 32
         registers = self._registers(schedule)
