@@ -4,7 +4,8 @@
 // vector runs along K), CONSTANT (nothing in the launch chain writes it) and `at(batch, row, k)`;
 // the `at` of a window struct (windows.cuh) also says what lies outside of the image. Where places
 // take more than a product each, it says that row and k are APART: an element lies at
-// `row_place(batch, row) + k_place(k)`, or where a window's first pixel and the tap say. Windows
+// `row_place(batch, row) + k_place(k)`, or where a window's first pixel and the tap say; of several
+// pieces, at the base of `piece_of` the channel and its pitch times that place or row. Windows
 // whose neighbours SHARES_SECTORS of memory with them are worth a place in L1. Tiles lie in shared
 // memory in 16-byte chunks, XOR-swizzled so that ldmatrix meets no bank twice.
 #pragma once
@@ -86,7 +87,7 @@ template <class Element, int ROWS, int BLOCK_K, int K, int THREADS, class Operan
 class TileCopies {
   static constexpr int V = Operand::VECTOR, CHUNKS = BLOCK_K / V;
   static constexpr int COPIES = ceil_div(ROWS * CHUNKS, THREADS);
-  static constexpr bool WINDOWS = is_windows<Operand>;
+  static constexpr bool WINDOWS = is_windows<Operand>, JOINED = pieces_of<Operand> > 1;
 
   static constexpr bool fits() {
     if constexpr (WINDOWS)
@@ -112,7 +113,10 @@ class TileCopies {
           places_[i] = Operand::place(first);
           inside_[i] = row < row_count ? TapBits<Operand>::of_window(row) : 0;
         } else {
-          places_[i] = Operand::row_place(batch, row);
+          if constexpr (JOINED)
+            places_[i] = row;
+          else
+            places_[i] = Operand::row_place(batch, row);
           inside_[i] = row < row_count;
         }
       }
@@ -123,19 +127,27 @@ class TileCopies {
   __device__ __forceinline__ void start(Element* tile, int k0) const {
     if constexpr (APART) {
       const int in_tile = thread_ % CHUNKS * V, k = k0 + in_tile;
+      const Element* base = operand_.base;
       u32 needed = 1;
-      int k_place;
+      const int here = min_of(k, K - V);  // that there is
+      int k_place = 0, pitch = 1, channel = here;
       if constexpr (WINDOWS) {
-        const int here = min_of(k, K - 1);  // of a tap that there is
-        k_place = Operand::place(tap_of<Operand>(here)) - Operand::place(Pixel{});
+        const Pixel tap = tap_of<Operand>(here);
+        k_place = Operand::place(tap) - Operand::place(Pixel{});
         needed = TapBits<Operand>::of_tap(here);
-      } else {
+        channel = tap.channel;
+      } else if constexpr (!JOINED) {
         k_place = Operand::k_place(k);
+      }
+      if constexpr (JOINED) {
+        const auto piece = operand_.piece_of(channel);
+        base = piece.base;
+        pitch = piece.pitch;
       }
 #pragma unroll
       for (int i = 0; i < COPIES; ++i) {
         const bool valid = k < K && (inside_[i] & needed) == needed;
-        const Element* from = operand_.base + (valid ? places_[i] + k_place : 0);
+        const Element* from = base + (valid ? (places_[i] + k_place) * pitch : 0);
         Element* to =
             tile + tile_offset<true, ROWS, BLOCK_K, 16 / sizeof(Element)>(row_of(i), in_tile);
         ptx::cp_async<BYTES, KEPT>(ptx::shared_address(to), from, valid);

@@ -4,14 +4,14 @@ along K."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 
 from gtco.codegen.emit import Region, axis_index, index
 from gtco.codegen.sketches.windows import WindowOperand
-from gtco.ir.views import Axis, Layout
+from gtco.ir.views import Axis, Layout, NotAView
 
 
 @dataclass(frozen=True)
@@ -89,23 +89,51 @@ class JoinedOperand:
             vector = math.gcd(piece.layout.vector(vector, dim), piece.layout.shape[-1])
         names = ["base", *(f"base{number}" for number in range(1, last + 1))]
         bases = "".join(f"  const {element}* {name};\n" for name in names)
+        pitches = [self._pitch(piece) for piece in self.pieces]
+        apart = None not in pitches
         along = "k" if self.windows is None else "at.channel"
+        along = "channel" if apart else along
         chosen, start = "", 0
         for number, (piece, name) in enumerate(zip(self.pieces, names, strict=True)):
             end = start + self.channels[number]
             shifted = f"({along} - {start})" if start else along
-            if self.windows is None:
-                place = index(piece.layout, ("batch", "row", shifted))
+            if apart:
+                offset = f" + {piece.layout.offset}" if piece.layout.offset else ""
+                result = f"{{{name} + {shifted}{offset}, {pitches[number]}}}"
+            elif self.windows is None:
+                result = f"{name} + {index(piece.layout, ('batch', 'row', shifted))}"
             else:
-                place = self.windows.place_of(piece.layout, shifted)
+                result = f"{name} + {self.windows.place_of(piece.layout, shifted)}"
             condition = f"if ({along} < {end}) " if number < last else ""
-            chosen += f"    {condition}return {name} + {place};\n"
+            chosen += f"    {condition}return {result};\n"
             start = end
+        piece_of = ""
+        if apart:
+            piece_of = f"""  struct Piece {{
+    const {element}* base;  // of a channel
+    int pitch;
+  }};
+  __device__ __forceinline__ Piece piece_of(int channel) const {{
+{chosen}  }}
+"""
         if self.windows is None:
+            if apart:
+                chosen = """    const auto piece = piece_of(k);
+    return piece.base + row * piece.pitch;
+"""
             at = "at(int batch, int row, int k)"
             body = f"""  __device__ __forceinline__ const {element}* {at} const {{
 {chosen}  }}"""
         else:
+            if apart:
+                chosen = """    const auto piece = piece_of(at.channel);
+    return piece.base + place(at) * piece.pitch;
+"""
+                place = self.windows.place_of(Layout.contiguous((*self._image, 1)), "0")
+                piece_of += f"""  __device__ __forceinline__ static int place(const Pixel& at) {{
+    return {place};
+  }}
+"""
             body = f"""{self.windows.fields_of(sum(self.channels))}
   {self.windows.sizes}
   __device__ __forceinline__ const {element}* pixel(const Pixel& at) const {{
@@ -118,10 +146,28 @@ class JoinedOperand:
         return f"""struct {label} {{  // %{parameter}, the first {self.pieces[0].layout}
 {bases}  static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
-  static constexpr int VECTOR = {vector};
-{body}
+  static constexpr int VECTOR = {vector}, PIECES = {len(self.pieces)};
+  static constexpr bool APART = {str(apart).lower()};
+{piece_of}{body}
 }};
 """
+
+    @property
+    def _image(self) -> tuple[int, ...]:
+        """The sizes of what each piece has channels of: pixels, or rows."""
+        return self.pieces[0].layout.shape[:-1]
+
+    def _pitch(self, piece: Piece) -> int | None:
+        """How far the pixels or rows of `piece` are apart, None if they are not all as far."""
+        try:
+            pixels = replace(piece.layout, offset=0).reshape(
+                (math.prod(self._image), piece.layout.shape[-1])
+            )
+        except NotAView:
+            return None
+        rows, channels = pixels.dims
+        plain = len(rows) == 1 and channels == ((piece.layout.shape[-1], 1),)
+        return rows[0][1] if plain else None
 
 
 Operand = GemmOperand | WindowOperand | JoinedOperand

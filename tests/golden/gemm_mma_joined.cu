@@ -15,11 +15,20 @@ struct A {  // %in2, in3, in4, the first (1:0, 70:64, 64:1)
   const Config::Element* base2;
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = false;
-  static constexpr int VECTOR = 8;
+  static constexpr int VECTOR = 8, PIECES = 3;
+  static constexpr bool APART = true;
+  struct Piece {
+    const Config::Element* base;  // of a channel
+    int pitch;
+  };
+  __device__ __forceinline__ Piece piece_of(int channel) const {
+    if (channel < 64) return {base + channel, 64};
+    if (channel < 160) return {base1 + (channel - 64), 96};
+    return {base2 + (channel - 160), 8};
+  }
   __device__ __forceinline__ const Config::Element* at(int batch, int row, int k) const {
-    if (k < 64) return base + row * 64 + k;
-    if (k < 160) return base1 + row * 96 + (k - 64);
-    return base2 + row * 8 + (k - 160);
+    const auto piece = piece_of(k);
+    return piece.base + row * piece.pitch;
   }
 };
 
@@ -71,7 +80,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(128)
-gtco_gemm_e5b09c34abf5(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* in3, const half_t* in4, const half_t* __restrict__ in5) {
+gtco_gemm_9495347e7a90(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* in3, const half_t* in4, const half_t* __restrict__ in5) {
   gemm_mma<Config>(A{in2, in3, in4},
                    B{in5}, Epilogue{in0, in1, out0, in2, in3, in4, in5});
 }
