@@ -102,6 +102,8 @@ class BlockWork:
             B is read once.
         awaited: loads of an image that its threads ask for one after another.
         instructions: of its threads beside what the group's nodes ask for, where they are many.
+        window_steps: steps of tiles of windows, where few warps hide how their places are computed.
+        kept_bytes: of weights, for which the products of a block's first tile wait.
     """
 
     fill_bytes: int
@@ -131,6 +133,8 @@ class BlockWork:
     parts_of_b: int = 0
     awaited: int = 0
     instructions: int = 0
+    window_steps: int = 0
+    kept_bytes: int = 0
 
 
 class Sketch(ABC):

@@ -32,7 +32,8 @@ class TileEmitter(TileLoads):
 
     def __init__(self, group: Group, space: Space, vector: int, *, reduces: bool) -> None:
         super().__init__(group, space, vector, reduces=reduces)
-        self.moments: tuple[int, int, int] | None = None  # images, points of one, groups
+        # images, points of one, groups, parts of an image
+        self.moments: tuple[int, int, int, int] | None = None
         nodes = [node for node in group.nodes if not node.definition.is_view]
         self._labels = names_of(nodes)
         graph = group.graph
@@ -198,7 +199,7 @@ class TileEmitter(TileLoads):
             where = self.space.lay(of_point)
         except NotAView as error:
             raise Illegal(f"%{node.name} has no groups in the tile's order: {error}") from None
-        self.moments = (images, pixels * sizes[-1], groups)
+        self.moments = (images, pixels * sizes[-1], groups, chunks)
         label = self._labels[node.values[0]]
         count = pixels * depth // chunks
         self.lines.append(
@@ -220,8 +221,12 @@ class TileEmitter(TileLoads):
         """Dynamic shared memory of a block of so many points, by `GroupMoments` of the library."""
         if self.moments is None:
             return 0
-        images, of_image, groups = self.moments
+        images, of_image, groups, _ = self.moments
         return 8 * groups * min(images, (points + of_image - 2) // of_image + 1)
+
+    def merged_bytes(self, points: int) -> int:
+        """What such a block reads of statistics."""
+        return self.shared_bytes(points) * (self.moments[-1] if self.moments else 0)
 
     def _merge(self, node: Node) -> None:
         spec = self.graph.specs[node.inputs[0]]

@@ -163,6 +163,7 @@ def chain_us(
     block_us = c.epilogue_us if block.mma_flops else c.direct_epilogue_us
     epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us + block.awaited * c.awaited_us
+    epilogue_us += block.window_steps * c.window_us
     if block.writers:
         result_us = c.result_us + block.image * c.image_us + block.narrow * c.narrow_us
         epilogue_us += results / block.writers * result_us
@@ -178,6 +179,7 @@ def chain_us(
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
     before_us += c.handover_us * (block.tiles - 1) * (block.consumers > 1)
+    start_us += together * block.kept_bytes / c.kept_bytes_per_us
     begun_us = (waves - 1) * c.latency_us * (resident == 1)  # nothing else is under way
     if block.in_turns and not block.mma_flops:
         epilogue_us -= min(fill_us, epilogue_us) * (1 - 1 / together) * (1 - together / per_sm)

@@ -59,6 +59,8 @@ class Constants:
         hot_us: of each read of a matrix B however small: all blocks want it of the same few parts
             of L2 (`BlockWork.parts_of_b`).
         awaited_us: of each load that the one before is waited for first (`BlockWork.awaited`).
+        window_us: of each step of `BlockWork.window_steps`.
+        kept_bytes_per_us: of `BlockWork.kept_bytes`, which threads copy to one multiprocessor.
         exchange_us: the cluster's barriers around an exchange of staged tiles.
         sums_us: the same around an exchange of partial sums, which leave from registers.
         peer_bytes_per_us: what a block takes from its peers in a microsecond.
@@ -102,6 +104,8 @@ class Constants:
     narrow_us: float
     hot_us: float
     awaited_us: float
+    window_us: float
+    kept_bytes_per_us: float
     exchange_us: float
     sums_us: float
     peer_bytes_per_us: float
@@ -113,7 +117,7 @@ class Constants:
 
 
 H100 = Constants(
-    version=7,
+    version=8,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s
@@ -159,6 +163,8 @@ H100 = Constants(
     narrow_us=0.01,
     hot_us=0.012,
     awaited_us=0.19,
+    window_us=0.28,  # experiments/notes/30-after-images.md, both
+    kept_bytes_per_us=16_000,
     exchange_us=0.5,
     sums_us=0.3,
     peer_bytes_per_us=20_000,

@@ -101,7 +101,9 @@ def _next(edit: Editor, node: Node) -> Node | None:
 
 def _is_movable(edit: Editor, node: Node) -> bool:
     return (
-        node.definition.is_pointwise and not node.definition.of_pairs and bool(operand_of(edit, node))
+        node.definition.is_pointwise
+        and not node.definition.of_pairs
+        and bool(operand_of(edit, node))
     )
 
 

@@ -4,9 +4,9 @@
     %r: f16[1,64,64,64,2,2] = reshape(%c)                 ->  %s: f16[1,64,64,2,2,64] = reshape(%c)
     %p: f16[1,64,2,64,2,64] = permute(%r, [0,1,4,2,5,3])      %r = permute(%s)   %p = permute(%r)
 
-Shuffled pixels, channels last: neighbours of the product lie in four pixels, so that lanes store two
-bytes at a time; with the rows of its weights in another order they lie side by side. Numbers of each
-channel on the way go with them.
+Shuffled pixels, channels last: neighbours of the product lie in four pixels, so that lanes store
+two bytes at a time; with the rows of its weights in another order they lie side by side. Numbers of
+each channel on the way go with them.
 """
 
 from __future__ import annotations

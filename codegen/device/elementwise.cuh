@@ -88,11 +88,14 @@ class GroupMoments {
       : first_(static_cast<int>(in_order(blockIdx.x, gridDim.x) * POINTS / IMAGE_POINTS)) {
     extern __shared__ __align__(1024) unsigned char smem[];
     moments_ = reinterpret_cast<RowMoments*>(smem);
-    const int part = threadIdx.x % PARTS;
+    // Lanes side by side have groups side by side, which lie so in memory.
+    constexpr int NEAR = 32 / PARTS;
+    const int part = threadIdx.x % 32 / NEAR;
+    const int own = threadIdx.x / 32 * NEAR + threadIdx.x % NEAR;
     constexpr float WHOLE = static_cast<float>(CHUNKS) * COUNT;
 #pragma unroll 1
     for (int start = 0; start < SPAN * GROUPS; start += C::THREADS / PARTS) {
-      const int unit = start + threadIdx.x / PARTS, image = first_ + unit / GROUPS;
+      const int unit = start + own, image = first_ + unit / GROUPS;
       const bool on = unit < SPAN * GROUPS && image < IMAGES;
       const float* from = stats + (on ? (image * CHUNKS * GROUPS + unit % GROUPS) * 2 : 0);
       // In one pass, against the first part's mean: what cancels is of the size of the spread.
@@ -105,8 +108,8 @@ class GroupMoments {
         total += apart;
         squares += each[1] + apart * apart * COUNT;
       }
-      total = lanes_sum<PARTS>(total) / CHUNKS;
-      squares = lanes_sum<PARTS>(squares) - total * total * WHOLE;
+      total = lanes_sum<32, NEAR>(total) / CHUNKS;
+      squares = lanes_sum<32, NEAR>(squares) - total * total * WHOLE;
       if (on && part == 0)
         moments_[unit] = {origin + total, rsqrtf(ptx::max_nan(squares, 0.0f) / WHOLE + eps)};
     }

@@ -88,12 +88,12 @@ __device__ __forceinline__ void store(T* to, const Vec<C, V>& values, bool activ
   if (active) *reinterpret_cast<Packed<T, V>*>(to) = pack<T>(values);
 }
 
-// Butterfly over groups of LANES neighbouring lanes: every lane gets the result, always the same
-// bits. All 32 lanes take part.
-template <int LANES>
+// Butterfly over groups of LANES neighbouring lanes, or over those of them that are EACH apart:
+// every lane gets the result, always the same bits. All 32 lanes take part.
+template <int LANES, int EACH = 1>
 __device__ __forceinline__ float lanes_sum(float x) {
 #pragma unroll
-  for (int offset = LANES / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
+  for (int offset = LANES / 2; offset >= EACH; offset /= 2) x += __shfl_xor_sync(~0u, x, offset);
   return x;
 }
 

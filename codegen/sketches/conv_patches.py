@@ -278,6 +278,7 @@ class ConvPatches(Sketch):
             tiles=rounds,
             copies=filled // (16 * shape.threads),
             in_turns=1,
+            kept_bytes=shape.weights * (1 if shape.keeps_weights or rounds > 1 else shape.steps),
             **self._operands(schedule, chunks),
         )
 

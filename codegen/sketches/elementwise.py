@@ -8,12 +8,15 @@ from functools import lru_cache
 from typing import ClassVar
 
 from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tile_loads import Space
 from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group
 from gtco.passes.frames import iteration_shape
 from gtco.target import Target
+
+MOST_LOADED = 160
+"""Values that a thread loads at once."""
 
 
 class Elementwise(Sketch):
@@ -37,18 +40,20 @@ class Elementwise(Sketch):
         return (Knob("threads", (128, 256, 512)), Knob("vectors", (1, 2, 4)))
 
     def defaults(self) -> Iterable[Schedule]:
-        """As many vectors a thread as still fill the chip twice."""
+        """As many vectors a thread as still fill the chip twice; each number of them where blocks
+        merge statistics, of which more blocks read more."""
         items = self.space.rows * self.space.columns // self.vector
+        merges = self._emitter().moments is not None
         for vectors in (4, 2, 1):
-            if vectors == 1 or items >= 2 * vectors * 1024 * self.target.sm_count:
+            fills = items >= 2 * vectors * 1024 * self.target.sm_count
+            if (vectors == 1 or merges or fills) and self._loaded(vectors) <= MOST_LOADED:
                 yield {"threads": 256, "vectors": vectors}
         yield {"threads": 128, "vectors": 1}
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         threads, vectors = schedule["threads"], schedule["vectors"]
-        emitter = self._emitter()
-        values = emitter.loads * vectors * self.vector
-        check(values <= 160, f"{values} loaded values a thread leave no registers")
+        emitter, values = self._emitter(), self._loaded(vectors)
+        check(values <= MOST_LOADED, f"{values} loaded values a thread leave no registers")
         config = f"static constexpr int VECTORS = {vectors}, THREADS = {threads};"
         items = self.space.rows * self.space.columns // self.vector
         shared = emitter.shared_bytes(threads * vectors * self.vector)
@@ -61,6 +66,24 @@ class Elementwise(Sketch):
             shared,
             (argument for _, argument in emitter.region.parameters.values()),
         )
+
+    def _loaded(self, vectors: int) -> int:
+        """Values of a thread."""
+        return self._emitter().loads * vectors * self.vector
+
+    def block_work(self, program: KernelProgram) -> BlockWork | None:
+        schedule, (blocks, *_) = program.schedule, program.grid
+        merged = self._emitter().merged_bytes(
+            schedule["threads"] * schedule["vectors"] * self.vector
+        )
+        if not merged:
+            return None
+        graph = self.group.graph
+        read = sum(graph.specs[name].nbytes for name in graph.inputs) // blocks
+        written = sum(graph.specs[name].numel for name in graph.outputs) // blocks
+        registers = min(255, 24 + read // (4 * schedule["threads"]))
+        filled = read + merged
+        return BlockWork(filled, filled, 1, 1, 0, 1, written, 1, registers, meetings=1)
 
 
 def _best_space(group: Group) -> tuple[Space, int]:
