@@ -36,7 +36,6 @@ from gtco.ir.graph import Graph, Group, Node
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.joined import joined_by
 from gtco.passes.legality import family
-from gtco.passes.prologues import prologue_of
 from gtco.passes.scaled import scale_of
 from gtco.target import Target
 
@@ -60,9 +59,8 @@ def roofline_us(group: Group, target: Target) -> float:
     ):
         return NEVER_US
     prepared = any(
-        prepares(group.graph, node) is not None
+        scale_of(group.graph, node) is not None or joined_by(group.graph, node) is not None
         for node in group.compute
-        for prepares in (scale_of, joined_by, prologue_of)
     )
     if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared:
         of_program_us = programmed_us(group, target)

@@ -40,7 +40,6 @@ from tests import (
     groups,
     models,
     projection_groups,
-    prologue_groups,
     squeeze_groups,
     stencil_groups,
     tile_groups,
@@ -144,10 +143,6 @@ CASES: dict[str, Case] = {
     ),
     "windows_of_volumes": Case(
         lambda: groups.convolution((1, 3, 6, 9, 8), 24, (3, 3, 3), BF16), _ONE_CHUNK
-    ),
-    "prologue": Case(
-        prologue_groups.CASES["norm of the last piece"],
-        {"conv_mma": ({"chunks": 2, "stages": 2},), "conv_wgmma": ({"chunks": 2, "stages": 1},)},
     ),
     "bmm_odd": Case(lambda: groups.batched_matmul(2, 17, 45, 39, BF16), _ANY),
     "packed": Case(lambda: attention_groups.packed(37, 2, 32, epilogue=True), _ANY),

@@ -29,7 +29,6 @@ from gtco.ir.spec import GraphError
 from gtco.models import accepted
 from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
-from gtco.passes.applied_norms import apply_norms
 from gtco.passes.expand_attention import expand_attention
 from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
@@ -230,8 +229,8 @@ def rewritten(
 
 
 def _expanded(graph: Graph, target: Target) -> Graph:
-    """`graph` without attention and means of boxes that `target` has no kernel for, with copies of
-    images that its kernels read faster, and with norms that convolutions apply."""
+    """`graph` without attention and means of boxes that `target` has no kernel for, and with copies
+    of images that its kernels read faster."""
     log = Log()
     if target.has_wgmma:
         graph = copy_whole_pixels(graph, log)
@@ -240,7 +239,6 @@ def _expanded(graph: Graph, target: Target) -> Graph:
     graph = whole_means(graph, log, refusal=of_target, price=price)
     graph = split_long_reductions(graph, log)
     graph = expand_attention(graph, log, refusal=of_target)
-    graph = apply_norms(graph, log, refusal=of_target, price=price)
     for refused in log.refusals:
         fusion_log.debug("%s", refused)
     return graph

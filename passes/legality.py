@@ -8,8 +8,7 @@ or a row value (one element per row):
                  stored result, box_means or box_moments may end it. merge_stats of stats from
                  outside are row values. The product that scales a linear's operand, channel by
                  channel, may precede it, or the concat that joins the channels of a linear's or
-                 conv's, and what is computed of each element of a conv's image by numbers of its
-                 channel. Of pairs of columns it may store one of each, which nobody in the group
+                 conv's. Of pairs of columns it may store one of each, which nobody in the group
                  reads.
     back_to_back two linears of many rows and few columns, pointwise nodes between them, and what
                  may follow a linear.
@@ -284,8 +283,6 @@ class Legality:
                 continue
             if slot == 0 and self._prepared.takes(made_by, user):
                 continue
-            if user.op == "concat" and self._prepared.joins(made_by, user):
-                continue
             if user.definition.family == "stencil":
                 return f"%{user.name} reads neighbours: %{read.value} must be stored first"
             if _attends(user) or (_contracts(user) and slot < 2):
@@ -408,13 +405,8 @@ class Legality:
                 if not self._prepared.takes(operand, anchor):
                     continue
                 for read in self.flow.reads[operand.name]:
-                    made_by = self.flow.producer(read)
-                    if made_by is None or made_by not in nodes:
-                        continue
-                    if not self._prepared.takes(made_by, anchor):
+                    if self.flow.producer(read) in nodes:
                         return f"%{read.value}, which %{operand.name} reads, must be stored"
-            if reason := self._prepared.cut(anchor, nodes):
-                return reason
             nodes = [node for node in nodes if not self._prepared.takes(node, anchor)]
             if sum(is_statistic(node) for node in reductions) > 1:
                 return "a GEMM ends in one statistic at most"

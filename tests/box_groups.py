@@ -9,7 +9,7 @@ import torch
 
 from gtco.ir.graph import Graph, Group, Node, infer_outputs
 from gtco.passes.box_means import RUN, lines_of
-from tests import groups, prologue_groups
+from tests import groups
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
 
@@ -66,7 +66,6 @@ LINES: dict[str, Callable[[], Group]] = {
                            before=(1, 1, 0)), 1
     ),
     "of a concat": lambda: of_lines(groups.joined((1, 10, 8), (16, 32), 32, F16, (3, 3)), 1),
-    "behind a norm": lambda: of_lines(prologue_groups.CASES["norm of lines"](), 1),
 }  # fmt: skip
 """Convolutions whose blocks have patches."""
 

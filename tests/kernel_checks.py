@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -32,13 +31,6 @@ def sample(sketch: Sketch, count: int, seed: int = 0) -> list[KernelProgram]:
     """The best default schedule's program and `count` random legal ones."""
     drawn = Sampler((sketch,), seed).random(count) if count else []
     return [next(defaults(sketch)), *(each.program for each in drawn)]
-
-
-def staying(kind: type[Sketch], group: Group, target: Target) -> list[KernelProgram]:
-    """The best default schedule's program, and two random ones for one multiprocessor: blocks that
-    stay have several tiles there, even of a small result."""
-    drawn = Sampler((kind(group, replace(target, sm_count=1)),), 1).random(2)
-    return [next(defaults(kind(group, target))), *(each.program for each in drawn)]
 
 
 def defaults(sketch: Sketch) -> Iterator[KernelProgram]:

@@ -110,10 +110,9 @@ class MmaProducts {
 };
 
 // Config as of convolve_patches.
-template <class C, class A, class B, class Functor, class... Prologue>
-__device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& functor,
-                                         const Prologue&... prologue) {
-  convolve_patches<C, MmaProducts<C, A>>(a, b, functor, prologue...);
+template <class C, class A, class B, class Functor>
+__device__ __forceinline__ void conv_mma(const A& a, const B& b, const Functor& functor) {
+  convolve_patches<C, MmaProducts<C, A>>(a, b, functor);
 }
 
 }  // namespace gtco

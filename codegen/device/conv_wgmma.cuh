@@ -101,11 +101,10 @@ class WgmmaProducts {
 };
 
 // Config as of convolve_patches; WARPS_M are those of whole warpgroups.
-template <class C, class A, class B, class Functor, class... Prologue>
-__device__ __forceinline__ void conv_wgmma(const A& a, const B& b, const Functor& functor,
-                                           const Prologue&... prologue) {
+template <class C, class A, class B, class Functor>
+__device__ __forceinline__ void conv_wgmma(const A& a, const B& b, const Functor& functor) {
   constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;
-  convolve_patches<C, WgmmaProducts<C, A, PART>>(a, b, functor, prologue...);
+  convolve_patches<C, WgmmaProducts<C, A, PART>>(a, b, functor);
 }
 #endif
 

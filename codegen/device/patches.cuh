@@ -109,18 +109,6 @@ struct PatchRows {
   }
 };
 
-// In place of a functor that computes pixels as they are copied: they stay as they are.
-struct AsTheyLie {};
-
-// Pixels of an image, of all its frames.
-template <class A>
-__device__ constexpr int pixels_of_image() {
-  if constexpr (is_volume<A>)
-    return A::SIZE_T * A::SIZE_H * A::SIZE_W;
-  else
-    return A::SIZE_H * A::SIZE_W;
-}
-
 // Config: Element, N (columns of a group), TILE_T, TILE_H, TILE_W (powers of two, TILE_W at least
 // 8), BLOCK_N, CHUNKS (16 bytes of channels a stage), WARPS_M, WARPS_N, STAGES, KEEPS_WEIGHTS
 // (those of all channels, else a stage has its own), PATCHES, BLOCKS (that share them), WIDTH (of
@@ -131,16 +119,11 @@ __device__ constexpr int pixels_of_image() {
 // multiplies, `multiply` the weights and pixels of a stage, which they have read when they `wait`,
 // call what they are given beside each row of taps, and give the `sums` of a fragment. LOOP are the
 // registers that a thread needs for it.
-//
-// A prologue computes each 16 bytes of a pixel from channel PREPARED_FIRST of A on, ahead of
-// PREPARED_END, from what it reads of the image and the channels; pixels of the border stay zeros.
-template <class C, class Products, class A, class B, class Functor, class Prologue = AsTheyLie>
-__device__ __forceinline__ void convolve_patches(const A& a, const B& b, const Functor& functor,
-                                                 const Prologue& prologue = {}) {
+template <class C, class Products, class A, class B, class Functor>
+__device__ __forceinline__ void convolve_patches(const A& a, const B& b, const Functor& functor) {
   using Element = typename C::Element;
   using Patch = gtco::Patch<C, A>;
   constexpr int THREADS = C::WARPS_M * C::WARPS_N * 32;
-  constexpr bool PREPARES = !is_same<Prologue, AsTheyLie>;
   static_assert(C::TILE_W % 8 == 0, "eight rows of a fragment are neighbours");
   static_assert(Functor::ROW_VALUES == 0, "no row of a patch is prepared for");
   constexpr int STEPS = Patch::STEPS;
@@ -183,62 +166,22 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
       }
     }
   };
-  // Vectors of 16 bytes of a stage's pixels: vector `item` comes from `at`, if that is inside, and
-  // goes to place `to`. A thread has one chunk of them all.
-  struct Vector {
-    Pixel at;
-    bool inside;
-    int to;
-  };
-  constexpr int VECTORS = Patch::PIXELS * C::CHUNKS;
-  const auto vector_of = [&](int item, const Pixel& origin, int step) {
-    using W = typename Patch::W;
-    const int pixel = item / C::CHUNKS, chunk = step * C::CHUNKS + item % C::CHUNKS;
-    const int x = pixel % Patch::WIDE, y = pixel / Patch::WIDE % Patch::HIGH;
-    const int t = pixel / (Patch::WIDE * Patch::HIGH);
-    const Pixel at{origin.image, origin.y * W::STRIDE_H - W::BEFORE_H + y,
-                   origin.x * W::STRIDE_W - W::BEFORE_W + x,
-                   group * A::CHANNELS + chunk * Patch::CHUNK,
-                   origin.z * W::STRIDE_T - W::BEFORE_T + t};
-    return Vector{at, chunk < Patch::CHUNKS && is_inside<A>(at),
-                  item % C::CHUNKS * Patch::PLANE + Patch::pixel(t, y, x)};
-  };
   const auto copy_image = [&](u32 to, int patch, int step, int row) {
     const Pixel origin = Patch::origin(patch);
+    using W = typename Patch::W;
 #pragma unroll 4
-    for (int item = row * THREADS + thread; item < VECTORS; item += Patch::ROWS * THREADS) {
-      const Vector v = vector_of(item, origin, step);
-      ptx::cp_async<16>(to + v.to * 16, v.inside ? a.pixel(v.at) : a.base, v.inside);
-    }
-  };
-  using Whole = Packed<Element, Patch::CHUNK>;
-  const auto image_of = [&](int s) {
-    return reinterpret_cast<Whole*>(smem + (image_at - weights_at)) + s % C::STAGES * Patch::IMAGE;
-  };
-  // What the prologue makes of `pixel`, from channel `at.channel` on, of image `at.image`.
-  const auto prepared = [&](const Pixel& at, const Whole& pixel) {
-    if constexpr (PREPARES) {
-      if (at.channel < C::PREPARED_FIRST || at.channel >= C::PREPARED_END) return pixel;
-      constexpr int V = Patch::CHUNK;
-      const int row = at.image * pixels_of_image<A>(), channel = at.channel - C::PREPARED_FIRST;
-      const auto inputs = prologue.template inputs<V>(row, channel, true);
-      return pack<Element>(
-          prologue.template operator()<V>(row, channel, {}, true, inputs, unpack(pixel)));
-    }
-    return pixel;
-  };
-  // In shared memory, of all that this thread has copied as the block's number `s`.
-  const auto prepare = [&](int s) {
-    const int patch = blockIdx.x + s / STEPS * C::BLOCKS;
-    if (patch >= C::PATCHES) return;
-    const Pixel origin = Patch::origin(patch);
-    Whole* image = image_of(s);
-#pragma unroll 2
-    for (int item = thread; item < VECTORS; item += THREADS) {
-      const Vector v = vector_of(item, origin, s % STEPS);
-      if (!v.inside) continue;
-      const Whole result = prepared(v.at, image[v.to]);
-      image[v.to] = result;
+    for (int item = row * THREADS + thread; item < Patch::PIXELS * C::CHUNKS;
+         item += Patch::ROWS * THREADS) {
+      const int pixel = item / C::CHUNKS, chunk = step * C::CHUNKS + item % C::CHUNKS;
+      const int x = pixel % Patch::WIDE, y = pixel / Patch::WIDE % Patch::HIGH;
+      const int t = pixel / (Patch::WIDE * Patch::HIGH);
+      const Pixel at{origin.image, origin.y * W::STRIDE_H - W::BEFORE_H + y,
+                     origin.x * W::STRIDE_W - W::BEFORE_W + x,
+                     group * A::CHANNELS + chunk * Patch::CHUNK,
+                     origin.z * W::STRIDE_T - W::BEFORE_T + t};
+      const bool valid = chunk < Patch::CHUNKS && is_inside<A>(at);
+      ptx::cp_async<16>(to + (item % C::CHUNKS * Patch::PLANE + Patch::pixel(t, y, x)) * 16,
+                        valid ? a.pixel(at) : a.base, valid);
     }
   };
   const auto copy_all_weights = [&] {
@@ -247,48 +190,19 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
       copy_weights(weights_at + at / Patch::ROWS * Patch::WEIGHTS * 16, at / Patch::ROWS,
                    at % Patch::ROWS);
   };
-  // A part for each row of taps of what this block copies as its number `s`, if there is as much:
-  // so copies can go out between the products of rows.
-  const auto copy_rows = [&](int s, int row, auto image) {
+  // Part `row` of what this block copies as its number `s`, if there is as much: a part for each
+  // row of taps, so that copies can go out between their products.
+  const auto copy_part = [&](int s, int row) {
     const int patch = blockIdx.x + s / STEPS * C::BLOCKS;
     if (patch >= C::PATCHES) return;
-    image(image_at + s % C::STAGES * Patch::IMAGE * 16, patch, s % STEPS, row);
+    copy_image(image_at + s % C::STAGES * Patch::IMAGE * 16, patch, s % STEPS, row);
     if constexpr (!KEEPS_WEIGHTS)
       copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS, row);
   };
   const auto copy = [&](int s) {
 #pragma unroll 1
-    for (int row = 0; row < Patch::ROWS; ++row) copy_rows(s, row, copy_image);
+    for (int row = 0; row < Patch::ROWS; ++row) copy_part(s, row);
     ptx::cp_async_commit();
-  };
-  // With a prologue a part waits in registers while the products of a row are made: `take` asks for
-  // it, `put` brings it to shared memory.
-  constexpr int HELD = PREPARES ? ceil_div(VECTORS, Patch::ROWS * THREADS) : 1, NONE = -1;
-  Whole held[HELD];
-  int places[HELD];  // twice as many 16 bytes, and 1 where the pixel is inside
-  Pixel of_held{};   // image and channel
-#pragma unroll
-  for (int i = 0; i < HELD; ++i) places[i] = NONE;
-  const auto take = [&](u32, int patch, int step, int row) {
-    const Pixel origin = Patch::origin(patch);
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      const int item = (i * Patch::ROWS + row) * THREADS + thread;
-      if (item >= VECTORS) break;
-      const Vector v = vector_of(item, origin, step);
-      held[i] = load_packed<Patch::CHUNK>(a.pixel(v.at), v.inside);
-      places[i] = 2 * v.to + v.inside;
-      of_held = v.at;
-    }
-  };
-  const auto put = [&](int s) {
-#pragma unroll
-    for (int i = 0; i < HELD; ++i) {
-      if (places[i] == NONE) break;
-      const Whole result = places[i] % 2 ? prepared(of_held, held[i]) : held[i];
-      image_of(s)[places[i] / 2] = result;
-      places[i] = NONE;
-    }
   };
 
   ptx::griddepcontrol_launch_dependents();
@@ -298,11 +212,6 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   if constexpr (KEEPS_WEIGHTS && !B::CONSTANT) copy_all_weights();
 #pragma unroll
   for (int s = 0; s < C::STAGES - 1; ++s) copy(s);
-  if constexpr (PREPARES && C::STAGES > 1) {
-    ptx::cp_async_wait<0>();
-#pragma unroll 1
-    for (int s = 0; s < C::STAGES - 1; ++s) prepare(s);
-  }
 
   Products products(zeros_at);
   const auto epilogue_of = [&](int patch, int i) {
@@ -316,7 +225,7 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
   constexpr bool BY_ROW = Functor::INPUTS_BY_ROW;
   constexpr int SLOTS = BY_ROW ? 1 : Products::PARTS;
   using Fetched = typename decltype(epilogue_of(0, 0))::Fetched;
-  constexpr int FREE = min_of(255, 65536 / THREADS) - Products::LOOP - (PREPARES ? 6 * HELD : 0);
+  constexpr int FREE = min_of(255, 65536 / THREADS) - Products::LOOP;
   constexpr bool AHEAD = FREE * 4 >= SLOTS * static_cast<int>(sizeof(Fetched));
   Fetched fetched[SLOTS];
   if constexpr (AHEAD && !BY_ROW) {
@@ -350,7 +259,6 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
         __syncthreads();  // the stage before is used up
         copy(s);
         ptx::cp_async_wait<0>();
-        if constexpr (PREPARES) prepare(s);
       } else {
         ptx::cp_async_wait<C::STAGES - 2>();
       }
@@ -360,14 +268,8 @@ __device__ __forceinline__ void convolve_patches(const A& a, const B& b, const F
         if (step + 1 == STEPS) fetched[0] = epilogue_of(patch, 0).fetch();
       }
       products.multiply(weights, image, [&](int row) {
-        if constexpr (PREPARES && C::STAGES > 1) {
-          put(s + C::STAGES - 1);
-          copy_rows(s + C::STAGES - 1, row, take);
-        } else if constexpr (C::STAGES > 1) {
-          copy_rows(s + C::STAGES - 1, row, copy_image);
-        }
+        if constexpr (C::STAGES > 1) copy_part(s + C::STAGES - 1, row);
       });
-      if constexpr (PREPARES && C::STAGES > 1) put(s + C::STAGES - 1);
       if constexpr (C::STAGES > 1) ptx::cp_async_commit();
       products.wait();
     }

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, TypedDict
 
 from gtco.codegen import timing
-from gtco.codegen.emit import PointwiseEmitter, Region
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Illegal, Schedule, Sketch, check
@@ -29,9 +28,6 @@ from gtco.codegen.sketches.windows import WindowOperand, windows_of
 from gtco.ir.graph import Group
 from gtco.passes.box_means import LINES
 from gtco.target import Target
-
-MOST_HELD = 8
-"""Vectors of pixels that a thread keeps while the products of a row of taps are made."""
 
 
 class Operands(TypedDict):
@@ -52,20 +48,17 @@ class ConvPatches(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        problem = analyse(group, joins=True, lines=True, prepares=True)
+        problem = analyse(group, joins=True, lines=True)
         check(problem.anchor.definition.convolves, "rows of a matrix are no patch of an image")
         check_products(problem.anchor, problem.dtype, target, exact=True)
         if not isinstance(problem.a, JoinedOperand):  # a row of the kernel may be one tap of it
-            ahead = problem.prologue
-            image = None if ahead is None else ahead.image
-            problem = replace(problem, a=windows_of(group.graph, problem.anchor, image))
+            problem = replace(problem, a=windows_of(group.graph, problem.anchor))
         self.problem = problem
         pieces = [each for each in pieces_of(problem.a) if isinstance(each, WindowOperand)]
         self.windows = pieces[0]
         self.exact = is_exact(problem.anchor, problem.dtype)
         self.chunk = 16 // problem.dtype.itemsize
-        again = _overlap(self.windows) or problem.prologue is not None
-        check(again, "no pixel is in two windows")
+        check(_overlap(self.windows), "no pixel is in two windows")
         for piece in pieces:
             run = piece.layout.vector(self.chunk, piece.axes + 1)
             whole = run == self.chunk and piece.channels % run == 0
@@ -73,10 +66,8 @@ class ConvPatches(Sketch):
         whole = problem.b.layout.vector(self.chunk, 2) == self.chunk
         check(whole, f"the weights {problem.b.layout} are not in runs of 16 bytes")
         self.chunks = sum(piece.channels for piece in pieces) // self.chunk  # of a group
-        region = self.problem.region()
-        fields = self.problem.epilogue(region).row_fields
+        fields = self.problem.epilogue(self.problem.region()).row_fields
         check(not fields, "the epilogue reads values of each row")
-        self._prologue(region)
         self.moments = next((each for each in group.nodes if each.op == "box_moments"), None)
         if self.moments is not None:
             *_, high, wide = self.windows.out
@@ -87,19 +78,6 @@ class ConvPatches(Sketch):
         self.problem.check_stats(64, "warp")
         self._check_operands()
         check(any(self._default_schedules()), "no default patch fits the shared memory")
-
-    def _prologue(self, region: Region) -> PointwiseEmitter | None:
-        """The emitter of what becomes of 16 bytes of a pixel; the template hands in `pixel`."""
-        ahead = self.problem.prologue
-        if ahead is None:
-            return None
-        image = pieces_of(self.problem.a)[ahead.piece].layout.shape
-        inner = Region(self.group, (math.prod(image[:-1]), image[-1]), self.chunk)
-        inner.parameters = region.parameters
-        emitter = PointwiseEmitter(inner, {ahead.image: "pixel"}, ahead.nodes)
-        check(not emitter.row_fields and not emitter.stats, "a prologue has no values of rows")
-        check(inner.vector == self.chunk, "the prologue takes less than 16 bytes at a time")
-        return emitter
 
     @abc.abstractmethod
     def _operands(self, schedule: Schedule, chunks: int) -> Operands:
@@ -239,10 +217,6 @@ class ConvPatches(Sketch):
         if self.moments is not None:
             self._check_moments(self._part(columns), self.moments.attrs["columns"])
         shape = self._shape(schedule)
-        if self.problem.prologue is not None and schedule["stages"] > 1:
-            rows = math.prod(self.windows.kernel[:-1])
-            held = -(-shape.image // (16 * rows * shape.threads))
-            check(held <= MOST_HELD, f"{held} vectors of pixels wait in a thread's registers")
         self.check_smem(shape.smem)
         alone = schedule["stages"] == 1 and shape.resident == 1
         check(not alone, "one block a multiprocessor, which copies nothing while it multiplies")
@@ -290,19 +264,9 @@ class ConvPatches(Sketch):
         texts = []
         for label, operand in (("A", problem.a), ("B", problem.b)):
             texts.append(operand_text(label, operand, problem.dtype, pointers(operand, region)))
-        prologue = self._prologue(region)
         functor = emitter.functor("Epilogue", "acc")
         width = _width(self._warp(schedule)[1])
         names, newline = ", ".join(region.parameters), "\n"
-        prepared = last = ""
-        if prologue is not None and problem.prologue is not None:
-            piece = problem.prologue.piece
-            first = sum(each.layout.shape[-1] for each in pieces_of(problem.a)[:piece])
-            channels = pieces_of(problem.a)[piece].layout.shape[-1]
-            prepared = f"  static constexpr int PREPARED_FIRST = {first}, "
-            prepared += f"PREPARED_END = {first + channels};\n"
-            functor += prologue.functor("Prologue", "pixel", problem.prologue.nodes[-1].values[0])
-            last = f", Prologue{{{names}}}"
         source = f"""#include "{self.name}.cuh"
 using namespace gtco;
 
@@ -316,14 +280,14 @@ struct Config {{
   static constexpr int CHUNKS = {schedule["chunks"]}, STAGES = {schedule["stages"]};
   static constexpr int WARPS_M = {schedule["warps_m"]}, WARPS_N = {schedule["warps_n"]};
   static constexpr int WIDTH = {width};
-{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}{prepared}}};
+{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}}};
 
 {newline.join(texts)}
 {functor}
 extern "C" __global__ void __launch_bounds__({shape.threads})
 ENTRY_POINT({region.declarations}) {{
   {self.name}<Config>(A{{{pointers(problem.a, region)}}},
-{" " * len(self.name)}           B{{{pointers(problem.b, region)}}}, Epilogue{{{names}}}{last});
+{" " * len(self.name)}           B{{{pointers(problem.b, region)}}}, Epilogue{{{names}}});
 }}
 """
         return self.program(

@@ -9,7 +9,6 @@ counted over all batches. The groups of a convolution are a batch whose results 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -32,7 +31,6 @@ from gtco.ir.spec import HALVES
 from gtco.ir.views import NotAView, resolve
 from gtco.passes.box_means import RUN
 from gtco.passes.joined import joined_by
-from gtco.passes.prologues import Prologue, prologue_of
 from gtco.passes.scaled import Scale, scale_of
 from gtco.target import Target
 
@@ -77,7 +75,6 @@ class GemmProblem:
         dtype: of both operands.
         a, b: the operands; A may be windows of an image, and may lie in several pieces.
         scale: what A is multiplied by, if by anything.
-        prologue: what becomes of the pixels of A, or of one piece, as they are copied.
     """
 
     group: Group
@@ -90,7 +87,6 @@ class GemmProblem:
     a: Operand
     b: GemmOperand
     scale: ScaleOperand | None = None
-    prologue: Prologue | None = None
 
     def matmul_tflops(self, target: Target) -> float:
         """The dense rate of its products on `target`, TFLOP/s."""
@@ -142,13 +138,10 @@ class GemmProblem:
 
     def epilogue(self, region: Region) -> PointwiseEmitter:
         """The epilogue's emitter; the template hands in `acc`."""
-        concat = joined_by(self.group.graph, self.anchor)
-        ahead = {concat.name} if concat is not None else set()
+        ahead = joined_by(self.group.graph, self.anchor)
         if self.scale is not None:
-            ahead.add(self.scale.product.name)
-        if self.prologue is not None:
-            ahead |= {node.name for node in self.prologue.nodes}
-        nodes = [node for node in self.group.nodes if node.name not in ahead]
+            ahead = self.scale.product
+        nodes = [node for node in self.group.nodes if node is not ahead]
         return PointwiseEmitter(region, {self.anchor.values[0]: "acc"}, nodes)
 
     @cached_property
@@ -253,7 +246,6 @@ def analyse(
     joins: bool = False,
     boxes: bool = False,
     lines: bool = False,
-    prepares: bool = False,
 ) -> GemmProblem:
     """The GEMM in `group`.
 
@@ -263,11 +255,10 @@ def analyse(
         joins: whether it can read A in pieces.
         boxes: whether it can leave means and moments of runs of rows.
         lines: whether it can leave moments of `LINES` of pixels.
-        prepares: whether it copies A through registers, and computes a prologue there.
 
     Raises:
-        Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled,
-            computed or read in pieces, or means are to be left, and cannot be.
+        Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled
+            or read in pieces, or means are to be left, and cannot be.
     """
     for node in group.nodes:
         if node.op in ("box_means", "box_moments"):
@@ -280,15 +271,10 @@ def analyse(
     out = anchor.outputs[0].sizes
     concat = joined_by(graph, anchor)
     check(joins or concat is None, "this sketch reads its operand from one place")
-    prologue = prologue_of(graph, anchor)
-    check(prepares or prologue is None, "this sketch copies its operands unchanged")
-    if concat is not None or anchor.definition.convolves:
-        images = [anchor.inputs[0]] if concat is None else list(concat.inputs)
-        if prologue is not None:
-            images[prologue.piece] = prologue.image
-        if concat is None:
-            return replace(_analyse_conv(group, anchor, *images), prologue=prologue)
-        return replace(_analyse_joined(group, anchor, images), prologue=prologue)
+    if concat is not None:
+        return _analyse_joined(group, anchor, concat)
+    if anchor.definition.convolves:
+        return _analyse_conv(group, anchor)
     found = scale_of(graph, anchor)
     check(scales or found is None, "this sketch copies its operands unchanged: none is scaled")
     try:
@@ -339,14 +325,14 @@ def _scale_operand(graph: Graph, scale: Scale) -> ScaleOperand:
     )
 
 
-def _analyse_conv(group: Group, anchor: Node, image: str) -> GemmProblem:
+def _analyse_conv(group: Group, anchor: Node) -> GemmProblem:
     graph = group.graph
     *pixels, out = anchor.outputs[0].sizes
     groups = anchor.attrs.get("groups", 1)
     columns = out // groups
     k = math.prod(graph.specs[anchor.inputs[1]].sizes[1:])
     try:
-        a = of_whole_rows(windows_of(graph, anchor, image))
+        a = of_whole_rows(windows_of(graph, anchor))
         b_base, b = resolve(graph, anchor.inputs[1])
         b = b.reshape((groups, columns, k))
     except NotAView as error:
@@ -361,11 +347,11 @@ def _analyse_conv(group: Group, anchor: Node, image: str) -> GemmProblem:
     return GemmProblem(group, anchor, groups, rows, columns, k, dtypes.pop(), a, b_operand)
 
 
-def _analyse_joined(group: Group, anchor: Node, names: Iterable[str]) -> GemmProblem:
+def _analyse_joined(group: Group, anchor: Node, concat: Node) -> GemmProblem:
     graph = group.graph
     *rows, columns = anchor.outputs[0].sizes
     try:
-        pieces = tuple(_piece(graph, anchor, name, math.prod(rows)) for name in names)
+        pieces = tuple(_piece(graph, anchor, name, math.prod(rows)) for name in concat.inputs)
         b_base, b = resolve(graph, anchor.inputs[1])
         k = math.prod(b.shape) // columns
         b = b.reshape((1, columns, k))

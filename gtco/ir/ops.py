@@ -126,8 +126,8 @@ class Op:
         ends_masks: it makes no -inf whatever its operands are, so that no row of it is a mask which
             forbids everything.
         of_pairs: a pointwise op that reads, of columns 2 i and 2 i + 1, the other one.
-        never_alone: the kernel of a contraction computes it, ahead of its products or behind them:
-            a pass put it there, and no plan has it elsewhere.
+        never_alone: the kernel of a contraction computes it, behind its products: a pass put it
+            there, and no plan has it elsewhere.
     """
 
     name: str
@@ -298,8 +298,6 @@ _ROWS: tuple[Op, ...] = (
     Op("swap_pairs", Pattern.BROADCAST, references.swap_pairs, "{0}", of_pairs=True),
     Op("rotate", Pattern.BROADCAST, references.rotate,
        "{3} == 0.0f ? {0} * {2} : {0} * {2} + {1} * {3}"),
-    Op("scale_shift", Pattern.BROADCAST, references.scale_shift, "{0} * {1} + {2}",
-       never_alone=True),
     # Views: the result is the same memory under another layout.
     _view("reshape", lambda x, *, shape: x.reshape(shape), stays_finite=True),
     _view("permute", lambda x, *, dims: x.permute(dims), stays_finite=True),

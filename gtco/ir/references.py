@@ -443,12 +443,6 @@ def normalize_groups(
     return (y if b is None else y + b).to(x.dtype)
 
 
-def scale_shift(x: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
-    """x * scale + shift in f32 or wider, as x's type."""
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
-    return (wide * scale + shift).to(x.dtype)
-
-
 def topk(x: Tensor, *, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """The `k` largest (or smallest) elements of each row in order, and where they are.
 

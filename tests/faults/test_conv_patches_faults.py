@@ -35,7 +35,7 @@ SCHEDULE = {
 Scene = Callable[[], tuple[KernelProgram, Group]]
 
 
-def by_patches(
+def _of(
     make: Callable[[], Group],
     kind: type[ConvPatches] = ConvMma,
     arch: str = "sm_80",
@@ -54,8 +54,8 @@ def by_patches(
     return scene
 
 
-def by_wgmma(make: Callable[[], Group], **changes: int) -> Scene:
-    return by_patches(make, ConvWgmma, "sm_90a", **{"tile_h": 8, "warps_m": 4, **changes})
+def _of_wgmma(make: Callable[[], Group], **changes: int) -> Scene:
+    return _of(make, ConvWgmma, "sm_90a", **{"tile_h": 8, "warps_m": 4, **changes})
 
 
 def _rows() -> tuple[KernelProgram, Group]:
@@ -66,48 +66,44 @@ def _rows() -> tuple[KernelProgram, Group]:
 
 
 SCENES: dict[str, Scene] = {
-    "image": by_patches(lambda: groups.convolution((2, 7, 21, 24), 72, (3, 3), groups.F16)),
-    "weights in stages": by_patches(
+    "image": _of(lambda: groups.convolution((2, 7, 21, 24), 72, (3, 3), groups.F16)),
+    "weights in stages": _of(
         lambda: groups.convolution((2, 7, 21, 48), 72, (3, 3), groups.F16), smem_per_block=30_000
     ),
-    "one stage": by_patches(
+    "one stage": _of(
         lambda: groups.convolution((1, 7, 9, 24), 24, (3, 3), groups.F16), stages=1, warps_m=2
     ),
-    "strides": by_patches(
+    "strides": _of(
         lambda: groups.convolution(
             (1, 11, 27, 16), 24, (3, 4), groups.F16, stride=(2, 3), dilation=(1, 2)
         ),
         stages=1,
     ),
-    "volume": by_patches(
+    "volume": _of(
         lambda: groups.convolution((2, 4, 5, 9, 16), 16, (2, 3, 3), groups.F16), tile_t=2
     ),
-    "one chunk": by_patches(
-        lambda: groups.convolution((1, 5, 9, 8), 16, (3, 3), groups.F16), chunks=1
-    ),
-    "groups": by_patches(
-        lambda: groups.convolution((1, 5, 9, 32), 24, (3, 3), groups.F16, groups=2)
-    ),
-    "wgmma": by_wgmma(
+    "one chunk": _of(lambda: groups.convolution((1, 5, 9, 8), 16, (3, 3), groups.F16), chunks=1),
+    "groups": _of(lambda: groups.convolution((1, 5, 9, 32), 24, (3, 3), groups.F16, groups=2)),
+    "wgmma": _of_wgmma(
         lambda: groups.convolution((2, 17, 21, 24), 40, (3, 3), groups.F16), tile_h=16
     ),
-    "warpgroups": by_wgmma(
+    "warpgroups": _of_wgmma(
         lambda: groups.convolution((1, 14, 27, 16), 24, (3, 2), groups.BF16, stride=(1, 2)),
         tile_w=16,
         warps_m=8,
     ),
-    "wgmma, five taps": by_wgmma(
+    "wgmma, five taps": _of_wgmma(
         lambda: groups.convolution((1, 10, 20, 16), 16, (3, 5), groups.F16)
     ),
-    "wgmma, one stage": by_wgmma(
+    "wgmma, one stage": _of_wgmma(
         lambda: groups.convolution((1, 9, 9, 48), 16, (3, 3), groups.F16), stages=1
     ),
-    "moments": by_patches(
+    "moments": _of(
         lambda: box_groups.of_lines(
             groups.convolution((2, 12, 24, 16), 40, (3, 3), groups.F16, residual=False), 1
         )
     ),
-    "moments, volume": by_patches(
+    "moments, volume": _of(
         lambda: box_groups.of_lines(
             groups.convolution((2, 3, 4, 16, 16), 24, (3, 3, 3), groups.F16, residual=False), 4
         ),

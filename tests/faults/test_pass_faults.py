@@ -17,7 +17,6 @@ from torch.testing import assert_close
 from gtco.ir.graph import Graph, Group
 from gtco.ir.interpreter import interpret
 from gtco.passes import (
-    applied_norms,
     channels,
     columns,
     expand_attention,
@@ -33,7 +32,6 @@ from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
 from gtco.passes.taps_as_columns import columns_of_taps
 from tests.pass_checks import COMPUTE, captured, check, random
-from tests.unit.test_passes_applied_norms import READS, by_launches, no_refusal, normed
 from tests.unit.test_passes_taps import convolved
 
 Case = tuple[Graph, tuple[Tensor, ...]]
@@ -157,12 +155,6 @@ def enlarged() -> Case:
     return captured(net, random(2, 2, 4, 5), **weights)
 
 
-def norm_of_groups() -> Case:
-    """A norm of four channels a group in several chunks, ahead of a convolution."""
-    graph = normed(READS["one"][0], groups=4)
-    return graph, tuple(random(*spec.sizes).half() + 2 for spec in graph.inputs.values())
-
-
 def few_results() -> Case:
     """A dilated convolution of three results."""
     graph = convolved(3, (3, 3), dilation=(1, 2))
@@ -266,23 +258,6 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "columns of weights beside the padding": (
         channels, "pad_channels", classes, "beside = (0, columns,", "beside = (columns, 0,",
     ),
-    "statistics of more than there are": (
-        applied_norms, "apply_norms", norm_of_groups, "other=1.0 / count", "other=0.5 / count",
-    ),
-    "statistics of one chunk alone": (
-        applied_norms, "apply_norms", norm_of_groups, '"add", edit.add("mul", squares, other=1.0 / '
-        'count), apart)', '"mul", squares, other=1.0 / count)',
-    ),
-    "a shift that is not scaled": (
-        applied_norms, "apply_norms", norm_of_groups, 'shift = edit.add("mul", mean, scale)',
-        'shift = edit.add("mul", mean, other=1.0)',
-    ),
-    "groups beside their channels": (
-        applied_norms, "apply_norms", norm_of_groups,
-        'value = edit.add("expand", value, shape=(images, groups, depth))',
-        'value = edit.add("expand", value, shape=(images, groups, depth))\n'
-        '    value = edit.add("permute", value, dims=(0, 2, 1))',
-    ),
     "taps of other columns": (
         taps, "columns_of_taps", few_results, "start=tap * results, end=(tap + 1) * results",
         "start=0, end=results",
@@ -328,10 +303,6 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
 }  # fmt: skip
 
 
-LIMITS = {"apply_norms": "LARGE_BYTES", "columns_of_taps": "LEAST_FLOPS"}
-"""What says from which size on a pass is worth it."""
-
-
 def planted(module: ModuleType, old: str, new: str) -> ModuleType:
     """`module` with `old` replaced in its source."""
     source = inspect.getsource(module)
@@ -350,11 +321,9 @@ def judge(module: ModuleType, name: str, case: Callable[[], Case]) -> None:
     step = getattr(module, name)
     if name == "expand_attention":
         step = partial(step, refusal=no_attention)
-    if name == "apply_norms":
-        step = partial(step, refusal=no_refusal, price=by_launches)
-    if name in LIMITS:
+    if name == "columns_of_taps":
         with pytest.MonkeyPatch.context() as patch:  # small images are worth it
-            patch.setattr(module, LIMITS[name], 1)
+            patch.setattr(module, "LEAST_FLOPS", 1)
             check(step, graph, args)
         return
     if name != "split_norms":

@@ -23,7 +23,6 @@ from tests import (
     back_to_back_groups,
     groups,
     projection_groups,
-    prologue_groups,
     squeeze_groups,
     stencil_groups,
 )
@@ -72,7 +71,6 @@ CASES: tuple[Callable[[], Group], ...] = (
     lambda: groups.batched_matmul(2, 33, 64, 40, F16),
     lambda: groups.convolution((1, 56, 56, 64), 64, (3, 3), F16),
     lambda: groups.convolution((1, 14, 14, 64), 64, (3, 3), F16, groups=2),
-    prologue_groups.CASES["norm"],
     lambda: attention_groups.packed(197, 12, 64),
     lambda: attention_groups.cross((2,), 70, 130, 32, mask=F16),
     projection_groups.LARGE["vit_b"],
