@@ -12,7 +12,7 @@ from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.spec import TensorSpec
 from gtco.options import Options
 from gtco.passes.stored_columns import order_stored_columns
-from tests.pass_checks import check, ops, random
+from tests.pass_checks import check, random
 
 F64 = torch.float64
 
@@ -84,7 +84,7 @@ def test_images_with_channels_first_stay() -> None:
 class Enlarger(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.up = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.PixelShuffle(2), nn.PReLU(16))
+        self.up = nn.Sequential(nn.Conv2d(16, 64, 3, padding=1), nn.PixelShuffle(2), nn.PReLU())
         self.last = nn.Conv2d(16, 16, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
