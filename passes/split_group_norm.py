@@ -24,9 +24,13 @@ PART = 4096
 """Elements of a group that a block reads at once."""
 MOST_STATS = 16384
 """Statistics that a block of the second kernel merges: the more, the more it reads."""
-NARROW_PART = 2048
+NARROW_PART = 1024
 """Likewise, of narrow groups: few blocks have them all, and each reads past most of what memory
-gives it. An H100 took 10.9 us for 256 groups of 4096 pixels, and 8.5 in two kernels."""
+gives it. An H100 took 10.9 us for 256 groups of 4096 pixels and 6.3 for 2048, and 4.7 in two
+kernels."""
+FEW_GROUPS = 256
+"""Of all images: a block for each leaves multiprocessors idle. An H100 took 8.6 us for 64 groups of
+10240 elements."""
 PARTS = ((PART, 1024), (MAX_COLUMNS, 4096), (PART, MOST_STATS))
 """Most elements of a group in one part and most statistics, in the order of preference."""
 NARROW_BYTES = 16
@@ -44,7 +48,8 @@ def _match(edit: Editor, node: Node) -> tuple[Node, int] | None:
     sizes, groups = node.outputs[0].sizes, node.attrs["groups"]
     depth, pixels = sizes[-1] // groups, math.prod(sizes[1:-1])
     narrow = depth * node.outputs[0].dtype.itemsize < NARROW_BYTES
-    if depth * pixels <= (NARROW_PART if narrow else MAX_COLUMNS):
+    whole = MAX_COLUMNS if sizes[0] * groups >= FEW_GROUPS else PART
+    if depth * pixels <= (NARROW_PART if narrow else whole):
         return None
     if narrow and _has_channels_last(edit, node.inputs[0]):
         large = node.outputs[0].nbytes > LARGE_BYTES and sizes[-1] >= 2 * WIDE

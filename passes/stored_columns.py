@@ -70,7 +70,7 @@ def _match(edit: Editor, reshape: Node) -> _Shuffle | None:
 
 def _first_part(sizes: tuple[int, ...], cut: tuple[int, ...]) -> int | None:
     """Where in `cut` the parts of the last of `sizes` begin, if it is cut into several."""
-    for first in range(len(cut) - 1):
+    for first in range(len(cut) - 1 if sizes else 0):
         if math.prod(cut[first:]) == sizes[-1] and cut[first] > 1:
             return first
     return None

@@ -159,7 +159,12 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "a_half ? next : Patch::tap(tap)",
         "Patch::tap(tap)",
     ),
-    "columns as they come": ("image", "(n & 6) << 2 | (n & 24) >> 2", "(n & 6) | (n & 24)"),
+    "columns as they come": (
+        "image",
+        "(place & 24) >> 2 | (place & 6) << 2",
+        "(place & 24) | (place & 6)",
+    ),
+    "columns of the first chunks alone": ("image", "* NEAR + item % NEAR;", "* NEAR;"),
     "weights of one row of taps": ("image", "row * W::KERNEL_W + x;", "x;"),
     "a part of the image again": ("image", "item = row * THREADS + thread", "item = thread"),
     "the last part left out": (
@@ -274,7 +279,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "planes as far apart as those of weights": (
         "wgmma",
         "lane / 16 * Patch::PLANE",
-        "lane / 16 * Patch::COLUMNS",
+        "lane / 16 * C::BLOCK_N",
     ),
     "one plane for both halves of wgmma's": (
         "wgmma",
@@ -292,8 +297,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "step == 0 && STEPS % BUFFERS != 0",
         "false",
     ),
-    "columns of one plane": ("wgmma", "<Patch::COLUMNS * 16, 128>", "<16, 128>"),
-    "columns of one eight": ("wgmma", "<Patch::COLUMNS * 16, 128>", "<Patch::COLUMNS * 16, 16>"),
+    "columns of one plane": ("wgmma", "<C::BLOCK_N * 16, 128>", "<16, 128>"),
+    "columns of one eight": ("wgmma", "<C::BLOCK_N * 16, 128>", "<C::BLOCK_N * 16, 16>"),
     "the first square twice": ("wgmma", "Patch::first_pixel(i * 64)", "Patch::first_pixel(0)"),
     "the first warpgroup's pixels": (
         "warpgroups",

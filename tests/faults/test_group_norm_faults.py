@@ -22,7 +22,11 @@ FAULTS = {
     "the spread of the parts' means left out": (" + apart * apart * COUNT;", ";"),
     "the first part's mean left out": ("{origin + total, ", "{total, "),
     "the last part left out": ("chunk < CHUNKS; chunk", "chunk < CHUNKS - 1; chunk"),
-    "lanes that do not add up": ("lanes_sum<PARTS>(total)", "lanes_sum<PARTS / 2>(total)"),
+    "lanes that do not add up": ("lanes_sum<32, NEAR>(total)", "lanes_sum<16, NEAR>(total)"),
+    "lanes of other groups added up": (
+        "lanes_sum<32, NEAR>(total)",
+        "lanes_sum<32, NEAR / 2>(total)",
+    ),
     "groups beyond the first of each thread left out": ("start < SPAN * GROUPS;", "start < 1;"),
     "images beyond the last": ("unit < SPAN * GROUPS && image < IMAGES", "unit < SPAN * GROUPS"),
 }

@@ -26,12 +26,14 @@ from gtco.passes import (
     pulled,
     rotary,
     split_norm,
+    stored_columns,
     upsampling,
 )
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.layout import channels_last
 from gtco.passes.taps_as_columns import columns_of_taps
 from tests.pass_checks import COMPUTE, captured, check, random
+from tests.unit.test_passes_stored_columns import shuffled
 from tests.unit.test_passes_taps import convolved
 
 Case = tuple[Graph, tuple[Tensor, ...]]
@@ -271,6 +273,18 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "factors of other channels": (
         pulled, "pull_pointwise", cut_deconvolution, "[channels.to(given.device)]",
         "[channels.to(given.device).flip(0)]",
+    ),
+    "columns in the order of before": (
+        stored_columns, "order_stored_columns", shuffled,
+        "[order.to(edit.constants[name].device)]", "",
+    ),
+    "columns by the strides of other parts": (
+        stored_columns, "order_stored_columns", shuffled,
+        "[stride for _, stride in parts]", "[stride for _, stride in parts[::-1]]",
+    ),
+    "slopes of other channels": (
+        stored_columns, "order_stored_columns", shuffled,
+        "moved(edit, name, order)", "moved(edit, name, order.flip(0))",
     ),
     "values beside gates of other columns": (
         gated, "pair_gates", geglu, ".reshape(2, count).t().flatten()", ".flip(0)",

@@ -47,7 +47,11 @@ def test_instance_norm_has_groups_of_one_channel() -> None:
     (
         ((1, 320, 64, 64), 32, 16),
         ((2, 640, 32, 32), 32, 8),
-        ((1, 1280, 16, 16), 32, None),
+        ((1, 1280, 16, 16), 32, 4),  # fewer groups than there are blocks at a time
+        ((8, 1280, 16, 16), 32, None),
+        ((1, 1280, 8, 8), 32, None),
+        ((1, 256, 64, 64), 256, 8),
+        ((1, 256, 32, 32), 256, None),
         ((1, 128, 256, 256), 32, 16),  # of few channels: a block for each multiprocessor
         ((1, 128, 512, 512), 32, 32),  # of twice as many channels each, from device memory
         ((1, 64, 128, 128), 64, 32),
@@ -106,7 +110,7 @@ def _fused(width: int, size: int) -> FusedGraph:
 
 
 def test_a_diffusion_block_converts_no_layout_but_its_ends() -> None:
-    for size, norm in ((16, ["rowwise"]), (32, ["rowwise", "elementwise"])):
+    for size, norm in ((8, ["rowwise"]), (32, ["rowwise", "elementwise"])):
         fused = _fused(640, size)
         families = [group.name.rpartition("_")[0] for group in fused]
         assert families == [*norm, "gemm", *norm, "gemm"]
