@@ -103,6 +103,7 @@ class BlockWork:
         awaited: loads of an image that its threads ask for one after another.
         instructions: of its threads beside what the group's nodes ask for, where they are many.
         window_steps: steps of tiles of windows, where few warps hide how their places are computed.
+        cut_atoms: of windows' tiles, whose last channels the copy engine fills with zeros.
         kept_bytes: of weights, for which the products of a block's first tile wait.
     """
 
@@ -134,6 +135,7 @@ class BlockWork:
     awaited: int = 0
     instructions: int = 0
     window_steps: int = 0
+    cut_atoms: int = 0
     kept_bytes: int = 0
 
 

@@ -163,7 +163,7 @@ def chain_us(
     block_us = c.epilogue_us if block.mma_flops else c.direct_epilogue_us
     epilogue_us = together * (block_us + results / c.store_per_us + pointwise_us)
     epilogue_us += block.meetings * c.turn_us + block.awaited * c.awaited_us
-    epilogue_us += block.window_steps * c.window_us
+    epilogue_us += block.window_steps * c.window_us + block.cut_atoms * c.cut_us
     if block.writers:
         result_us = c.result_us + block.image * c.image_us + block.narrow * c.narrow_us
         epilogue_us += results / block.writers * result_us

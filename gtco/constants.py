@@ -60,6 +60,7 @@ class Constants:
             of L2 (`BlockWork.parts_of_b`).
         awaited_us: of each load that the one before is waited for first (`BlockWork.awaited`).
         window_us: of each step of `BlockWork.window_steps`.
+        cut_us: of each of `BlockWork.cut_atoms`.
         kept_bytes_per_us: of `BlockWork.kept_bytes`, which threads copy to one multiprocessor.
         exchange_us: the cluster's barriers around an exchange of staged tiles.
         sums_us: the same around an exchange of partial sums, which leave from registers.
@@ -105,6 +106,7 @@ class Constants:
     hot_us: float
     awaited_us: float
     window_us: float
+    cut_us: float
     kept_bytes_per_us: float
     exchange_us: float
     sums_us: float
@@ -163,7 +165,9 @@ H100 = Constants(
     narrow_us=0.01,
     hot_us=0.012,
     awaited_us=0.19,
-    window_us=0.28,  # experiments/notes/30-after-images.md, both
+    # experiments/notes/30-after-images.md, all three.
+    window_us=0.28,
+    cut_us=0.11,
     kept_bytes_per_us=16_000,
     exchange_us=0.5,
     sums_us=0.3,
