@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import replace
 
 from gtco.codegen import timing
 from gtco.codegen.rules import derive
@@ -149,11 +148,7 @@ def _attention_us(graph: Graph, node: Node, target: Target) -> float:
 
 
 def programmed_us(group: Group, target: Target) -> float | None:
-    """The program that runs by default; without any the nodes in ATen, or None of a lone one.
-
-    What a product waits for beside its tiles is left out, as it is of products without a program:
-    one of pieces would be dearer than a concat and the same product behind it.
-    """
+    """The program that runs by default; without any the nodes in ATen, or None of a lone one."""
     times = []
     for sketch in derive(group, family(group), target).sketches:
         for schedule in sketch.defaults():
@@ -161,9 +156,7 @@ def programmed_us(group: Group, target: Target) -> float | None:
                 program = sketch.emit(schedule)
             except Illegal:
                 continue
-            work = work_of(Candidate(sketch, program))
-            block = replace(work.block, window_steps=0, cut_atoms=0, kept_bytes=0)
-            times.append(draft_us(replace(work, block=block), target))
+            times.append(draft_us(work_of(Candidate(sketch, program)), target))
             break
     if times:
         return min(times)
