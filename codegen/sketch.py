@@ -203,6 +203,10 @@ class Sketch(ABC):
         """`BlockWork.requests` of a program that takes an even share of the bytes."""
         return 0
 
+    def read_again(self, program: KernelProgram) -> int:
+        """Bytes that each block of such a program reads beside its share."""
+        return 0
+
     @cached_property
     def _knobs(self) -> dict[str, Knob]:
         return {knob.name: knob for knob in self.knobs()}

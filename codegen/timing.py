@@ -174,12 +174,12 @@ def chain_us(
     start_us = (c.start_boundaries + c.alone_boundaries * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes
     start_us += c.shared_us * shares
+    start_us += together * block.kept_bytes / c.kept_bytes_per_us
     turns_us = waits * (turn_us + c.shared_turn_us * shares + c.scale_us * block.scales)
     tile_us = (loop_us + turns_us) / block.tiles
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
     before_us += c.handover_us * (block.tiles - 1) * (block.consumers > 1)
-    start_us += together * block.kept_bytes / c.kept_bytes_per_us
     begun_us = (waves - 1) * c.latency_us * (resident == 1)  # nothing else is under way
     if block.in_turns and not block.mma_flops:
         epilogue_us -= min(fill_us, epilogue_us) * (1 - 1 / together) * (1 - together / per_sm)

@@ -115,7 +115,7 @@ def work_of(candidate: Candidate) -> Work:
     across, down, deep = program.cluster
     blocks = x * y * z
     block = sketch.block_work(program) or _even_share(
-        group, blocks, program.block, sketch.requests(program)
+        group, blocks, program.block, sketch.requests(program), sketch.read_again(program)
     )
     return Work(
         sketch.name,
@@ -129,13 +129,17 @@ def work_of(candidate: Candidate) -> Work:
     )
 
 
-def _even_share(group: GroupWork, blocks: int, threads: int, requests: int) -> BlockWork:
-    """A kernel without a main loop: every byte is read once, by one block."""
+def _even_share(
+    group: GroupWork, blocks: int, threads: int, requests: int, again: int
+) -> BlockWork:
+    """A kernel without a main loop: every byte is read once, by one block, but for those that each
+    reads `again`."""
     fill_bytes = -(-(group.read_bytes + group.weight_bytes) // blocks)
     written = -(-group.written_bytes // (blocks * (4 >> group.half)))
     live = 24 + -(-fill_bytes // (4 * threads))
     registers = min(255, live)
-    return BlockWork(fill_bytes, fill_bytes, 1, 1, 0, 1, written, 1, registers, requests=requests)
+    filled = fill_bytes + again
+    return BlockWork(filled, filled, 1, 1, 0, 1, written, 1, registers, requests=requests)
 
 
 def group_work(group: Group) -> GroupWork:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -160,19 +161,25 @@ def _channels(layout: Layout, count: int) -> Tensor | None:
 
 def _replace(edit: Editor, match: _Run) -> str:
     edit.root(match.nodes[0])
-    value = match.value
-    for node in match.nodes:
-        operand = operand_of(edit, node)
-        inputs = [
-            value if name == operand else moved(edit, name, match.channels) for name in node.inputs
-        ]
-        value = edit.add(node.op, *inputs, **node.attrs)
+    value = computed_of(edit, match.nodes, match.value, match.channels)
     for view in match.views:
         value = edit.add(view.op, value, **view.attrs)
     return value
 
 
-def moved(edit: Editor, name: str, channels: Tensor) -> str:
+def computed_of(edit: Editor, nodes: Iterable[Node], value: str, channels: Tensor) -> str:
+    """What `nodes`, each of the one before, make of `value`, whose channel i is their `channels[i]`
+    so far."""
+    for node in nodes:
+        operand = operand_of(edit, node)
+        inputs = [
+            value if name == operand else _moved(edit, name, channels) for name in node.inputs
+        ]
+        value = edit.add(node.op, *inputs, **node.attrs)
+    return value
+
+
+def _moved(edit: Editor, name: str, channels: Tensor) -> str:
     """The numbers of the channels where these lie in the product."""
     given = edit.constants[name]
     if given.numel() == 1:

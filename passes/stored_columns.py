@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.views import Axis, Layout, NotAView, apply_view
-from gtco.passes.pulled import moved, operand_of
+from gtco.passes.pulled import computed_of, operand_of
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
 
@@ -106,10 +106,7 @@ def _replace(edit: Editor, match: _Shuffle) -> str:
         for name in constants
     ]
     value = edit.add(match.product.op, image, *ordered, **match.product.attrs)
-    for node in match.run:
-        operand = operand_of(edit, node)
-        inputs = [value if name == operand else moved(edit, name, order) for name in node.inputs]
-        value = edit.add(node.op, *inputs, **node.attrs)
+    value = computed_of(edit, match.run, value, order)
     sizes, first = match.reshape.outputs[0].sizes, match.first
     pixels = sizes[:first]
     value = edit.add("reshape", value, shape=(*pixels, *(size for size, _ in match.parts)))

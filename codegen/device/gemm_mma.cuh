@@ -113,10 +113,7 @@ class TileCopies {
           places_[i] = Operand::place(first);
           inside_[i] = row < row_count ? TapBits<Operand>::of_window(row) : 0;
         } else {
-          if constexpr (JOINED)
-            places_[i] = row;
-          else
-            places_[i] = Operand::row_place(batch, row);
+          places_[i] = Operand::row_place(batch, row);
           inside_[i] = row < row_count;
         }
       }
@@ -136,7 +133,7 @@ class TileCopies {
         k_place = Operand::place(tap) - Operand::place(Pixel{});
         needed = TapBits<Operand>::of_tap(here);
         channel = tap.channel;
-      } else if constexpr (!JOINED) {
+      } else {
         k_place = Operand::k_place(k);
       }
       if constexpr (JOINED) {

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import ClassVar
 
 from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tile_loads import Space
 from gtco.codegen.tiles import TileEmitter
 from gtco.ir.graph import Group
@@ -71,19 +71,9 @@ class Elementwise(Sketch):
         """Values of a thread."""
         return self._emitter().loads * vectors * self.vector
 
-    def block_work(self, program: KernelProgram) -> BlockWork | None:
-        schedule, (blocks, *_) = program.schedule, program.grid
-        merged = self._emitter().merged_bytes(
-            schedule["threads"] * schedule["vectors"] * self.vector
-        )
-        if not merged:
-            return None
-        graph = self.group.graph
-        read = sum(graph.specs[name].nbytes for name in graph.inputs) // blocks
-        written = sum(graph.specs[name].numel for name in graph.outputs) // blocks
-        registers = min(255, 24 + read // (4 * schedule["threads"]))
-        filled = read + merged
-        return BlockWork(filled, filled, 1, 1, 0, 1, written, 1, registers, meetings=1)
+    def read_again(self, program: KernelProgram) -> int:
+        points = program.schedule["threads"] * program.schedule["vectors"] * self.vector
+        return self._emitter().merged_bytes(points)
 
 
 def _best_space(group: Group) -> tuple[Space, int]:

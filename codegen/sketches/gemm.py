@@ -124,6 +124,17 @@ class GemmProblem:
             return -(-self.k // elements)
         return self.a.atoms(elements)
 
+    def cut_atoms(self, elements: int) -> int:
+        """Of these, those of windows that a piece's channels do not fill."""
+        pieces = [each for each in pieces_of(self.a) if isinstance(each, WindowOperand)]
+        return sum(each.taps for each in pieces if each.channels % elements)
+
+    @property
+    def taps(self) -> int:
+        """Of the windows that A's rows are; 1 of rows as they lie."""
+        first = pieces_of(self.a)[0]
+        return first.taps if isinstance(first, WindowOperand) else 1
+
     @property
     def grouped(self) -> bool:
         """Whether the batch is the groups of a convolution."""

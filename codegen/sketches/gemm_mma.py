@@ -20,8 +20,7 @@ from gtco.codegen.sketches.gemm import (
     is_exact,
     pad_to,
 )
-from gtco.codegen.sketches.operands import operand_text, pieces_of, pointers
-from gtco.codegen.sketches.windows import WindowOperand
+from gtco.codegen.sketches.operands import operand_text, pointers
 from gtco.ir.graph import Group
 from gtco.target import Target
 
@@ -104,7 +103,7 @@ class GemmMma(Sketch):
         resident = timing.resident_blocks(program.smem_bytes, threads, registers, self.target)
         blocks = math.prod(program.grid)
         waves = timing.in_waves(blocks, resident, self.target)
-        few = self._taps > 1 and blocks <= FEW_BLOCKS * self.target.sm_count
+        few = self.problem.taps > 1 and blocks <= FEW_BLOCKS * self.target.sm_count
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
@@ -119,12 +118,6 @@ class GemmMma(Sketch):
             writers=threads if waves else 0,
             window_steps=steps if few else 0,
         )
-
-    @property
-    def _taps(self) -> int:
-        """Of the windows that A's rows are; 1 of rows as they lie."""
-        first = pieces_of(self.problem.a)[0]
-        return math.prod(first.kernel) if isinstance(first, WindowOperand) else 1
 
     def _emit(self, schedule: Schedule) -> KernelProgram:
         problem = self.problem

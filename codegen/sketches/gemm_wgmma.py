@@ -4,7 +4,6 @@ tf32. Operands are K-major, but that one of 16 bits may lie in rows of K."""
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -26,7 +25,6 @@ from gtco.codegen.sketches.gemm import (
     pairs,
 )
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
-from gtco.codegen.sketches.windows import WindowOperand
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
 
@@ -286,15 +284,9 @@ class GemmWgmma(Sketch):
             writers=_threads(schedule) - timing.WARPGROUP if waves else 0,
             parts_of_b=split * across * self.problem.batch,
             awaited=self._awaited(schedule),
-            cut_atoms=-(-self._cut_atoms // split),
+            # Products of fp32, three each, take longer than copies of whichever atoms.
+            cut_atoms=0 if self.exact else -(-self.problem.cut_atoms(self.block_k) // split),
         )
-
-    @property
-    def _cut_atoms(self) -> int:
-        """Of all K, those of windows that a piece's channels do not fill."""
-        pieces = [each for each in pieces_of(self.problem.a) if isinstance(each, WindowOperand)]
-        cut = sum(each.channels % self.block_k != 0 for each in pieces)
-        return cut * math.prod(pieces[0].kernel) if cut else 0
 
     def _awaited(self, schedule: Schedule) -> int:
         """Parts of 8 rows whose image is loaded when it is their turn: there are no registers for

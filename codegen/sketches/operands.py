@@ -4,7 +4,8 @@ along K."""
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -65,7 +66,7 @@ class JoinedOperand:
 
     def atoms(self, elements: int) -> int:
         """How many parts of `elements` K has, of which none is of two pieces."""
-        taps = 1 if self.windows is None else math.prod(self.windows.kernel)
+        taps = 1 if self.windows is None else self.windows.taps
         return taps * sum(-(-channels // elements) for channels in self.channels)
 
     @property
@@ -82,75 +83,88 @@ class JoinedOperand:
 
     def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the pieces."""
-        element, last = "Config::Element", len(self.pieces) - 1
+        element = "Config::Element"
         dim = 2 if self.windows is None else self.windows.axes + 1
         vector = 16 // dtype.itemsize
         for piece in self.pieces:
             vector = math.gcd(piece.layout.vector(vector, dim), piece.layout.shape[-1])
-        names = ["base", *(f"base{number}" for number in range(1, last + 1))]
-        bases = "".join(f"  const {element}* {name};\n" for name in names)
-        pitches = [self._pitch(piece) for piece in self.pieces]
-        apart = None not in pitches
-        along = "k" if self.windows is None else "at.channel"
-        along = "channel" if apart else along
-        chosen, start = "", 0
-        for number, (piece, name) in enumerate(zip(self.pieces, names, strict=True)):
-            end = start + self.channels[number]
-            shifted = f"({along} - {start})" if start else along
-            if apart:
-                offset = f" + {piece.layout.offset}" if piece.layout.offset else ""
-                result = f"{{{name} + {shifted}{offset}, {pitches[number]}}}"
-            elif self.windows is None:
-                result = f"{name} + {index(piece.layout, ('batch', 'row', shifted))}"
-            else:
-                result = f"{name} + {self.windows.place_of(piece.layout, shifted)}"
-            condition = f"if ({along} < {end}) " if number < last else ""
-            chosen += f"    {condition}return {result};\n"
-            start = end
-        piece_of = ""
+        apart = all(self._pitch(piece) is not None for piece in self.pieces)
+        along, place = ("k", "row") if self.windows is None else ("at.channel", "place(at)")
+        found = self._choice(along, self._place_in)
         if apart:
-            piece_of = f"""  struct Piece {{
-    const {element}* base;  // of a channel
-    int pitch;
-  }};
-  __device__ __forceinline__ Piece piece_of(int channel) const {{
-{chosen}  }}
-"""
+            found = f"    const auto piece = piece_of({along});\n"
+            found += f"    return piece.base + {place} * piece.pitch;\n"
+        beside = self._apart(element) if apart else ""
         if self.windows is None:
-            if apart:
-                chosen = """    const auto piece = piece_of(k);
-    return piece.base + row * piece.pitch;
-"""
             at = "at(int batch, int row, int k)"
             body = f"""  __device__ __forceinline__ const {element}* {at} const {{
-{chosen}  }}"""
+{found}  }}"""
         else:
-            if apart:
-                chosen = """    const auto piece = piece_of(at.channel);
-    return piece.base + place(at) * piece.pitch;
-"""
-                place = self.windows.place_of(Layout.contiguous((*self._image, 1)), "0")
-                piece_of += f"""  __device__ __forceinline__ static int place(const Pixel& at) {{
-    return {place};
-  }}
-"""
             body = f"""{self.windows.fields_of(sum(self.channels))}
   {self.windows.sizes}
   __device__ __forceinline__ const {element}* pixel(const Pixel& at) const {{
-{chosen}  }}
+{found}  }}
   __device__ __forceinline__ const {element}* at(int, int row, int k, bool& valid) const {{
     const auto at = pixel_of<{label}>(row, k);
     valid = valid && is_inside<{label}>(at);
     return pixel(at);
   }}"""
+        bases = "".join(f"  const {element}* {name};\n" for name in self._bases)
         return f"""struct {label} {{  // %{parameter}, the first {self.pieces[0].layout}
 {bases}  static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
   static constexpr int VECTOR = {vector}, PIECES = {len(self.pieces)};
   static constexpr bool APART = {str(apart).lower()};
-{piece_of}{body}
+{beside}{body}
 }};
 """
+
+    @property
+    def _bases(self) -> list[str]:
+        """What the pointers of the pieces are called."""
+        return ["base", *(f"base{number}" for number in range(1, len(self.pieces)))]
+
+    def _choice(self, along: str, result: Callable[[Piece, str, str], str]) -> str:
+        """Statements that return the `result` of the piece in which `along` lies, of its pointer
+        and of where `along` is in it."""
+        text, start = "", 0
+        for piece, base, channels in zip(self.pieces, self._bases, self.channels, strict=True):
+            at = f"({along} - {start})" if start else along
+            start += channels
+            condition = f"if ({along} < {start}) " if start < sum(self.channels) else ""
+            text += f"    {condition}return {result(piece, base, at)};\n"
+        return text
+
+    def _place_in(self, piece: Piece, base: str, at: str) -> str:
+        """Where an element of `piece` lies."""
+        if self.windows is None:
+            return f"{base} + {index(piece.layout, ('batch', 'row', at))}"
+        return f"{base} + {self.windows.place_of(piece.layout, at)}"
+
+    def _base_and_pitch(self, piece: Piece, base: str, at: str) -> str:
+        """A `Piece` of the struct."""
+        offset = f" + {piece.layout.offset}" if piece.layout.offset else ""
+        return f"{{{base} + {at}{offset}, {self._pitch(piece)}}}"
+
+    def _apart(self, element: str) -> str:
+        """What says where pieces lie that have a pitch each."""
+        if self.windows is None:
+            start = "  __device__ __forceinline__ static int"
+            places = f"{start} row_place(int, int row) {{ return row; }}\n"
+            places += f"{start} k_place(int) {{ return 0; }}\n"
+        else:
+            place = self.windows.place_of(Layout.contiguous((*self._image, 1)), "0")
+            places = f"""  __device__ __forceinline__ static int place(const Pixel& at) {{
+    return {place};
+  }}
+"""
+        return f"""  struct Piece {{
+    const {element}* base;  // of a channel
+    int pitch;
+  }};
+  __device__ __forceinline__ Piece piece_of(int channel) const {{
+{self._choice("channel", self._base_and_pitch)}  }}
+{places}"""
 
     @property
     def _image(self) -> tuple[int, ...]:
@@ -160,9 +174,7 @@ class JoinedOperand:
     def _pitch(self, piece: Piece) -> int | None:
         """How far the pixels or rows of `piece` are apart, None if they are not all as far."""
         try:
-            pixels = replace(piece.layout, offset=0).reshape(
-                (math.prod(self._image), piece.layout.shape[-1])
-            )
+            pixels = piece.layout.reshape((math.prod(self._image), piece.layout.shape[-1]))
         except NotAView:
             return None
         rows, channels = pixels.dims

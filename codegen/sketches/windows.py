@@ -78,9 +78,14 @@ class WindowOperand:
         """How many pieces of K, of `elements` each, one tap has."""
         return -(-self.channels // elements)
 
+    @property
+    def taps(self) -> int:
+        """Of a window."""
+        return math.prod(self.kernel)
+
     def atoms(self, elements: int) -> int:
         """How many pieces K has in all."""
-        return math.prod(self.kernel) * self.chunks(elements)
+        return self.taps * self.chunks(elements)
 
     @property
     def fields(self) -> str:

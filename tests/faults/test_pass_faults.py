@@ -284,7 +284,7 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     ),
     "slopes of other channels": (
         stored_columns, "order_stored_columns", shuffled,
-        "moved(edit, name, order)", "moved(edit, name, order.flip(0))",
+        "match.run, value, order)", "match.run, value, order.flip(0))",
     ),
     "values beside gates of other columns": (
         gated, "pair_gates", geglu, ".reshape(2, count).t().flatten()", ".flip(0)",
