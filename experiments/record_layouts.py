@@ -99,46 +99,18 @@ WGMMA = """\
   const u32 at = ptx::shared_address(smem);
   ptx::wgmma_fence();
 #pragma unroll
-  for (int k = 0; k < 128; k += 32)
-    ptx::PRODUCT<ELEMENT, N>::mma(acc, ptx::wgmma_descriptor(at, k), B_SIDE, 1);
+  for (int k = 0; k < ROW; k += 32)
+    ptx::PRODUCT<ELEMENT, N>::mma(acc, ptx::wgmma_descriptor<ROW>(at, k), B_SIDE, 1);
   ptx::wgmma_commit_group();
   ptx::wgmma_wait_group<0>(acc);
 #pragma unroll
   for (int i = 0; i < N / 2; ++i) y[thread * (N / 2) + i] = acc[i];
 """
 SIDES = {
-    False: ("Wgmma", "ptx::wgmma_descriptor(at, 8192 + k)"),
+    False: ("Wgmma", "ptx::wgmma_descriptor<ROW>(at, 64 * ROW + k)"),
     True: ("WgmmaOfRows", "ptx::rows_descriptor<8192>(at, 8192 + k / 32 * 16 * 128)"),
 }
 """The product and what it is told of B, by whether that lies in rows of K."""
-PLANES = """\
-  const int thread = threadIdx.x;
-  constexpr int LEADING = 77, STRIDE = 9;  // of A, and LEADING + 2 and 8 of B, in 16 bytes
-  constexpr int B_AT = 2 * LEADING;
-  u16* planes = reinterpret_cast<u16*>(smem);
-  for (int i = thread; i < (64 + N) * 2; i += 128) {  // 16 bytes of a row each
-    const bool of_a = i < 128;
-    const int row = (of_a ? i : i - 128) / 2, half = i % 2;
-    const u16* from = (of_a ? a : b) + row * 16 + half * 8;
-    const int at = of_a ? half * LEADING + row / 8 * STRIDE + row % 8
-                        : B_AT + half * (LEADING + 2) + row;
-    for (int e = 0; e < 8; ++e) planes[at * 8 + e] = from[e];
-  }
-  ptx::fence_proxy_async();
-  __syncthreads();
-  float acc[N / 2];
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
-  const u32 at = ptx::shared_address(smem);
-  ptx::wgmma_fence();
-  ptx::Wgmma<ELEMENT, N>::mma(
-      acc, ptx::plane_descriptor<LEADING * 16, STRIDE * 16>(at, 0),
-      ptx::plane_descriptor<(LEADING + 2) * 16, 128>(at, B_AT * 16), 1);
-  ptx::wgmma_commit_group();
-  ptx::wgmma_wait_group<0>(acc);
-#pragma unroll
-  for (int i = 0; i < N / 2; ++i) y[thread * (N / 2) + i] = acc[i];
-"""
 
 
 def kernel(
@@ -257,16 +229,17 @@ def record_mma(run: Run, dtype: torch.dtype) -> Table:
     return found
 
 
-def tensor_map(value: str, rows: int, dtype: torch.dtype) -> TensorMapArgument:
-    """Rows of 128 bytes, as the GEMM takes them."""
-    columns = 128 // dtype.itemsize
+def tensor_map(value: str, rows: int, dtype: torch.dtype, row: int = 128) -> TensorMapArgument:
+    """Rows of so many bytes, as products take them."""
+    columns = row // dtype.itemsize
     sizes, box = (columns, rows, 1), (columns, rows, 1)
-    return TensorMapArgument(value, 0, dtype, sizes, (columns, rows * columns), box)
+    strides = (columns, rows * columns)
+    return TensorMapArgument(value, 0, dtype, sizes, strides, box, swizzle_bytes=row)
 
 
-def copies(body: str, loads: Mapping[str, tuple[int, int]]) -> tuple[str, int]:
+def copies(body: str, loads: Mapping[str, tuple[int, int]], row: int = 128) -> tuple[str, int]:
     """The body behind bulk copies, `(offset, rows)` by map name, and its shared memory."""
-    total = sum(rows * 128 for _, rows in loads.values())
+    total = sum(rows * row for _, rows in loads.values())
     lines = "\n    ".join(
         f"ptx::cp_async_bulk_tensor(ptx::shared_address(smem + {at}), {name}, 0, 0, 0, barrier);"
         for name, (at, _) in loads.items()
@@ -288,19 +261,21 @@ def record_swizzle(run: Run, dtype: torch.dtype) -> list[int]:
     return list((y[::4] // 4).tolist())
 
 
-def record_wgmma(run: Run, dtype: torch.dtype, columns: int, *, rows_of_k: bool = False) -> Table:
+def record_wgmma(
+    run: Run, dtype: torch.dtype, columns: int, *, rows_of_k: bool = False, row: int = 128
+) -> Table:
     """Per thread the places of its accumulators; one digest each for wide products. With
-    `rows_of_k`, B lies in squares of 64 rows of K and 64 columns."""
-    body, smem_bytes = copies(WGMMA, {"p": (0, 64), "q": (8192, columns)})
+    `rows_of_k`, B lies in squares of 64 rows of K and 64 columns; else `row` are the bytes of K
+    that lie side by side."""
+    body, smem_bytes = copies(WGMMA, {"p": (0, 64), "q": (64 * row, columns)}, row)
     product_of, side = SIDES[rows_of_k]
-    body = body.replace("PRODUCT", product_of).replace("B_SIDE", side)
+    body = body.replace("PRODUCT", product_of).replace("B_SIDE", side).replace("ROW", str(row))
     body = body.replace("ELEMENT", _TYPES[dtype]).replace("N", str(columns))
-    program = kernel(
-        body,
-        {"p": tensor_map("a", 64, dtype), "q": tensor_map("b", columns, dtype), "y": "float*"},
-        128,
-        smem_bytes,
-    )
+    maps = {
+        "p": tensor_map("a", 64, dtype, row),
+        "q": tensor_map("b", columns, dtype, row),
+    }
+    program = kernel(body, {**maps, "y": "float*"}, 128, smem_bytes)
     found: Table = {}
 
     def multiply(a: Tensor, b: Tensor) -> Tensor:
@@ -310,24 +285,10 @@ def record_wgmma(run: Run, dtype: torch.dtype, columns: int, *, rows_of_k: bool 
         run(program, {"a": a.to(dtype).contiguous(), "b": b.to(dtype).contiguous(), "y": y})
         return y
 
-    for name, (a, b) in probes(64, columns, 128 // dtype.itemsize).items():
+    for name, (a, b) in probes(64, columns, row // dtype.itemsize).items():
         table = whole(product(multiply, a, b))
         text = json.dumps(table, separators=(",", ":"))
         found[name] = table if columns == WHOLE else hashlib.sha256(text.encode()).hexdigest()
-    return found
-
-
-def record_planes(run: Run, dtype: torch.dtype, columns: int) -> Table:
-    """The same of one product whose operands lie in planes of 16 bytes, `columns` of them at most
-    64."""
-    body = PLANES.replace("ELEMENT", _TYPES[dtype]).replace("N", str(columns))
-    parameters = {"a": "const u16*", "b": "const u16*", "y": "float*"}
-    program = kernel(body, parameters, 128, 2 * (77 + 79) * 16)
-    found: Table = {}
-    for name, (a, b) in probes(64, columns, 16).items():
-        y = torch.zeros(128, columns // 2)
-        run(program, {"a": a.to(dtype).contiguous(), "b": b.to(dtype).contiguous(), "y": y})
-        found[name] = whole(y)
     return found
 
 
@@ -348,7 +309,10 @@ def record(run: Run) -> Table:
             _NAMES[each]: {str(n): record_wgmma(run, each, n, rows_of_k=True) for n in (64, 192)}
             for each in (half, brain)
         },
-        "wgmma_planes": {_NAMES[each]: record_planes(run, each, 8) for each in (half, brain)},
+        "wgmma_narrow_rows": {
+            str(row): {str(n): record_wgmma(run, half, n, row=row) for n in (8, 32, 128)}
+            for row in (32, 64)
+        },
         "wgmma_e4m3": {str(n): record_wgmma(run, FP8, n) for n in WGMMA_COLUMNS},
     }
 

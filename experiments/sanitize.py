@@ -122,7 +122,7 @@ _SWAPS: Mapping[str, tuple[Schedule, ...]] = {
 }
 _PATCHES: Mapping[str, tuple[Schedule, ...]] = {
     "conv_mma": ({"chunks": 1, "stages": 2}, {"chunks": 2, "stages": 1}, {"chunks": 4}),
-    "conv_wgmma": ({"chunks": 2, "stages": 2}, {"chunks": 4, "stages": 1}),
+    "conv_wgmma": ({"chunks": 2, "stages": 2}, {"chunks": 4, "consumers": 2}),
 }
 _ONE_CHUNK: Mapping[str, tuple[Schedule, ...]] = {
     "conv_mma": ({"tile_t": 1, "tile_h": 4, "stages": 3}, {"tile_t": 4, "stages": 1}),
@@ -174,7 +174,7 @@ CASES: dict[str, Case] = {
     "moments": Case(box_groups.RUNS["moments of 8 of 72"], {}),
     "moments_of_lines": Case(
         box_groups.LINES["channels of 40 columns"],
-        {"conv_mma": ({"stages": 2, "block_n": 32},), "conv_wgmma": ({"stages": 1},)},
+        {"conv_mma": ({"stages": 2, "block_n": 32},), "conv_wgmma": ({"consumers": 2},)},
     ),
     "lines": Case(
         lambda: groups.norm_linear(300, 24, 72, F16, gelu=True),

@@ -119,7 +119,7 @@ class Constants:
 
 
 H100 = Constants(
-    version=8,
+    version=9,
     card="NVIDIA H100 80GB HBM3",
     fill=2.57,  # 107 B/ns
     together=2.1,  # 11.5 TB/s
@@ -140,7 +140,7 @@ H100 = Constants(
         "gemm_wgmma": 1.15,
         "gemm_mma": 0.55,
         "conv_mma": 0.6,
-        "conv_wgmma": 0.6,
+        "conv_wgmma": 0.9,
         "gemm_persistent": 1.35,
         "gemm_back_to_back": 1.0,
         "attention": 0.24,

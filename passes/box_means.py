@@ -25,8 +25,6 @@ MAKERS = ("depthwise_conv", "conv", "linear")
 """Of pixels whose kernels leave means."""
 RUN = 16
 """Pixels of a run: the rows of a fragment of `wgmma`."""
-LINES = (2, 8)
-"""Of a box of as many pixels, down and across: those of a fragment where blocks have patches."""
 SIDES = ((8, 7, 4, 2, 1), (8, 7, 5, 4))
 """Pixels of a box down and across, the most first: of each, many tiles are whole boxes."""
 LEAST_PIXELS = 16
@@ -43,16 +41,9 @@ def why_not_boxed(anchor: Node, means: Node, sizes: Sequence[int]) -> str | None
         fits = means.op == "box_means" and len(box) == 2 and tuple(sizes) == made.sizes
         return None if fits else f"the kernel of {anchor.op} has no boxes of {list(box)}"
     fits = box == (RUN,) and sizes[-1] == made.sizes[-1] and math.prod(sizes) == made.numel
-    if anchor.op == "conv" and means.op == "box_moments" and len(sizes) > 3:
-        fits |= box == lines_of(len(sizes)) and tuple(sizes) == made.sizes
     if anchor.op in ("conv", "linear") and anchor.attrs.get("groups", 1) == 1 and fits:
         return None
     return f"the epilogue of {anchor.op} leaves no means of boxes of {list(box)}"
-
-
-def lines_of(rank: int) -> tuple[int, ...]:
-    """The box `LINES` of an image of so many dimensions, one frame of it where it has frames."""
-    return (*(1 for _ in range(rank - 4)), *LINES)
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@
           %s = merge_moments(%b[0], %b[1], groups=32, chunks=64, count=64)
 
 Whoever computes the pixels has them in registers: nobody reads the image once more for them. See
-`box_means`, which does the same for means. Where groups have few channels, so that convolutions
-have few that make them, boxes are 2 x 8 pixels of a patch instead of a run of 16.
+`box_means`, which does the same for means. Where groups have few channels, it has to be a block
+with a patch of the image, whose runs lie in lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 
 from gtco.ir.graph import Graph, Node
-from gtco.passes.box_means import LINES, RUN, lines_of, maker_of
+from gtco.passes.box_means import RUN, maker_of
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 from gtco.passes.split_group_norm import LARGE_BYTES as BEYOND_L2
 
@@ -37,23 +37,19 @@ def _match(edit: Editor, stats: Node) -> tuple[Node, int] | None:
     maker = maker_of(edit, value)
     if maker is None or maker.op == "depthwise_conv":
         return None
-    if columns < LEAST_COLUMNS and not _has_lines(edit, stats, maker):
+    if columns < LEAST_COLUMNS and not _has_lines(edit, value, maker):
         return None
     return stats, columns
 
 
-def _has_lines(edit: Editor, stats: Node, maker: Node) -> bool:
-    """Whether the image, in each of its chunks, is boxes of 2 x 8 pixels that a convolution makes
-    as they are, so large that L2 has lost it when it is read again."""
-    value = stats.inputs[0]
-    _, *sides, _ = edit.shape(value)
-    if len(sides) < 2:
+def _has_lines(edit: Editor, value: str, maker: Node) -> bool:
+    """Whether a convolution makes the image as it is, in lines of whole runs, and so large that L2
+    has lost it when it is read again."""
+    shape = edit.shape(value)
+    if len(shape) < 4 or shape[-2] % RUN:
         return False
-    strip = LINES[0] * sides[-1]
-    whole = math.prod(sides) // stats.attrs["chunks"] % strip == 0
-    cut = whole and sides[-2] % LINES[0] == 0 and sides[-1] % LINES[1] == 0
-    made = maker.op == "conv" and maker.outputs[0].sizes == edit.shape(value)
-    return cut and made and edit.specs[value].nbytes > BEYOND_L2
+    made = maker.op == "conv" and maker.outputs[0].sizes == shape
+    return made and edit.specs[value].nbytes > BEYOND_L2
 
 
 def _replace(edit: Editor, match: tuple[Node, int]) -> str:
@@ -61,10 +57,9 @@ def _replace(edit: Editor, match: tuple[Node, int]) -> str:
     (value,) = stats.inputs
     images, *sides, channels = edit.shape(value)
     pixels, parts = math.prod(sides), channels // columns
-    box = (RUN,) if columns >= LEAST_COLUMNS else lines_of(edit.specs[value].rank)
-    if box == (RUN,) and sides != [pixels]:
+    if sides != [pixels]:
         value = edit.add("reshape", value, shape=(images, pixels, channels))
-    both = edit.add("box_moments", value, box=box, columns=columns)
+    both = edit.add("box_moments", value, box=(RUN,), columns=columns)
     planes = [
         edit.add(
             "reshape",

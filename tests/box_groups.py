@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Group, Node, infer_outputs
-from gtco.passes.box_means import RUN, lines_of
+from gtco.passes.box_means import RUN
 from tests import groups
 
 F16, BF16, F32 = torch.float16, torch.bfloat16, torch.float32
@@ -37,35 +37,30 @@ def of_runs(
 
 
 def of_lines(group: Group, columns: int, *, stored: bool = True) -> Group:
-    """`group`, whose result is an image, with the moments of boxes of 2 x 8 pixels and so many
-    `columns`; without the result itself, unless it is `stored`."""
+    """`of_runs` of so many `columns`, of a group whose result is images in lines of whole runs."""
     graph = group.graph
-    (value,) = graph.outputs
-    spec = graph.specs[value]
-    attrs = {"box": lines_of(spec.rank), "columns": columns}
-    outputs = infer_outputs("box_moments", [spec], attrs)
-    nodes = (*graph.nodes, Node("moments", "box_moments", (value,), attrs, outputs))
-    kept = (value, "moments") if stored else ("moments",)
-    return Group("moments", Graph(graph.inputs, graph.constants, nodes, kept))
+    images, *_, wide, _ = graph.specs[graph.outputs[0]].sizes
+    assert wide % RUN == 0
+    return of_runs(group, images, stored=stored, columns=columns)
 
 
 LINES: dict[str, Callable[[], Group]] = {
-    "channels": lambda: of_lines(groups.convolution((2, 10, 24, 16), 32, (3, 3), F16), 1),
+    "channels": lambda: of_lines(groups.convolution((2, 10, 48, 16), 32, (3, 3), F16), 1),
     "channels of 40 columns": lambda: of_lines(
         groups.convolution((1, 6, 16, 24), 40, (3, 3), BF16), 1
     ),
-    "pairs of channels": lambda: of_lines(groups.convolution((2, 4, 8, 16), 96, (3, 3), F16), 2),
+    "pairs of channels": lambda: of_lines(groups.convolution((2, 3, 16, 16), 96, (3, 3), F16), 2),
     "eight channels, volumes": lambda: of_lines(
         groups.convolution((2, 3, 6, 16, 16), 32, (3, 3, 3), F16), 8
     ),
     "channels alone": lambda: of_lines(
-        groups.convolution((1, 8, 8, 16), 48, (3, 3), F16), 1, stored=False
+        groups.convolution((1, 7, 16, 16), 48, (3, 3), F16), 1, stored=False
     ),
     "of strides": lambda: of_lines(
         groups.convolution((1, 9, 16, 18, 16), 24, (3, 3, 3), BF16, stride=(2, 2, 1),
                            before=(1, 1, 0)), 1
     ),
-    "of a concat": lambda: of_lines(groups.joined((1, 10, 8), (16, 32), 32, F16, (3, 3)), 1),
+    "of a concat": lambda: of_lines(groups.joined((1, 10, 16), (16, 32), 32, F16, (3, 3)), 1),
 }  # fmt: skip
 """Convolutions whose blocks have patches."""
 

@@ -1,10 +1,6 @@
-// A convolution whose blocks copy each pixel of their windows once, border included: all taps read
-// it from shared memory, where a tap is an offset. What multiplies there is `Products`.
-//
-// A block's rows are the TILE_T x TILE_H x TILE_W results of a patch, one patch after another. What
-// it holds of them and of the weights lies in planes of 16 bytes: those of a chunk of channels, a
-// pixel each, and those of a chunk of K, a column each. Neighbours in a plane are in different
-// banks, wherever a tap begins.
+// Convolutions whose blocks copy each pixel of their windows once, border included: all taps read
+// it from shared memory, where a tap is an offset. Rows are the TILE_T x TILE_H x TILE_W results of
+// a patch, one patch after another.
 #pragma once
 
 #include "epilogue.cuh"
@@ -21,28 +17,25 @@ struct Volume : W {
 template <class W>
 struct Volume<W, true> : W {};
 
-// Where the pixels of a patch lie that its windows read, and where patches do.
-template <class C, class Windows>
+// Where the pixels of a patch lie that its windows read, and where patches do. In PLANES, columns a
+// stride apart are neighbours, so that those of a tap's windows are.
+template <class C, class Windows, bool PLANES>
 struct Patch {
   using W = Volume<Windows>;
   static constexpr int CHUNK = 16 / sizeof(typename C::Element);  // elements
   static constexpr int CHUNKS = W::CHANNELS / CHUNK;
-  static constexpr int STEPS = ceil_div(CHUNKS, C::CHUNKS);
   static constexpr int ROWS = W::KERNEL_T * W::KERNEL_H, TAPS = ROWS * W::KERNEL_W;
   static constexpr int DEEP = (C::TILE_T - 1) * W::STRIDE_T + (W::KERNEL_T - 1) * W::DILATION_T + 1;
   static constexpr int HIGH = (C::TILE_H - 1) * W::STRIDE_H + (W::KERNEL_H - 1) * W::DILATION_H + 1;
   static constexpr int WIDE = (C::TILE_W - 1) * W::STRIDE_W + (W::KERNEL_W - 1) * W::DILATION_W + 1;
   static constexpr int PIXELS = DEEP * HIGH * WIDE;
-  // Columns a stride apart are neighbours, so that those of a tap's windows are.
-  static constexpr int PHASE = ceil_div(WIDE, W::STRIDE_W), PITCH = W::STRIDE_W * PHASE;
-  // The chunks of a pixel are copied side by side, into banks of their own.
-  static constexpr int BANKS = 8 / min_of(C::CHUNKS, 8);
-  static constexpr int PLANE = ceil_div(DEEP * HIGH * PITCH - BANKS, 8) * 8 + BANKS;
+  static constexpr int PHASE = ceil_div(WIDE, W::STRIDE_W);
+  static constexpr int PITCH = PLANES ? W::STRIDE_W * PHASE : WIDE;
   static constexpr int DOWN = ceil_div(W::P, C::TILE_H), ACROSS = ceil_div(W::Q, C::TILE_W);
   static constexpr int FRAMES = ceil_div(W::O, C::TILE_T);
 
   __host__ __device__ static constexpr int column(int x) {
-    return x % W::STRIDE_W * PHASE + x / W::STRIDE_W;
+    return PLANES ? x % W::STRIDE_W * PHASE + x / W::STRIDE_W : x;
   }
   __host__ __device__ static constexpr int pixel(int t, int y, int x) {
     return (t * HIGH + y) * PITCH + column(x);
@@ -52,24 +45,19 @@ struct Patch {
     const int t = at / (W::KERNEL_H * W::KERNEL_W), y = at / W::KERNEL_W % W::KERNEL_H;
     return pixel(t * W::DILATION_T, y * W::DILATION_H, at % W::KERNEL_W * W::DILATION_W);
   }
-  // The result at row `r`: rows are squares of 8 x 8 neighbours, or of fewer lines in a low patch,
-  // so that what 64 of them read lies at even distances.
-  static constexpr int SIDE = min_of(8, C::TILE_H);
+  // The result at row `r`: neighbours of a line, then the lines below, so that the 16 rows of a
+  // fragment are one line and the next fragment is the line below, where a patch is as wide.
+  static constexpr int LINE = min_of(16, C::TILE_W);
   __host__ __device__ static constexpr int x_of(int r) {
-    return r % 8 + r / (8 * SIDE) % (C::TILE_W / 8) * 8;
+    return r % LINE + r / (LINE * C::TILE_H) % (C::TILE_W / LINE) * LINE;
   }
-  __host__ __device__ static constexpr int y_of(int r) {
-    return r / 8 % SIDE + r / (SIDE * C::TILE_W) % (C::TILE_H / SIDE) * SIDE;
-  }
+  __host__ __device__ static constexpr int y_of(int r) { return r / LINE % C::TILE_H; }
   __host__ __device__ static constexpr int t_of(int r) { return r / (C::TILE_H * C::TILE_W); }
   // Of the window of row `r`; of rows that have no bit in common, their sum is that of both.
   __host__ __device__ static constexpr int first_pixel(int r) {
-    return (t_of(r) * W::STRIDE_T * HIGH + y_of(r) * W::STRIDE_H) * PITCH + x_of(r);
+    return (t_of(r) * W::STRIDE_T * HIGH + y_of(r) * W::STRIDE_H) * PITCH +
+           x_of(r) * (PLANES ? 1 : W::STRIDE_W);
   }
-
-  // What a stage of shared memory holds, in 16 bytes.
-  static constexpr int WEIGHTS = TAPS * C::CHUNKS * C::BLOCK_N;  // (TAPS, CHUNKS, BLOCK_N)
-  static constexpr int IMAGE = C::CHUNKS * PLANE;                // (CHUNKS, pixels)
 
   // The first result of the patch that comes as `number`.
   __device__ __forceinline__ static Pixel origin(int number) {
@@ -91,7 +79,7 @@ struct PatchRows {
 
   __device__ __forceinline__ PatchRows from(int r) const { return {origin, first + r}; }
   __device__ __forceinline__ Pixel result(int r) const {
-    using Patch = gtco::Patch<C, Windows>;
+    using Patch = gtco::Patch<C, Windows, true>;
     r += first;
     return {origin.image, origin.y + Patch::y_of(r), origin.x + Patch::x_of(r), 0,
             origin.z + Patch::t_of(r)};
@@ -102,180 +90,71 @@ struct PatchRows {
   __device__ __forceinline__ int at(int r) const { return row(result(r)); }
   __device__ __forceinline__ bool has(int r) const { return result(r).inside(W::O, W::P, W::Q); }
   __device__ __forceinline__ int some(int r) const { return has(r) ? at(r) : row(origin); }
-  // Of 2 x 8 pixels, which 16 rows are; they divide the lines of an image.
-  __device__ __forceinline__ int box() const {
-    const Pixel at = result(0);
-    return ((at.image * W::O + at.z) * (W::P / 2) + at.y / 2) * (W::Q / 8) + at.x / 8;
-  }
+  // Of 16 pixels of a line, which 16 rows are; they divide the lines of an image.
+  __device__ __forceinline__ int box() const { return row(result(0)) / 16; }
 };
 
-// Config: Element, N (columns of a group), TILE_T, TILE_H, TILE_W (powers of two, TILE_W at least
-// 8), BLOCK_N, CHUNKS (16 bytes of channels a stage), WARPS_M, WARPS_N, STAGES, KEEPS_WEIGHTS
-// (those of all channels, else a stage has its own), PATCHES, BLOCKS (that share them), WIDTH (of
-// the epilogue's lanes), and EXACT and GROUPED as of gemm_mma. B are the weights, K-major.
-//
-// Products have FRAGMENTS of 16 rows x COLUMNS columns, of which PARTS have the same rows, and the
-// first `row` and `column` of each. They `clear` their sums, `show` a thread's copies to what
-// multiplies, `multiply` the weights and pixels of a stage, which they have read when they `wait`,
-// call what they are given beside each row of taps, and give the `sums` of a fragment. LOOP are the
-// registers that a thread needs for it.
-template <class C, class Products, class A, class B, class Functor>
-__device__ __forceinline__ void convolve_patches(const A& a, const B& b, const Functor& functor) {
-  using Element = typename C::Element;
-  using Patch = gtco::Patch<C, A>;
-  constexpr int THREADS = C::WARPS_M * C::WARPS_N * 32;
-  static_assert(C::TILE_W % 8 == 0, "eight rows of a fragment are neighbours");
-  static_assert(Functor::ROW_VALUES == 0, "no row of a patch is prepared for");
-  constexpr int STEPS = Patch::STEPS;
-  constexpr bool KEEPS_WEIGHTS = C::KEEPS_WEIGHTS;
-
-  extern __shared__ __align__(1024) unsigned char smem[];
-  const u32 weights_at = ptx::shared_address(smem);  // (STEPS or STAGES, TAPS, CHUNKS, BLOCK_N)
-  const u32 image_at = weights_at + (KEEPS_WEIGHTS ? STEPS : C::STAGES) * Patch::WEIGHTS * 16;
-  const u32 zeros_at = image_at + C::STAGES * Patch::IMAGE * 16;  // 16 bytes
-
-  const int thread = threadIdx.x;
-  const int n0 = in_order(blockIdx.y, gridDim.y) * C::BLOCK_N;
-  const int group = in_order(blockIdx.z, gridDim.z);
-  const int first_column = (IsGrouped<C>::value ? group * C::N : 0) + n0;
-  const int end_column = (IsGrouped<C>::value ? group * C::N : 0) + C::N;
-
-  // A thread has a chunk of one column, and goes from tap to tap, of row `row` of taps. Neighbours
-  // have the chunks of one line of memory and of few columns: one place in all planes is one bank.
-  const auto copy_weights = [&](u32 to, int step, int row) {
-    using W = typename Patch::W;
-    constexpr int NEAR = min_of(C::CHUNKS, 4);
-#pragma unroll 2
-    for (int item = thread; item < C::BLOCK_N * C::CHUNKS; item += THREADS) {
-      const int place = item / NEAR % C::BLOCK_N;
-      const int in_step = item / (NEAR * C::BLOCK_N) * NEAR + item % NEAR;
-      const int chunk = step * C::CHUNKS + in_step;
-      // Where a lane has eight columns side by side, of 32, column 8 t + 2 j + e stands at
-      // 8 j + 2 t + e.
-      const int n = C::WIDTH == 8
-                        ? (place & ~31) | (place & 24) >> 2 | (place & 6) << 2 | (place & 1)
-                        : place;
-      const bool valid = n0 + n < C::N && chunk < Patch::CHUNKS;
-      const Element* from = valid ? b.at(group, n0 + n, chunk * Patch::CHUNK) : b.base;
-      const u32 at = to + (in_step * C::BLOCK_N + place) * 16;
-#pragma unroll
-      for (int x = 0; x < W::KERNEL_W; ++x) {
-        const int tap = row * W::KERNEL_W + x;
-        ptx::cp_async<16>(at + tap * (C::CHUNKS * C::BLOCK_N * 16),
-                          from + (valid ? tap * A::CHANNELS : 0), valid);
-      }
-    }
-  };
-  const auto copy_image = [&](u32 to, int patch, int step, int row) {
-    const Pixel origin = Patch::origin(patch);
-    using W = typename Patch::W;
-#pragma unroll 4
-    for (int item = row * THREADS + thread; item < Patch::PIXELS * C::CHUNKS;
-         item += Patch::ROWS * THREADS) {
-      const int pixel = item / C::CHUNKS, chunk = step * C::CHUNKS + item % C::CHUNKS;
-      const int x = pixel % Patch::WIDE, y = pixel / Patch::WIDE % Patch::HIGH;
-      const int t = pixel / (Patch::WIDE * Patch::HIGH);
-      const Pixel at{origin.image, origin.y * W::STRIDE_H - W::BEFORE_H + y,
-                     origin.x * W::STRIDE_W - W::BEFORE_W + x,
-                     group * A::CHANNELS + chunk * Patch::CHUNK,
-                     origin.z * W::STRIDE_T - W::BEFORE_T + t};
-      const bool valid = chunk < Patch::CHUNKS && is_inside<A>(at);
-      ptx::cp_async<16>(to + (item % C::CHUNKS * Patch::PLANE + Patch::pixel(t, y, x)) * 16,
-                        valid ? a.pixel(at) : a.base, valid);
-    }
-  };
-  const auto copy_all_weights = [&] {
-#pragma unroll 1
-    for (int at = 0; at < STEPS * Patch::ROWS; ++at)
-      copy_weights(weights_at + at / Patch::ROWS * Patch::WEIGHTS * 16, at / Patch::ROWS,
-                   at % Patch::ROWS);
-  };
-  // Part `row` of what this block copies as its number `s`, if there is as much: a part for each
-  // row of taps, so that copies can go out between their products.
-  const auto copy_part = [&](int s, int row) {
-    const int patch = blockIdx.x + s / STEPS * C::BLOCKS;
-    if (patch >= C::PATCHES) return;
-    copy_image(image_at + s % C::STAGES * Patch::IMAGE * 16, patch, s % STEPS, row);
-    if constexpr (!KEEPS_WEIGHTS)
-      copy_weights(weights_at + s % C::STAGES * Patch::WEIGHTS * 16, s % STEPS, row);
-  };
-  const auto copy = [&](int s) {
-#pragma unroll 1
-    for (int row = 0; row < Patch::ROWS; ++row) copy_part(s, row);
-    ptx::cp_async_commit();
-  };
-
-  ptx::griddepcontrol_launch_dependents();
-  if (thread < 4) reinterpret_cast<u32*>(smem + (zeros_at - weights_at))[thread] = 0;
-  if constexpr (KEEPS_WEIGHTS && B::CONSTANT) copy_all_weights();
-  ptx::griddepcontrol_wait();
-  if constexpr (KEEPS_WEIGHTS && !B::CONSTANT) copy_all_weights();
-#pragma unroll
-  for (int s = 0; s < C::STAGES - 1; ++s) copy(s);
-
-  Products products(zeros_at);
-  const auto epilogue_of = [&](int patch, int i) {
-    const PatchRows<C, A> rows{Patch::origin(patch), products.row(i)};
-    constexpr bool INSIDE = C::N % C::BLOCK_N == 0;
-    return FragmentEpilogue<C::WIDTH, Products::COLUMNS, INSIDE, Functor, PatchRows<C, A>>(
-        functor, rows, first_column + products.column(i), end_column);
-  };
+// The epilogue of patches, by the threads that have the `sums` of Products: FRAGMENTS of 16 rows x
+// COLUMNS columns, of which PARTS have the same rows, and the first `row` and `column` of each. A
+// thread may have REGISTERS, and LOOP of them are taken while it multiplies.
+template <int REGISTERS, class C, class Windows, class Products, class Functor>
+class PatchEpilogue {
+  static constexpr bool INSIDE = C::N % C::BLOCK_N == 0;
+  using Fragment =
+      FragmentEpilogue<C::WIDTH, Products::COLUMNS, INSIDE, Functor, PatchRows<C, Windows>>;
+  using Fetched = typename Fragment::Fetched;
   // What differs by column alone is fetched once; of rows, that of a fragment ahead of its turn;
   // where the loop leaves registers for it.
-  constexpr bool BY_ROW = Functor::INPUTS_BY_ROW;
-  constexpr int SLOTS = BY_ROW ? 1 : Products::PARTS;
-  using Fetched = typename decltype(epilogue_of(0, 0))::Fetched;
-  constexpr int FREE = min_of(255, 65536 / THREADS) - Products::LOOP;
-  constexpr bool AHEAD = FREE * 4 >= SLOTS * static_cast<int>(sizeof(Fetched));
-  Fetched fetched[SLOTS];
-  if constexpr (AHEAD && !BY_ROW) {
+  static constexpr bool BY_ROW = Functor::INPUTS_BY_ROW;
+  static constexpr int SLOTS = BY_ROW ? 1 : Products::PARTS, FREE = REGISTERS - Products::LOOP;
+  static constexpr bool AHEAD = FREE * 4 >= SLOTS * static_cast<int>(sizeof(Fetched));
+
+ public:
+  static_assert(Functor::ROW_VALUES == 0, "no row of a patch is prepared for");
+
+  __device__ __forceinline__ PatchEpilogue(const Functor& functor, const Products& products,
+                                           int group, int n0)
+      : functor_(functor),
+        products_(products),
+        first_((IsGrouped<C>::value ? group * C::N : 0) + n0),
+        end_((IsGrouped<C>::value ? group * C::N : 0) + C::N) {}
+
+  // Ahead of all patches.
+  __device__ __forceinline__ void begin() {
+    if constexpr (AHEAD && !BY_ROW) {
 #pragma unroll
-    for (int i = 0; i < SLOTS; ++i) fetched[i] = epilogue_of(blockIdx.x, i).fetch();
+      for (int i = 0; i < SLOTS; ++i) fetched_[i] = fragment(0, i).fetch();
+    }
   }
-  const auto finish = [&](int patch) {
+  // Ahead of the last products of a patch.
+  __device__ __forceinline__ void fetch(int patch) {
+    if constexpr (AHEAD && BY_ROW) fetched_[0] = fragment(patch, 0).fetch();
+  }
+  __device__ __forceinline__ void finish(int patch) {
 #pragma unroll
     for (int i = 0; i < Products::FRAGMENTS; ++i) {
-      Fetched& slot = fetched[i % SLOTS];
-      if constexpr (!AHEAD) slot = epilogue_of(patch, i).fetch();
+      Fetched& slot = fetched_[i % SLOTS];
+      if constexpr (!AHEAD) slot = fragment(patch, i).fetch();
       const Fetched here = slot;
       if constexpr (AHEAD && BY_ROW) {
-        if (i + 1 < Products::FRAGMENTS) slot = epilogue_of(patch, i + 1).fetch();
+        if (i + 1 < Products::FRAGMENTS) slot = fragment(patch, i + 1).fetch();
       }
       float sums[Products::COLUMNS / 2];
-      products.sums(i, sums);
-      epilogue_of(patch, i).run(nullptr, here, sums);
+      products_.sums(i, sums);
+      fragment(patch, i).run(nullptr, here, sums);
     }
-  };
-
-#pragma unroll 1
-  for (int patch = blockIdx.x, s = 0; patch < C::PATCHES; patch += C::BLOCKS) {
-    products.clear();
-#pragma unroll 1
-    for (int step = 0; step < STEPS; ++step, ++s) {
-      const int slot = s % C::STAGES;
-      const u32 weights = weights_at + (KEEPS_WEIGHTS ? step : slot) * Patch::WEIGHTS * 16;
-      const u32 image = image_at + slot * Patch::IMAGE * 16;
-      if constexpr (C::STAGES == 1) {
-        __syncthreads();  // the stage before is used up
-        copy(s);
-        ptx::cp_async_wait<0>();
-      } else {
-        ptx::cp_async_wait<C::STAGES - 2>();
-      }
-      Products::show();
-      __syncthreads();
-      if constexpr (AHEAD && BY_ROW) {
-        if (step + 1 == STEPS) fetched[0] = epilogue_of(patch, 0).fetch();
-      }
-      products.multiply(weights, image, [&](int row) {
-        if constexpr (C::STAGES > 1) copy_part(s + C::STAGES - 1, row);
-      });
-      if constexpr (C::STAGES > 1) ptx::cp_async_commit();
-      products.wait();
-    }
-    finish(patch);
   }
-  ptx::cp_async_wait<0>();
-}
+
+ private:
+  __device__ __forceinline__ Fragment fragment(int patch, int i) const {
+    const PatchRows<C, Windows> rows{Patch<C, Windows, true>::origin(patch), products_.row(i)};
+    return Fragment(functor_, rows, first_ + products_.column(i), end_);
+  }
+
+  const Functor& functor_;
+  const Products& products_;
+  const int first_, end_;
+  Fetched fetched_[SLOTS];
+};
 
 }  // namespace gtco

@@ -11,25 +11,18 @@
 #if __CUDA_ARCH__ >= 900
 namespace gtco::ptx {
 
-// 9.7.15.5.1 matrix descriptor of a K-major tile with 128-byte rows, `offset` bytes behind
-// `address`: where, and the stride between groups of 8 rows (1024 bytes), each in units of 16
-// bytes; bit 62 says 128-byte swizzle. With a constant offset it is one addition to what a tile's
-// products share, and if the assembler knows that the address is the same in all lanes
-// (ptx::uniform), no thread's registers hold it: built anew for each product, of 20 instructions,
-// descriptors take longer than the product of a small tile.
+// 9.7.15.5.1 matrix descriptor of a K-major tile with rows of ROW bytes (32, 64 or 128), `offset`
+// bytes behind `address`: where, and the stride between groups of 8 rows, each in units of 16
+// bytes; bits 62 and 63 say the swizzle of as many bytes. With a constant offset it is one addition
+// to what a tile's products share, and if the assembler knows that the address is the same in all
+// lanes (ptx::uniform), no thread's registers hold it: built anew for each product, of 20
+// instructions, descriptors take longer than the product of a small tile.
+template <int ROW = 128>
 __device__ __forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) {
+  static_assert(ROW == 32 || ROW == 64 || ROW == 128, "a swizzle of as many bytes");
+  constexpr u32 SWIZZLE = ROW == 128 ? 1 : ROW == 64 ? 2 : 3;
   const u32 low = (address >> 4) + (offset >> 4 | 1u << 16);
-  return u64(low) | u64(64u | 1u << 30) << 32;
-}
-
-// The same of a tile in planes of 16 bytes, without a swizzle: eight rows lie side by side, the
-// next eight STRIDE bytes on, and the second half of K's 32 bytes LEADING bytes on.
-template <int LEADING, int STRIDE>
-__device__ __forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
-  static_assert(LEADING % 16 == 0 && LEADING >> 18 == 0, "14 bits of 16 bytes");
-  static_assert(STRIDE % 16 == 0 && STRIDE >> 18 == 0, "14 bits of 16 bytes");
-  const u32 low = (address >> 4) + (offset >> 4 | u32(LEADING / 16) << 16);
-  return u64(low) | u64(u32(STRIDE / 16)) << 32;
+  return u64(low) | u64(ROW / 2 | SWIZZLE << 30) << 32;
 }
 
 // The same of a tile of 16 bits whose rows of 128 bytes are of K, 16 for a product, and hold 64 of

@@ -70,12 +70,10 @@ struct Fragment {  // of A
   Type type;
 };
 
-// Where 16 of the 32 bytes of row `row` lie of the wgmma tile that a descriptor says: in swizzled
-// rows of 128 bytes, or in planes.
+// Where 16 of the 32 bytes of row `row` lie of the wgmma tile that a descriptor says.
 u32 place_in(u64 tile, int row, int byte) {
-  const u32 address = tile, leading = tile >> 48, stride = tile >> 32 & 0xffff;
-  if (leading == 0) return swizzled(address + row * 128 + byte);
-  return address + (row / 8 * stride + row % 8 + byte / 16 * leading) * 16;
+  const u32 row_bytes = tile >> 32;
+  return swizzled(u32(tile) + row * row_bytes + byte, row_bytes);
 }
 
 // The 32 bytes of row `row` of a wgmma tile, as floats; how many.

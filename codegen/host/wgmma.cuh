@@ -6,10 +6,9 @@
 
 namespace gtco::ptx {
 
-__forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) { return address + offset; }
-template <int LEADING, int STRIDE>
-__forceinline__ u64 plane_descriptor(u32 address, u32 offset) {
-  return u64(address + offset) | u64(LEADING / 16) << 48 | u64(STRIDE / 16) << 32;
+template <int ROW = 128>
+__forceinline__ u64 wgmma_descriptor(u32 address, u32 offset) {
+  return u64(address + offset) | u64(ROW) << 32;
 }
 template <int LEADING>
 __forceinline__ u64 rows_descriptor(u32 address, u32 offset) {

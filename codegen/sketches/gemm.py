@@ -256,7 +256,6 @@ def analyse(
     scales: bool = False,
     joins: bool = False,
     boxes: bool = False,
-    lines: bool = False,
 ) -> GemmProblem:
     """The GEMM in `group`.
 
@@ -265,7 +264,6 @@ def analyse(
         scales: whether the kernel can multiply A by a factor of each channel.
         joins: whether it can read A in pieces.
         boxes: whether it can leave means and moments of runs of rows.
-        lines: whether it can leave moments of `LINES` of pixels.
 
     Raises:
         Illegal: there is not exactly one, an operand is not a strided view, or A is to be scaled
@@ -273,7 +271,7 @@ def analyse(
     """
     for node in group.nodes:
         if node.op in ("box_means", "box_moments"):
-            leaves = boxes if node.attrs["box"] == (RUN,) else lines
+            leaves = boxes and node.attrs["box"] == (RUN,)
             check(leaves, f"this sketch leaves no means of boxes of {list(node.attrs['box'])}")
     anchors = [node for node in group.nodes if node.definition.family == "gemm"]
     check(len(anchors) == 1, f"a GEMM kernel has one contraction, not {len(anchors)}")

@@ -32,6 +32,15 @@ SCHEDULE = {
 }
 
 
+OF_WGMMA = {
+    "tile_t": 1,
+    "tile_h": 4,
+    "tile_w": 16,
+    "block_n": 32,
+    "chunks": 2,
+    "consumers": 1,
+    "stages": 2,
+}
 Scene = Callable[[], tuple[KernelProgram, Group]]
 
 
@@ -49,13 +58,15 @@ def _of(
         group, target = make(), TARGETS[arch]
         smem = smem_per_block or target.smem_per_block
         sketch = kind(group, replace(target, sm_count=1, smem_per_block=smem))
-        return sketch.emit({**SCHEDULE, **changes}), group
+        return sketch.emit({**(SCHEDULE if kind is ConvMma else OF_WGMMA), **changes}), group
 
     return scene
 
 
-def _of_wgmma(make: Callable[[], Group], **changes: int) -> Scene:
-    return _of(make, ConvWgmma, "sm_90a", **{"tile_h": 8, "warps_m": 4, **changes})
+def _of_wgmma(
+    make: Callable[[], Group], smem_per_block: int | None = None, **changes: int
+) -> Scene:
+    return _of(make, ConvWgmma, "sm_90a", smem_per_block, **changes)
 
 
 def _rows() -> tuple[KernelProgram, Group]:
@@ -85,29 +96,42 @@ SCENES: dict[str, Scene] = {
     "one chunk": _of(lambda: groups.convolution((1, 5, 9, 8), 16, (3, 3), groups.F16), chunks=1),
     "groups": _of(lambda: groups.convolution((1, 5, 9, 32), 24, (3, 3), groups.F16, groups=2)),
     "wgmma": _of_wgmma(
-        lambda: groups.convolution((2, 17, 21, 24), 40, (3, 3), groups.F16), tile_h=16
+        lambda: groups.convolution((2, 17, 21, 24), 40, (3, 3), groups.F16), tile_h=8
     ),
-    "warpgroups": _of_wgmma(
-        lambda: groups.convolution((1, 14, 27, 16), 24, (3, 2), groups.BF16, stride=(1, 2)),
-        tile_w=16,
-        warps_m=8,
+    "wgmma, consumers": _of_wgmma(
+        lambda: groups.convolution((1, 14, 37, 48), 24, (3, 2), groups.BF16, stride=(1, 2)),
+        consumers=2,
     ),
-    "wgmma, five taps": _of_wgmma(
-        lambda: groups.convolution((1, 10, 20, 16), 16, (3, 5), groups.F16)
+    "wgmma, streamed": _of_wgmma(
+        lambda: groups.convolution((1, 9, 37, 96), 40, (3, 3), groups.F16),
+        smem_per_block=100_000,
+        chunks=4,
+        consumers=2,
     ),
-    "wgmma, one stage": _of_wgmma(
-        lambda: groups.convolution((1, 9, 9, 48), 16, (3, 3), groups.F16), stages=1
+    "wgmma, frames": _of_wgmma(
+        lambda: groups.convolution((2, 4, 5, 17, 16), 16, (3, 3, 3), groups.F16), tile_t=2
+    ),
+    "wgmma, a concat": _of_wgmma(
+        lambda: groups.joined((1, 9, 17), (48, 32), 32, groups.F16, (3, 3)), chunks=4
+    ),
+    "wgmma, groups": _of_wgmma(
+        lambda: groups.convolution((1, 5, 9, 64), 48, (3, 3), groups.F16, groups=2)
+    ),
+    "wgmma, odd columns": _of_wgmma(
+        lambda: groups.convolution((1, 5, 17, 32), 90, (3, 3), groups.F16), chunks=4
     ),
     "moments": _of(
         lambda: box_groups.of_lines(
-            groups.convolution((2, 12, 24, 16), 40, (3, 3), groups.F16, residual=False), 1
-        )
+            groups.convolution((2, 12, 48, 16), 40, (3, 3), groups.F16, residual=False), 1
+        ),
+        tile_w=16,
     ),
     "moments, volume": _of(
         lambda: box_groups.of_lines(
             groups.convolution((2, 3, 4, 16, 16), 24, (3, 3, 3), groups.F16, residual=False), 4
         ),
         tile_t=2,
+        tile_w=16,
     ),
     "rows": _rows,
 }
@@ -178,8 +202,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "a stage that is still read": ("one stage", "__syncthreads();  // the stage", "// the stage"),
     "no barrier behind the copies": (
         "one stage",
-        "Products::show();\n      __syncthreads();",
-        "Products::show();",
+        "      }\n      __syncthreads();",
+        "      }",
     ),
     "weights of the first step": (
         "weights in stages",
@@ -221,8 +245,8 @@ FAULTS: dict[str, tuple[str, str, str]] = {
     "channels of the first group": ("groups", "group * A::CHANNELS + chunk", "chunk"),
     "columns of the first group": (
         "groups",
-        "first_column = (IsGrouped<C>::value ? group",
-        "first_column = (IsGrouped<C>::value ? 0",
+        "first_((IsGrouped<C>::value ? group",
+        "first_((IsGrouped<C>::value ? 0",
     ),
     "ahead of the kernel before": ("image", "  ptx::griddepcontrol_wait();\n", ""),
     "rows of no result stored": (
@@ -237,20 +261,9 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "origin.y + Patch::y_of(0)",
     ),
     "rows of the first volume": ("volume", "at.image * W::O + at.z", "at.z"),
-    "moments of boxes beside": ("moments", "at.y / 2) * (W::Q / 8)", "at.y / 2) * (W::Q / 16)"),
-    "moments of boxes across alone": ("moments", "at.y / 2) * (W::Q / 8) + at.x / 8", "at.y / 2)"),
-    "moments of the first line's boxes": ("moments", "(W::P / 2) + at.y / 2", "(W::P / 2)"),
-    "moments of the first image": ("moments", "(at.image * W::O + at.z) * (W::P / 2)", "0"),
-    "moments of the first frame": (
-        "moments, volume",
-        "(at.image * W::O + at.z) * (W::P / 2)",
-        "at.image * W::O * (W::P / 2)",
-    ),
-    "moments of runs": (
-        "moments",
-        "put_moments<Functor::BOXES>(moments, rows_.box()",
-        "put_moments<Functor::BOXES>(moments, rows_.at(0) / 16",
-    ),
+    "moments of boxes beside": ("moments", "row(result(0)) / 16", "row(result(0)) / 16 + 1"),
+    "moments of the first box": ("moments", "row(result(0)) / 16", "row(origin) / 16"),
+    "moments of the first frame": ("moments, volume", "row(result(0)) / 16", "row(origin) / 16"),
     "rows, beyond the last stored": ("rows", "return first + r < end;", "return true;"),
     "rows, beyond the last read": (
         "rows",
@@ -262,55 +275,125 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "(int r) const { return first + r; }",
         "(int r) const { return first; }",
     ),
-    "threads' copies not shown to wgmma": (
-        "wgmma",
-        "      Products::show();\n",
-        "",
-    ),
     "products not awaited": ("wgmma", "      products.wait();\n", ""),
-    "no fence ahead of products": ("wgmma", "    ptx::wgmma_fence();\n", ""),
-    "products never committed": ("wgmma", "    ptx::wgmma_commit_group();\n", ""),
+    "no fence ahead of products": ("wgmma", "      ptx::wgmma_fence();\n", ""),
+    "products never committed": ("wgmma", "      ptx::wgmma_commit_group();\n", ""),
     "wgmma, sums of the patch before": (
         "wgmma",
         "void clear() { empty_ = true; }",
         "void clear() {}",
     ),
-    "sums of the last tap alone": ("wgmma", "        add = 1;\n", "        add = 0;\n"),
-    "planes as far apart as those of weights": (
-        "wgmma",
-        "lane / 16 * Patch::PLANE",
-        "lane / 16 * C::BLOCK_N",
-    ),
-    "one plane for both halves of wgmma's": (
-        "wgmma",
-        "lane / 16 * Patch::PLANE",
-        "0 * Patch::PLANE",
-    ),
-    "the first line twice": ("wgmma", "* 16 + lane % 16;", "* 16 + lane % 8;"),
+    "sums of the last taps alone": ("wgmma, a concat", "      add = 1;\n", "      add = 0;\n"),
+    "one half of a pixel's chunks": ("wgmma", "half = lane / 16 * 16;", "half = 0;"),
+    "the first line twice": ("wgmma", "first_ + lane % 16)", "first_ + lane % 8)"),
+    "pixels as if rows were not swizzled": ("wgmma", "<< 4);\n  }", "<< 4) * 0 + byte;\n  }"),
     "pixels overwritten too early": (
         "wgmma",
         "wgmma_wait_group<BUFFERS - 1>",
         "wgmma_wait_group<BUFFERS>",
     ),
-    "those of a row of taps before": (
-        "wgmma, five taps",
-        "step == 0 && STEPS % BUFFERS != 0",
-        "false",
+    "the same line for all rows of taps": ("wgmma", "[i % RUN + y]", "[i % RUN]"),
+    "the same weights for all rows of taps": ("wgmma", "y * (W::KERNEL_W * Ring::TAP)", "0"),
+    "weights of the first column of taps": (
+        "wgmma",
+        "of_pair(weights, chunk, pair) + tap * Ring::TAP",
+        "of_pair(weights, chunk, pair)",
     ),
-    "columns of one plane": ("wgmma", "<C::BLOCK_N * 16, 128>", "<16, 128>"),
-    "columns of one eight": ("wgmma", "<C::BLOCK_N * 16, 128>", "<C::BLOCK_N * 16, 16>"),
-    "the first square twice": ("wgmma", "Patch::first_pixel(i * 64)", "Patch::first_pixel(0)"),
-    "the first warpgroup's pixels": (
-        "warpgroups",
-        "Patch::first_pixel(row_ + row_of_lane)",
-        "Patch::first_pixel(row_of_lane)",
+    "the first warp's rows": ("wgmma", "% 128 / 32 * (RUN * 16)", "% 128 / 32 * 0"),
+    "the first tile twice": ("wgmma", "+ i % RUN * 16;", "+ 0 * i;"),
+    "strided pixels as neighbours": ("wgmma, consumers", "(PLANES ? 1 : W::STRIDE_W)", "1"),
+    "a consumer's patches again": (
+        "wgmma, consumers",
+        "KEEPS ? consumer * C::BLOCKS : 0",
+        "0",
     ),
-    "the first warp's rows": ("wgmma", "% 128 / 32 * 16", "% 128 / 32 * 0"),
-    "squares of lines": ("warpgroups", "r / (8 * SIDE) % (C::TILE_W / 8) * 8", "r / 8 % 2 * 8"),
-    "wgmma, a stage that is still read": (
-        "wgmma, one stage",
-        "__syncthreads();  // the stage",
-        "// the stage",
+    "another consumer's ring": (
+        "wgmma, consumers",
+        "first_slot = KEEPS ? consumer * C::STAGES : 0",
+        "first_slot = 0",
+    ),
+    "rings that do not go on": ("wgmma, consumers", "      round.template skip<STEPS>();\n", ""),
+    "slots that nobody waits for": (
+        "wgmma",
+        "            ptx::mbarrier_wait(empty + 8 * slot, to.phase ^ 1);\n",
+        "",
+    ),
+    "a slot handed back by one lane": (
+        "wgmma",
+        "    __syncwarp();  // all lanes' loads of pixels\n",
+        "",
+    ),
+    "pixels nobody waits for": (
+        "wgmma",
+        "      ptx::mbarrier_wait(full + 8 * slot, from.phase);\n",
+        "",
+    ),
+    "weights nobody waits for": (
+        "wgmma",
+        "          ptx::mbarrier_wait(kept_full + 8 * atom, 0);\n",
+        "          ;\n",
+    ),
+    "wgmma, ahead of the kernel before": (
+        "wgmma",
+        "  ptx::griddepcontrol_wait();\n  const int consumer",
+        "  const int consumer",
+    ),
+    "images ahead of the kernel before": (
+        "wgmma",
+        "    ptx::griddepcontrol_wait();\n    if (threadIdx.x > PRODUCER) return;",
+        "    if (threadIdx.x > PRODUCER) return;",
+    ),
+    "weights of the first step alone": (
+        "wgmma, streamed",
+        "copies.weights(stage, place_of(step).k, barrier)",
+        "copies.weights(stage, 0, barrier)",
+    ),
+    "another consumer's patch of a stage": (
+        "wgmma, streamed",
+        "+ consumer * Ring::IMAGE",
+        "+ 0 * Ring::IMAGE",
+    ),
+    "patches that are not there stored": (
+        "wgmma, streamed",
+        "if (own == patch) epilogue.finish(patch);",
+        "epilogue.finish(own);",
+    ),
+    "weights ahead, asked for again": ("wgmma, streamed", "if (step >= ahead) {", "if (true) {"),
+    "wgmma, frames ahead of the volume": (
+        "wgmma, frames",
+        "origin.z * W::STRIDE_T - W::BEFORE_T, origin.image",
+        "origin.z * W::STRIDE_T, origin.image",
+    ),
+    "wgmma, lines ahead of the image": (
+        "wgmma, frames",
+        "origin.y * W::STRIDE_H - W::BEFORE_H,\n",
+        "origin.y * W::STRIDE_H,\n",
+    ),
+    "the first piece of a concat alone": (
+        "wgmma, a concat",
+        "if (place.piece == piece) map",
+        "if (false) map",
+    ),
+    "weights of the first atom alone": (
+        "wgmma, a concat",
+        "at / CHUNKS * Ring::ATOM",
+        "0 * Ring::ATOM",
+    ),
+    "weights where an atom begins": ("wgmma, a concat", "at % CHUNKS * 16", "0 * 16"),
+    "wgmma, channels of the first group": (
+        "wgmma, groups",
+        "group * Windows::CHANNELS + place.channel",
+        "place.channel",
+    ),
+    "wgmma, weights of the first group": (
+        "wgmma, groups",
+        "(IsGrouped<C>::value ? group * C::N : 0) + n0};",
+        "n0};",
+    ),
+    "columns of the first tile": (
+        "wgmma, odd columns",
+        "weights_map, channel, first_column + n, tap",
+        "weights_map, channel, n, tap",
     ),
 }
 

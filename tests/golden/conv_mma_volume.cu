@@ -9,11 +9,12 @@ struct Config {
   static constexpr int BLOCKS = 86;
   static constexpr bool KEEPS_WEIGHTS = true;
   static constexpr int CHUNKS = 4, STAGES = 2;
-  static constexpr int WARPS_M = 4, WARPS_N = 1;
+  static constexpr int WARPS_M = 4;
+  static constexpr int WARPS_N = 1;
   static constexpr int WIDTH = 8;
 };
 
-struct A {  // %in2, (1:0, 16:131072, 64:2048, 64:32, 32:1)
+struct A {  // %in0, (1:0, 16:131072, 64:2048, 64:32, 32:1)
   static constexpr int O = 16, P = 64, Q = 64;
   static constexpr int KERNEL_T = 3, KERNEL_H = 3, KERNEL_W = 3;
   static constexpr int STRIDE_T = 1, STRIDE_H = 1, STRIDE_W = 1;
@@ -38,7 +39,7 @@ struct A {  // %in2, (1:0, 16:131072, 64:2048, 64:32, 32:1)
   }
 };
 
-struct B {  // %in3, (1:0, 32:864, 864:1)
+struct B {  // %in1, (1:0, 32:864, 864:1)
   const Config::Element* base;
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = true;
@@ -49,11 +50,11 @@ struct B {  // %in3, (1:0, 32:864, 864:1)
 };
 
 struct Epilogue {
-  const half_t* __restrict__ in0;
-  const half_t* in1;
+  const half_t* in0;
+  const half_t* __restrict__ in1;
+  const half_t* __restrict__ in2;
+  const half_t* in3;
   half_t* __restrict__ out0;
-  const half_t* in2;
-  const half_t* __restrict__ in3;
   static constexpr int VECTOR = 8;
   static constexpr int ROW_VALUES = 0;
   static constexpr bool ROW_STATS = false;
@@ -67,7 +68,7 @@ struct Epilogue {
   struct Inputs { Packed<half_t, V> x0; Packed<half_t, V> x1; };
   template <int V>
   __device__ __forceinline__ Inputs<V> inputs(int row, int col, bool active) const {
-    return {load_packed<V>(in0 + col, active), load_packed<V>(in1 + row * 32 + col, active)};
+    return {load_packed<V>(in2 + col, active), load_packed<V>(in3 + row * 32 + col, active)};
   }
   template <int V, class Stats = StatsOfLanes>
   __device__ __forceinline__ void operator()(int row, int col, const Row& r, bool active,
@@ -84,8 +85,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(128)
-ENTRY_POINT(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
-  conv_mma<Config>(A{in2},
-                   B{in3}, Epilogue{in0, in1, out0, in2, in3});
+ENTRY_POINT(const half_t* in0, const half_t* __restrict__ in1, const half_t* __restrict__ in2, const half_t* in3, half_t* __restrict__ out0) {
+  conv_mma<Config>(A{in0}, B{in1}, Epilogue{in0, in1, in2, in3, out0});
 }
 

@@ -393,7 +393,7 @@ def test_illegal_schedules(changes: dict[str, int], reason: str) -> None:
 def test_statistics_need_a_warp_of_whole_chunks() -> None:
     group = groups.convolution((1, 9, 8, 16), 128, (3, 3), F16, stats=True)
     for changes in ({}, {"block_n": 64, "warps_n": 2}):
-        with pytest.raises(Illegal, match="32 columns a warp cut the chunks"):
+        with pytest.raises(Illegal, match="32 columns a part cut the chunks"):
             made(group, **changes)
 
 
