@@ -83,8 +83,8 @@ class Kernel:
 
 
 class ConvPatches(Sketch):
-    """Patch with its border in planes of 16 bytes -> taps as offsets -> products; stages are of
-    channels, or of patches whose weights stay."""
+    """Patch with its border -> taps as offsets -> products; stages are of channels, or of patches
+    whose weights stay."""
 
     family: ClassVar[str] = "gemm"
     patches: ClassVar[tuple[tuple[int, int, int], ...]]

@@ -51,6 +51,12 @@ class CompiledKernel:
     local_bytes: int
     log: str
 
+    @property
+    def serialized(self) -> bool:
+        """Whether the assembler lets no product on `wgmma` overlap another, since it cannot tell
+        whose registers are under way."""
+        return "wgmma" in self.log and "serialized" in self.log
+
 
 # -- the cache -------------------------------------------------------------------------------------
 

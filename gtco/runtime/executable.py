@@ -58,6 +58,14 @@ def compile_programs(*plans: Plan) -> dict[str, CompiledKernel]:
             result.spill_bytes,
             len(result.cubin),
         )
+        if result.serialized:
+            codegen_log.warning(
+                "kernel %s is slower than it could be: in it %s's products on wgmma wait for one"
+                " another (GTCO_DUMP=folder keeps the assembler's words). `gtco tune` finds others;"
+                " please report it.",
+                result.name,
+                programs[job.name].sketch,
+            )
     return kernels
 
 

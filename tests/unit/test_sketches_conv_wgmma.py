@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
@@ -16,10 +19,13 @@ from gtco.cost_model.model import draft_us
 from gtco.cost_model.work import work_of
 from gtco.ir.graph import Group
 from gtco.ir.interpreter import interpret
+from gtco.runtime.executable import compile_programs
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
+from gtco.runtime.plan import Plan
 from gtco.target import TARGETS
 from tests import groups
+from tests.faults.templates import planted
 from tests.groups import BF16, F16, convolution
 from tests.kernel_checks import inputs_of, wrong_outputs, wrong_statistics
 from tests.pass_checks import Golden
@@ -168,6 +174,22 @@ def test_kernels_compile_without_spills(case: str) -> None:
         compiled = compile_uncached(program.code, program.name, program.arch)
         # What epilogues know of their rows is found ahead of the loop.
         assert compiled.spill_bytes <= 64 and "serialized" not in compiled.log, schedule
+
+
+def test_products_that_wait_for_one_another_are_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Those of one step under way into the next."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    sketch = ConvWgmma(LARGE["volume"](), H100)
+    of_one_pair = next(each for each in sketch.defaults() if each["chunks"] == 2)
+    right = sketch.emit(of_one_pair)
+    wrong = planted(right, "      products.wait();\n", "")
+    for program in (right, wrong):
+        launch = SimpleNamespace(program=program)
+        (kernel,) = compile_programs(cast(Plan, SimpleNamespace(launches=(launch,)))).values()
+        assert kernel.serialized == (program is wrong)
+    assert "conv_wgmma's products on wgmma wait for one another" in caplog.text
 
 
 def test_drafted_faster_than_what_reads_each_tap_from_l2() -> None:
