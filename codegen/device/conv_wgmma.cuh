@@ -56,8 +56,7 @@ class WgmmaProducts {
  public:
   static constexpr int PARTS = C::BLOCK_N % PART == 0 ? C::BLOCK_N / PART : 1;
   static constexpr int FRAGMENTS = TILES * PARTS, COLUMNS = C::BLOCK_N / PARTS;
-  static constexpr int LOOP =
-      TILES * C::BLOCK_N / 2 + BUFFERS * RUNS * HELD * 4 + UNROLL * (PAIRS + 1) + 56;
+  static constexpr int LOOP = TILES * C::BLOCK_N / 2 + BUFFERS * RUNS * HELD * 4 + 56;
 
   __device__ __forceinline__ WgmmaProducts()
       : first_(static_cast<int>(threadIdx.x) % 128 / 32 * (RUN * 16)) {}

@@ -22,8 +22,8 @@ BUFFERS = 2
 """Of pixels in a thread's registers."""
 LOOP_REGISTERS = 56
 """A thread's besides these and its sums, about."""
-MOST_REGISTERS = {1: 224, 2: 224, 3: 152}
-"""Of a thread, by consumers: with more, those of epilogues do not fit beside them."""
+MOST_REGISTERS = {1: 224, 2: 192, 3: 144}
+"""Of a thread, by consumers: with more, the assembler lets no products overlap, or spills."""
 BUSY_COLUMNS = 64
 """Columns of all tiles of all consumers together, whose products keep the tensor cores busy."""
 ROW_REQUESTS, BYTES_OF_REQUEST = 0.3, 57
@@ -102,10 +102,7 @@ class ConvWgmma(ConvPatches):
     def _registers(self, schedule: Schedule) -> int:
         """Of a thread, about."""
         tiles, runs, held = self._lines(schedule)
-        pairs = schedule["chunks"] // 2
-        rounds = 1 if pairs % BUFFERS == 0 else math.prod(self.windows.kernel) // self._together
-        pixels = BUFFERS * runs * held * 4
-        return tiles * schedule["block_n"] // 2 + pixels + rounds * (pairs + 1) + LOOP_REGISTERS
+        return tiles * schedule["block_n"] // 2 + BUFFERS * runs * held * 4 + LOOP_REGISTERS
 
     def _lines(self, schedule: Schedule) -> tuple[int, int, int]:
         """A warp's fragments, the runs of lines that they are, and the lines of a run's pixels
