@@ -25,9 +25,8 @@ struct PatchRing : Patch<C, Windows, false> {
   static constexpr bool KEEPS = C::KEEPS_WEIGHTS;
   static constexpr int CHANNELS = C::CHUNKS * Base::CHUNK, ROW = C::CHUNKS * 16;
   static constexpr int STEPS = atoms_of_tap<Windows, CHANNELS>();
-  static constexpr int WEIGHT_ROW = KEEPS ? C::WEIGHT_CHUNKS * 16 : ROW;
-  static constexpr int WEIGHT_CHANNELS = WEIGHT_ROW / 16 * Base::CHUNK;
-  static constexpr int ATOMS = C::ATOMS;  // that stay
+  static constexpr int WEIGHT_ROW = C::WEIGHT_CHUNKS * 16;
+  static constexpr int WEIGHT_CHANNELS = C::WEIGHT_CHUNKS * Base::CHUNK;
   static constexpr int TAP = C::BLOCK_N * WEIGHT_ROW, ATOM_BYTES = Base::TAPS * TAP;
   static constexpr int ATOM = ceil_div(ATOM_BYTES, 1024) * 1024;
   static constexpr int PIXEL_BYTES = Base::PIXELS * ROW;
@@ -203,10 +202,10 @@ struct PatchCopies {
 
 // Config: Element, N (columns of a group), TILE_T, TILE_H, TILE_W (powers of two, TILE_H at least
 // 4, TILE_W 16), BLOCK_N, CHUNKS (16 bytes of channels a step: 2, 4 or 8), WEIGHT_CHUNKS (of an
-// atom of weights that stay, likewise), ATOMS (of these), CONSUMERS (warpgroups),
-// STAGES (of a ring), KEEPS_WEIGHTS (those of all steps, else a stage has its own), B_CONSTANT (the
-// weights), PATCHES, BLOCKS (that share them), WIDTH (of the epilogue's lanes), BARRIERS_AT
-// (bytes), and GROUPED as of gemm_mma. 128 threads a consumer and 128 more.
+// atom of weights, likewise), ATOMS (that stay, if any), CONSUMERS (warpgroups), STAGES (of a
+// ring), KEEPS_WEIGHTS (those of all steps, else a stage has its own), B_CONSTANT (the weights),
+// PATCHES, BLOCKS (that share them), WIDTH (of the epilogue's lanes), BARRIERS_AT (bytes), and
+// GROUPED as of gemm_mma. 128 threads a consumer and 128 more.
 template <class C, class Windows, class Functor>
 __device__ __forceinline__ void conv_wgmma(const ptx::TensorMap& image_map,
                                            const ptx::TensorMap& weights_map,
@@ -216,7 +215,7 @@ __device__ __forceinline__ void conv_wgmma(const ptx::TensorMap& image_map,
   constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;
   constexpr int STEPS = Ring::STEPS, SHARERS = Ring::SHARERS, RINGS = Ring::RINGS;
   constexpr int SLOTS = RINGS * C::STAGES;
-  constexpr int ATOMS = Ring::KEEPS ? Ring::ATOMS : 0;
+  constexpr int ATOMS = C::ATOMS;
   constexpr bool KEEPS = Ring::KEEPS;
   static_assert(C::TILE_W % 16 == 0 && C::TILE_H % 4 == 0, "a fragment is of one line");
   static_assert(C::CHUNKS == 2 || C::CHUNKS == 4 || C::CHUNKS == 8, "rows that are swizzled");
