@@ -71,6 +71,12 @@ def claims() -> Iterator[str]:
     (none, own), (other, again) = tuned
     of_none = f"{none:.1f} and {own:.1f} us from no records at all"
     yield f"in turns before and after: {of_none}, {other:.0f} and {again:.0f} us"
+    names = ("unet", "scan_unet", "segformer", "sam")
+    turns = [read(f"h100-tune-{name}.json")["replayed_us"] for name in names]
+    (before, after), *others = turns
+    more = [f"{first:.0f} and {then:.0f}" for first, then in others]
+    yield ", ".join((f"in turns before and after: {before:.0f} and {after:.0f} us", *more))
+    yield from claims_of_wrong_answers()
     lent = read("h100-lent.json")["measured"].values()
     faster = [100 * (1 - each["lent"] / each["defaults"]) for each in lent]
     yield f"{spread(faster)}% faster than defaults"
@@ -122,6 +128,18 @@ def claims() -> Iterator[str]:
 
 def lines_of(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def claims_of_wrong_answers() -> Iterator[str]:
+    """How far off a peer is that has no ratio for it."""
+    *_, last = (
+        each for each in lines_of("h100-models.jsonl") if each["model"].endswith("mvit_v2_s")
+    )
+    peer = "inductor reduce-overhead"
+    verdict = last["verdicts"][peer]["normal"]
+    assert not verdict["ok"] and last["verdicts"]["gtco"]["normal"]["ok"] and not last["ratios"]
+    yield f"off by {verdict['rmse']:.1f} where {verdict['limit']:.4f} is allowed"
+    yield f"they take it {last['timings'][peer]['back_to_back_us']:.0f} us"
 
 
 def claims_of_modes() -> Iterator[str]:
@@ -268,6 +286,7 @@ def test_max_autotune_was_slower_wherever_both_modes_were_run() -> None:
 def test_the_readme_expects_of_large_batches_what_was_measured() -> None:
     (low, high) = re.search(r"expect ([\d.]+) to ([\d.]+) times", README.read_text()).groups()  # type: ignore[union-attr]
     rows = [line for line in table(results(RESULTS)).splitlines() if "H100" in line]
+    rows = [line for line in rows if "| tf32 |" not in line]  # 16 bits are what it speaks of
     large = [
         float(re.findall(r"([\d.]+)x \(reduce", line)[-1])
         for line in rows
