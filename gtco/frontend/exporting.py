@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import functools
+import io
 import logging
 import re
+import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager, redirect_stderr
+from typing import Any, TextIO
 
 import torch
 from torch import nn
@@ -84,11 +86,35 @@ _TORCH_WARNINGS = (
 )
 
 
+class _WithoutPrograms(io.TextIOBase):
+    """A stream without the half-made program that torch.export prints, thousands of lines, while it
+    handles the error that carries it."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._left_out = False
+
+    def write(self, text: str) -> int:
+        program = getattr(sys.exc_info()[1], "partial_fx_graph", None)
+        ends = self._left_out and text == "\n"
+        self._left_out = program is not None and text == str(program)
+        return len(text) if ends or self._left_out else self._stream.write(text)
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Without what torch says of its own insides: a deprecated class that its copies of programs
     still use, the weights that its recurrent layers assign, and programs and tracebacks in its log
-    where `CaptureError` has the message."""
+    and on stderr where `CaptureError` has the message."""
     loggers = [logging.getLogger(name) for name in _TORCH_LOGS]
     before = [each.disabled for each in loggers]
     try:
@@ -97,7 +123,8 @@ def quiet() -> Iterator[None]:
                 warnings.filterwarnings("ignore", message, category)
             for each in loggers:
                 each.disabled = True
-            yield
+            with redirect_stderr(_WithoutPrograms(sys.stderr)):
+                yield
     finally:
         for each, was_off in zip(loggers, before, strict=True):
             each.disabled = was_off

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -357,3 +358,16 @@ def test_dynamic_shapes_are_refused() -> None:
     )
     with pytest.raises(CaptureError, match=r"dynamic shape.*fixed shapes"):
         capture(program)
+
+
+def test_what_a_refused_model_prints_is_its_own(capfd: pytest.CaptureFixture[str]) -> None:
+    """torch.export prints the program as far as it came, thousands of lines of a detector's."""
+
+    def detect(x: Tensor) -> Tensor:
+        print("looking", file=sys.stderr)
+        found = x[torch.where(x > 0)[0]]
+        return found if found.numel() == 0 else found * 2
+
+    with pytest.raises(CaptureError, match="data-dependent"):
+        capture(Function(detect), (torch.randn(6),))
+    assert capfd.readouterr().err == "looking\n"
