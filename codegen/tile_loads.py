@@ -17,6 +17,8 @@ from gtco.ir.views import Axis, Layout, NotAView, resolve
 AT = "[&](int row, int col, bool active)"
 SECTOR = 32
 """Bytes of memory that come together."""
+FEW_READERS = 4
+"""Points for each element of a load that is still most of what a kernel waits for."""
 
 
 @dataclass(frozen=True)
@@ -143,15 +145,21 @@ class TileLoads:
         What a kernel waits for are its loads: where one of them has its neighbours along columns,
         no `stored` result decides that rows come first.
         """
-        rows, columns = layout.dims
+        columns = layout.dims[1]
         if columns and columns[-1][1] == 1:
             self.neighbours += 1
             self.widest = min(self.widest, layout.vector(8), max(1, 16 // dtype.itemsize))
             self.few |= not stored and self._rows_go_on(layout, dtype.itemsize)
-        elif rows and rows[-1][1] == 1 and not is_uniform(columns):
-            run, _ = rows[-1]
+        else:
             waits = not stored or not self.neighbours
-            self.strided = self.strided or (waits and run * dtype.itemsize >= SECTOR)
+            self.strided |= waits and self._along_rows(layout, dtype)
+
+    def _along_rows(self, layout: Layout, dtype: torch.dtype) -> bool:
+        """Whether neighbours in memory are those of neighbouring rows, not columns."""
+        rows, columns = layout.dims
+        if not rows or rows[-1][1] != 1 or is_uniform(columns):
+            return False
+        return rows[-1][0] * dtype.itemsize >= SECTOR
 
     def _rows_go_on(self, layout: Layout, itemsize: int) -> bool:
         """Whether the next row lies where few columns of this one end: those of one vector, fewer
@@ -187,8 +195,11 @@ class TileLoads:
         base, dtype, layout = self._external(value, like)
         layout = self.space.lay(layout)
         scalar = self.reduces and is_uniform(layout.dims[1])
-        if self.graph.specs[value].numel == math.prod(like):
+        readers = math.prod(like) // max(1, self.graph.specs[value].numel)
+        if readers == 1:
             self._fit(layout, dtype)
+        elif readers <= FEW_READERS and not (layout.dims[1] and layout.dims[1][-1][1] == 1):
+            self.strided |= self._along_rows(layout, dtype)
         return self._load(base, layout, scalar=scalar)
 
     def _input(self, value: str, node: Node, *, tile: bool, like: Sequence[int]) -> str:

@@ -32,6 +32,7 @@ from gtco.passes.normalization import fuse_normalization
 from gtco.passes.pads import join_borders
 from gtco.passes.patches import pad_patches
 from gtco.passes.pulled import pull_pointwise
+from gtco.passes.rejoined import rejoin_parts
 from gtco.passes.rewrite import Log
 from gtco.passes.rolls import move_rolls
 from gtco.passes.rotary import fuse_rotary
@@ -41,6 +42,7 @@ from gtco.passes.split_group_norm import split_group_norm
 from gtco.passes.split_norm import split_norms
 from gtco.passes.stored_columns import order_stored_columns
 from gtco.passes.taps_as_columns import columns_of_taps
+from gtco.passes.turned_constants import turn_constants
 from gtco.passes.twins import compute_twins_once
 from gtco.passes.upsampling import convolve_before_enlarging
 
@@ -66,6 +68,7 @@ PIPELINE: tuple[Pass, ...] = (
     pack_few_channels,  # behind pad_channels: what a product makes is padded without a copy
     pad_patches,
     join_borders,  # behind what takes joined zeros for the border of a convolution
+    rejoin_parts,
     fuse_attention,
     fuse_normalization,
     fuse_rotary,
@@ -85,6 +88,7 @@ PIPELINE: tuple[Pass, ...] = (
     pull_pointwise,  # behind push_slices, which moves slices the other way
     order_stored_columns,  # behind pull_pointwise, which brings views together
     fold_constants,
+    turn_constants,
 )
 
 

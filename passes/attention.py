@@ -30,7 +30,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes import views
-from gtco.passes.masks import SUM_OF_MASKS
+from gtco.passes.masks import ROWS_OF_MASKS, SUM_OF_MASKS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 MAX_HEAD = 256
@@ -355,6 +355,7 @@ RULES: tuple[Rule[Any], ...] = (
     Rule("attention(q, k, v, nothing masked) -> attention(q, k, v)", ("attention",),
          _idle_mask, _without_mask),
     SUM_OF_MASKS,
+    ROWS_OF_MASKS,
 )  # fmt: skip
 
 

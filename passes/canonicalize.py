@@ -5,12 +5,15 @@
     %y = matmul(%b, %w)   (%w a constant)
 
 Views, casts and copies that do nothing go (the rules of `views.py`), a constant operand of one
-element becomes the attribute `other`, a constant row added to a linear its bias, and equal nodes
+element becomes the attribute `other`, a constant row added to a linear its bias, and so does a
+number added to some of its columns, as in the `1 + scale` of a diffusion transformer; equal nodes
 become one.
 """
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -88,12 +91,72 @@ def _with_bias(edit: Editor, match: tuple[Node, str]) -> str:
     return edit.add("linear", *linear.inputs, bias)
 
 
+@dataclass(frozen=True)
+class _Shifted:
+    """A number added to `columns` of a linear alone, which are read through `views`, in order."""
+
+    linear: Node
+    columns: slice
+    views: tuple[Node, ...]
+    number: float
+
+
+def _shifted_columns(edit: Editor, node: Node) -> _Shifted | None:
+    number = node.attrs.get("other")
+    seen: list[Node] = []
+    value = node.inputs[0]
+    while view := edit.producer(value, "slice", "reshape", "permute"):
+        if not edit.read_once(value):
+            return None
+        seen.insert(0, view)
+        value = view.inputs[0]
+    linear = edit.producer(value, "linear")
+    if linear is None or number is None or not math.isfinite(number) or not seen:
+        return None
+    columns = _columns_of(seen[0])
+    others = [_columns_of(user) for user in edit.users(value) if user.name != seen[0].name]
+    if columns is None or edit.is_output(value) or node.outputs[0].dtype != edit.dtype(value):
+        return None
+    for other in others:
+        if other is None or (other.start < columns.stop and columns.start < other.stop):
+            return None
+    known = all(name in edit.constants for name in linear.inputs[1:])
+    plain = known and linear.attrs.get("out_dtype") is None
+    return _Shifted(linear, columns, tuple(seen), number) if plain else None
+
+
+def _columns_of(view: Node) -> slice | None:
+    """The columns that a slice of a matrix takes."""
+    rank = view.outputs[0].rank
+    if view.op != "slice" or view.attrs["dim"] % rank != rank - 1 or view.attrs.get("step", 1) != 1:
+        return None
+    start = view.attrs["start"]
+    return slice(start, start + view.outputs[0].sizes[-1])
+
+
+def _with_shifted_bias(edit: Editor, match: _Shifted) -> str:
+    linear, (spec,) = match.linear, match.linear.outputs
+    x, w, *biases = linear.inputs
+    bias = torch.zeros(spec.sizes[-1], dtype=torch.float64)
+    if biases:
+        bias = edit.constants[biases[0]].double().reshape(-1).cpu().clone()
+    bias[match.columns] += match.number
+    made = edit.add_constant(f"{w}_bias", bias.to(spec.dtype))
+    value = edit.add("linear", x, w, made, **linear.attrs)
+    edit.replace(linear.name, value)
+    for view in match.views:
+        value = edit.add(view.op, value, **view.attrs)
+    return value
+
+
 RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("op(x, constant c of one element) -> op(x, other=c)", _BINARY,
          _scalar_operand, _with_scalar),
     Rule("x @ constant -> linear(x, constant.T)", ("matmul",), _constant_matmul, _linear),
     Rule("linear(x, w) + constant row b -> linear(x, w, b)", ("add",), _biased, _with_bias),
+    Rule("slice(linear(x, w, b)) + number -> slice(linear(x, w, b'))", ("add",),
+         _shifted_columns, _with_shifted_bias),
 )  # fmt: skip
 
 

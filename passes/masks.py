@@ -6,6 +6,12 @@
 What is added for the row of a key and what is added for its column (the decomposed relative
 positions of MViTv2, CVPR 2022, and SAM, ICCV 2023) are small: their sum, one value for each query
 and key, is as large as all scores, and nobody stores it. The kernel reads both with strides of 0.
+
+Rows of a mask that is stored with a border get a length of whole copies, so that the kernel reads
+more than one of its elements at a time:
+
+    %m: f16[4,1569,393] = pad(%b, before=[0, 1, 1])
+                  ->    %m: f16[4,1569,393] = slice(pad(%b, before=[0, 1, 1], after=[0, 0, 7]))
 """
 
 from __future__ import annotations
@@ -15,7 +21,7 @@ from dataclasses import dataclass
 
 from gtco.ir.graph import Node
 from gtco.ir.views import Layout, NotAView, apply_view, through_views
-from gtco.passes.rewrite import Editor, Rule
+from gtco.passes.rewrite import Editor, Rule, never_refused
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,31 @@ def _replace(edit: Editor, match: _Sum) -> str:
     return edit.add("attention", *match.attention.inputs[:3], *masks, **match.attention.attrs)
 
 
+WHOLE = 8
+"""Elements of a mask that are copied at once at most."""
+
+
+def _bordered(edit: Editor, node: Node) -> tuple[Node, Node] | None:
+    """(attention, the border around its mask) where rows of the mask begin between two copies."""
+    pad = edit.producer(node.inputs[3], "pad") if len(node.inputs) == 4 else None
+    odd = pad is not None and pad.outputs[0].sizes[-1] % WHOLE
+    return (node, pad) if pad and odd and edit.read_once(node.inputs[3]) else None
+
+
+def _with_whole_rows(edit: Editor, match: tuple[Node, Node]) -> str:
+    node, pad = match
+    keys = pad.outputs[0].sizes[-1]
+    *after, last = pad.attrs["after"]
+    after.append(last + -keys % WHOLE)
+    wide = edit.add("pad", pad.inputs[0], before=pad.attrs["before"], after=tuple(after))
+    mask = edit.add("slice", wide, dim=pad.outputs[0].rank - 1, start=0, end=keys)
+    return edit.add("attention", *node.inputs[:3], mask, **node.attrs)
+
+
+ROWS_OF_MASKS = Rule(
+    "attention(q, k, v, pad(b)) -> attention(q, k, v, slice(pad(b)))",
+    ("attention",), _bordered, _with_whole_rows, never_refused,
+)  # fmt: skip
 SUM_OF_MASKS = Rule(
     "attention(q, k, v, a + b) -> attention(q, k, v, a, b)",
     ("attention",), _match, _replace, _check,

@@ -4,12 +4,19 @@
                   ->    %d = pad(%x, before=[0, 0, 0, 0], after=[0, 6, 6, 0])
 
 A captured F.pad joins one dimension after another. Each would be a kernel that copies the image.
+What is added to a part of a tensor, as `scores[:, 1:] += bias` is captured, is added to all of it:
+
+    %c = concat(%x[:, :1], add(%x[:, 1:], %y), dim=1)    ->    %c = add(%x, pad(%y, before=[0, 1]))
+
+A sum is part of an attention or an epilogue; a concat would store what it joins.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
@@ -55,7 +62,81 @@ def _pad(edit: Editor, border: _Border) -> str:
     return edit.add("pad", border.inner, before=border.before, after=border.after)
 
 
+@dataclass(frozen=True)
+class _PartOfSum:
+    """`added` is added to the elements from `start` on of `whole` along a dimension."""
+
+    whole: str
+    added: str
+    dim: int
+    start: int
+
+
+def _sum_with_part(edit: Editor, node: Node) -> _PartOfSum | None:
+    """What is joined are all parts of one tensor in order, to one of which something is added."""
+    spec, dim = node.outputs[0], node.attrs["dim"] % node.outputs[0].rank
+    wholes: set[str] = set()
+    found: list[tuple[str, int]] = []
+    start = 0
+    for value in node.inputs:
+        end = start + edit.shape(value)[dim]
+        part = _whole_of(edit, value, dim, start, end)
+        if part is None:
+            part, added = _added_to(edit, value, dim, start, end) or (None, "")
+            found.append((added, start))
+        if part is None:
+            return None
+        wholes.add(part)
+        start = end
+    if len(wholes) != 1 or len(found) != 1:
+        return None
+    (whole,), ((added, start),) = wholes, found
+    if edit.specs[whole] != spec or edit.dtype(added) != spec.dtype:
+        return None
+    return _PartOfSum(whole, added, dim, start)
+
+
+def _whole_of(edit: Editor, value: str, dim: int, start: int, end: int) -> str | None:
+    """What `value` is the slice from `start` to `end` of."""
+    node = edit.producer(value, "slice")
+    if node is None or (node.attrs["dim"] % node.outputs[0].rank, node.attrs["start"]) != (
+        dim, start,
+    ):  # fmt: skip
+        return None
+    plain = node.attrs.get("step", 1) == 1 and node.outputs[0].sizes[dim] == end - start
+    return node.inputs[0] if plain else None
+
+
+def _added_to(edit: Editor, value: str, dim: int, start: int, end: int) -> tuple[str, str] | None:
+    """(whole, y) if `value` is a part of `whole` plus a y of its shape."""
+    node = edit.producer(value, "add")
+    if node is None or len(node.inputs) != 2 or not edit.read_once(value):
+        return None
+    for part, other in (node.inputs, node.inputs[::-1]):
+        whole = _whole_of(edit, part, dim, start, end)
+        if whole is not None and edit.shape(other) == edit.shape(value):
+            return whole, other
+    return None
+
+
+def _sum_of_all(edit: Editor, match: _PartOfSum) -> str:
+    sizes, dim, start = edit.shape(match.whole), match.dim, match.start
+    end = start + edit.shape(match.added)[dim]
+    other = _whole_of(edit, match.added, dim, start, end)
+    if other is not None and edit.shape(other) == sizes:  # a choice is part of any epilogue
+        at = torch.arange(sizes[dim]).reshape(-1, *(1,) * (len(sizes) - dim - 1))
+        inside = edit.add_constant("inside", (at >= start) & (at < end))
+        zero = edit.add_constant("zero", torch.zeros((), dtype=edit.dtype(other)))
+        return edit.add("add", match.whole, edit.add("where", inside, other, zero))
+    before, after = [0] * len(sizes), [0] * len(sizes)
+    before[dim], after[dim] = start, sizes[dim] - end
+    padded = edit.add("pad", match.added, before=tuple(before), after=tuple(after))
+    return edit.add("add", match.whole, padded)
+
+
 RULES: tuple[Rule[Any], ...] = (
+    Rule("concat(x[:n], x[n:] + y) -> x + pad(y)", ("concat",), _sum_with_part, _sum_of_all,
+         never_refused),
     Rule("concat(0, x, 0) -> pad(x)", ("concat",), _joined_zeros, _pad, never_refused),
     Rule("pad(pad(x)) -> pad(x)", ("pad",), _padded_pad, _pad, never_refused),
 )  # fmt: skip

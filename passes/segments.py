@@ -184,7 +184,7 @@ def solve(
 ) -> Solution:
     """The `keep` cheapest plans of `segment`, whose nodes are in topological order.
 
-    A segment that is too large is cut in half, and groups that span the cut are lost: a better
+    A segment that is too large is cut in two, and groups that span the cut are lost: a better
     plan may be missed, a wrong one cannot be made.
     """
     try:
@@ -193,10 +193,10 @@ def solve(
     except TooLarge:
         pass
     position = {node.name: index for index, node in enumerate(segment)}
-    half = len(segment) // 2
+    cut = _cut(legality, segment)
     best = [Partition(0.0, ())]
     plans = 1
-    for side in (segment[:half], segment[half:]):
+    for side in (segment[:cut], segment[cut:]):
         for part in find_segments(legality, side):
             solution = solve(legality, part, price, keep)
             where = [1 << position[node.name] for node in part]
@@ -211,6 +211,20 @@ def solve(
             best = sorted(longer, key=lambda partition: partition.cost_us)[:keep]
             plans *= solution.plans
     return Solution(tuple(best), plans)
+
+
+def _cut(legality: Legality, segment: Sequence[Node]) -> int:
+    """Where to cut `segment`: in its middle half, where fewest edges lead across that a group may
+    span."""
+    count = len(segment)
+    position = {node.name: index for index, node in enumerate(segment)}
+    across = [0] * (count + 1)
+    for made_by, user in _edges(legality, segment):
+        if legality.span(made_by, user) is None:
+            for index in range(position[made_by.name] + 1, position[user.name] + 1):
+                across[index] += 1
+    middle = range(max(1, count // 4), max(2, count - count // 4 + 1))
+    return min(middle, key=lambda index: (across[index], abs(2 * index - count)))
 
 
 def _tabulate(

@@ -34,37 +34,66 @@ __device__ __forceinline__ int tile_offset(int row, int k) {
   }
 }
 
-// Starts the copy of tile (ROWS, BLOCK_K) at (row0, k0); zeros beyond row_count and K.
+// Starts the copy of tile (ROWS, BLOCK_K) at (row0, k0); zeros beyond row_count and K. Elements of
+// two bytes that no copy takes together come through registers, a chunk a time: a thread reads all
+// of several before it stores the first, so that it waits for memory once.
 template <class Element, int ROWS, int BLOCK_K, int K, int THREADS, class Operand>
 __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand, int batch,
                                           int row0, int k0, int row_count, int thread) {
-  constexpr int V = Operand::VECTOR;
-  constexpr int ITEMS = ROWS * BLOCK_K / V;
-#pragma unroll 4
-  for (int step = 0; step < ceil_div(ITEMS, THREADS); ++step) {
-    const int item = thread + step * THREADS;
-    if (ITEMS % THREADS != 0 && item >= ITEMS) break;
-    int r, k;
-    if constexpr (Operand::K_MAJOR) {
-      r = item / (BLOCK_K / V);
-      k = item % (BLOCK_K / V) * V;
-    } else {
-      k = item / (ROWS / V);
-      r = item % (ROWS / V) * V;
-    }
-    bool valid = row0 + r < row_count && k0 + k < K;
-    const Element* from = operand.base;
+  constexpr int V = Operand::VECTOR, E = 16 / sizeof(Element);
+  constexpr bool GATHERS = V * sizeof(Element) < 4;
+  constexpr int EACH = GATHERS ? E : V, ITEMS = ROWS * BLOCK_K / EACH;
+  constexpr int STEPS = ceil_div(ITEMS, THREADS);
+  const auto row_of = [](int item) {
+    return Operand::K_MAJOR ? item / (BLOCK_K / EACH) : item % (ROWS / EACH) * EACH;
+  };
+  const auto k_of = [](int item) {
+    return Operand::K_MAJOR ? item % (BLOCK_K / EACH) * EACH : item / (ROWS / EACH);
+  };
+  const auto place = [&](int r, int k, bool& valid) -> const Element* {
+    valid = row0 + r < row_count && k0 + k < K;
     if constexpr (is_windows<Operand>) {
       const Element* at = operand.at(batch, row0 + r, k0 + k, valid);
-      if (valid) from = at;
+      return valid ? at : operand.base;
     } else {
-      if (valid) from = operand.at(batch, row0 + r, k0 + k);
+      return valid ? operand.at(batch, row0 + r, k0 + k) : operand.base;
     }
-    Element* to = tile + tile_offset<Operand::K_MAJOR, ROWS, BLOCK_K, 16 / sizeof(Element)>(r, k);
-    if constexpr (V * sizeof(Element) >= 4) {
-      ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to), from, valid);
-    } else {
-      *to = valid ? *from : Element{0};
+  };
+  const auto to = [&](int item) {
+    return tile + tile_offset<Operand::K_MAJOR, ROWS, BLOCK_K, E>(row_of(item), k_of(item));
+  };
+  if constexpr (GATHERS) {
+    constexpr int AHEAD = min_of(4, STEPS);
+    using Chunk = Packed<Element, E>;
+#pragma unroll 1
+    for (int step = 0; step < STEPS; step += AHEAD) {
+      Chunk read[AHEAD];
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        const int item = min_of(thread + (step + i) * THREADS, ITEMS - 1);
+#pragma unroll
+        for (int e = 0; e < E; ++e) {
+          bool valid;
+          const Element* from = place(row_of(item) + (Operand::K_MAJOR ? 0 : e),
+                                      k_of(item) + (Operand::K_MAJOR ? e : 0), valid);
+          const Element element = *from;
+          read[i].data[e] = valid ? element : Element{0};
+        }
+      }
+#pragma unroll
+      for (int i = 0; i < AHEAD; ++i) {
+        const int item = thread + (step + i) * THREADS;
+        if (item < ITEMS) *reinterpret_cast<Chunk*>(to(item)) = read[i];
+      }
+    }
+  } else {
+#pragma unroll 4
+    for (int step = 0; step < STEPS; ++step) {
+      const int item = thread + step * THREADS;
+      if (ITEMS % THREADS != 0 && item >= ITEMS) break;
+      bool valid;
+      const Element* from = place(row_of(item), k_of(item), valid);
+      ptx::cp_async<V * sizeof(Element)>(ptx::shared_address(to(item)), from, valid);
     }
   }
 }

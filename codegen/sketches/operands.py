@@ -28,6 +28,10 @@ class GemmOperand:
         """Whether neighbours along K are neighbours in memory."""
         return self.layout.contiguous_run(2) > 1 or self.layout.contiguous_run(1) <= 1
 
+    def copied(self, dtype: torch.dtype) -> int:
+        """Elements that a copy of at most 16 bytes takes."""
+        return self.layout.vector(16 // dtype.itemsize, 2 if self.k_major else 1)
+
 
 Piece = GemmOperand | WindowOperand
 """What lies in one place."""
@@ -52,6 +56,10 @@ class JoinedOperand:
     def k_major(self) -> bool:
         """Neighbours along K are neighbours in memory, or are treated so."""
         return True
+
+    def copied(self, dtype: torch.dtype) -> int:
+        """Elements that a copy of at most 16 bytes takes, of whichever piece."""
+        return math.gcd(*(piece.copied(dtype) for piece in self.pieces), *self.channels)
 
     @cached_property
     def channels(self) -> tuple[int, ...]:
@@ -84,10 +92,6 @@ class JoinedOperand:
     def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the pieces."""
         element = "Config::Element"
-        dim = 2 if self.windows is None else self.windows.axes + 1
-        vector = 16 // dtype.itemsize
-        for piece in self.pieces:
-            vector = math.gcd(piece.layout.vector(vector, dim), piece.layout.shape[-1])
         apart = all(self._pitch(piece) is not None for piece in self.pieces)
         along, place = ("k", "row") if self.windows is None else ("at.channel", "place(at)")
         found = self._choice(along, self._place_in)
@@ -113,7 +117,7 @@ class JoinedOperand:
         return f"""struct {label} {{  // %{parameter}, the first {self.pieces[0].layout}
 {bases}  static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
-  static constexpr int VECTOR = {vector}, PIECES = {len(self.pieces)};
+  static constexpr int VECTOR = {self.copied(dtype)}, PIECES = {len(self.pieces)};
   static constexpr bool APART = {str(apart).lower()};
 {beside}{body}
 }};
@@ -220,8 +224,6 @@ def operand_text(label: str, operand: Operand, dtype: torch.dtype, parameter: st
     if not isinstance(operand, GemmOperand):
         return operand.text(label, dtype, parameter)
     layout = operand.layout
-    dim = 2 if operand.k_major else 1
-    vector = layout.vector(16 // dtype.itemsize, dim)
     at, parts = index(layout, ("batch", "row", "k")), ""
     if any(single_stride(axis) is None for axis in layout.dims[1:]):
         at, parts = "row_place(batch, row) + k_place(k)", _apart(layout)
@@ -230,7 +232,7 @@ def operand_text(label: str, operand: Operand, dtype: torch.dtype, parameter: st
   const {element}* base;
   static constexpr bool K_MAJOR = {str(operand.k_major).lower()};
   static constexpr bool CONSTANT = {str(operand.constant).lower()};
-  static constexpr int VECTOR = {vector};
+  static constexpr int VECTOR = {operand.copied(dtype)};
 {parts}  __device__ __forceinline__ const {element}* at(int batch, int row, int k) const {{
     return base + {at};
   }}

@@ -168,10 +168,13 @@ class WindowOperand:
             ),
         )
 
+    def copied(self, dtype: torch.dtype) -> int:
+        """Elements that a copy of at most 16 bytes takes."""
+        return math.gcd(self.layout.vector(16 // dtype.itemsize, self.axes + 1), self.channels)
+
     def text(self, label: str, dtype: torch.dtype, parameter: str) -> str:
         """The struct called `label` through which mma.sync templates read the windows."""
         place = self.place_of(self.layout, "at.channel")
-        vector = math.gcd(self.layout.vector(16 // dtype.itemsize, self.axes + 1), self.channels)
         element = "Config::Element"
         grouped = self.groups > 1
         first = "int group" if grouped else "int"
@@ -184,7 +187,7 @@ class WindowOperand:
   const {element}* base;
   static constexpr bool K_MAJOR = true;
   static constexpr bool CONSTANT = {str(self.constant).lower()};
-  static constexpr int VECTOR = {vector};
+  static constexpr int VECTOR = {self.copied(dtype)};
   static constexpr bool APART = {str(None not in strides).lower()};
   static constexpr bool SHARES_SECTORS = {str(0 < step < SECTOR).lower()};
   __device__ __forceinline__ static int place(const Pixel& at) {{ return {place}; }}

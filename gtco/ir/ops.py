@@ -306,7 +306,7 @@ _ROWS: tuple[Op, ...] = (
     _view("slice", references.sliced, stays_finite=True),
     # Stored copies of views.
     _gather("concat", references.concat, stays_finite=True),
-    _gather("pad", references.pad),
+    _gather("pad", references.pad, stays_finite=True),
     _gather("extend", references.extend, stays_finite=True),
     _gather("roll", references.roll),
     _gather("gather", references.gather),

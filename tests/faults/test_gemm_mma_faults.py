@@ -1,4 +1,5 @@
-"""Faults planted where `mma.sync` scales the operand of a GEMM; the twin without one passes."""
+"""Faults planted where `mma.sync` scales the operand of a GEMM, and where it gathers single
+elements; the twins without one pass."""
 
 from __future__ import annotations
 
@@ -33,3 +34,28 @@ def test_faults(fault: str) -> None:
         assert not verdicts(program, group)
     else:
         check_caught(planted(program, *FAULTS[fault]), group)
+
+
+GATHERED = {
+    "one element along k": ("k_of(item) + (Operand::K_MAJOR ? e : 0)", "k_of(item)"),
+    "one row": ("row_of(item) + (Operand::K_MAJOR ? 0 : e)", "row_of(item)"),
+    "what lies beyond k": ("valid ? element : Element{0}", "element"),
+    "the first chunks alone": ("step < STEPS; step += AHEAD", "step < 1; step += AHEAD"),
+    "the last chunk again": ("if (item < ITEMS) *reinterpret", "*reinterpret"),
+    "another chunk": ("= read[i];", "= read[0];"),
+}
+
+
+@pytest.mark.parametrize("fault", ["", *GATHERED])
+def test_faults_of_gathers(fault: str) -> None:
+    """A has odd rows along K, B odd columns across it."""
+    group = groups.batched_matmul(1, 37, 45, 67, torch.float16)
+    schedule = {"block_m": 128, "block_n": 64, "block_k": 32, "warps_m": 1, "warps_n": 2}
+    program = GemmMma(group, TARGETS["sm_80"]).emit({**schedule, "stages": 3})
+    if not fault:
+        assert not verdicts(program, group)
+    elif fault == "the last chunk again":  # all threads have chunks here, so make that too many
+        few = {"block_m": 16, "block_n": 64, "block_k": 32, "warps_m": 1, "warps_n": 4, "stages": 2}
+        check_caught(planted(GemmMma(group, TARGETS["sm_80"]).emit(few), *GATHERED[fault]), group)
+    else:
+        check_caught(planted(program, *GATHERED[fault]), group)

@@ -9,7 +9,16 @@ import torch
 from torch import nn
 
 import gtco
-from experiments.models import autogtco, convolutional, diffusion, floats, images, volumes
+from experiments.models import (
+    autogtco,
+    convolutional,
+    diffusion,
+    dit,
+    floats,
+    images,
+    volumes,
+    yolo,
+)
 from experiments.models.transformers_zoo import randomize
 from gtco.ir.interpreter import interpret
 
@@ -29,6 +38,9 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "X3D-S": (volumes.X3D, 3_794_274),
     "the decoder of Stable Diffusion": (diffusion.Decoder, 49_490_199),
     "the U-Net of Stable Diffusion 1": (diffusion.Denoiser, 859_520_964),
+    "DiT-XL/2": (lambda: dit.DiT(32), 675_129_632),
+    "Stable Diffusion 3's transformer, of 512 pixels": (lambda: dit.MMDiT(64), 2_029_900_864),
+    "YOLOv8-s, without what its 16 distances are": (yolo.YOLO, 11_166_544),
     "CycleGAN's generator": (images.Translator, 11_378_179),
     "SRResNet": (images.SRResNet, 1_547_350),
     "ESRGAN's generator": (images.RRDBNet, 16_697_987),
@@ -64,6 +76,7 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = 
     "a translator": (lambda: images.Translator(1, 8), ((2, 3, 16, 20),)),
     "four times as large": (lambda: images.SRResNet(1, 8), ((1, 3, 7, 9),)),
     "dense blocks": (lambda: images.RRDBNet(1, 8, 4), ((2, 3, 6, 5),)),
+    "a detector": (lambda: yolo.YOLO((8, 16, 24, 32, 40), 1, 5), ((2, 3, 64, 96),)),
     "restoration": (lambda: images.NAFNet(8, (1, 1), 1, (1, 1)), ((2, 3, 12, 16),)),
     "encoder layer": (lambda: autogtco.EncoderLayer(64, 96), ((1, 21, 64),) * 2),
     "decoder layer": (

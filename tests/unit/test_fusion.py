@@ -322,6 +322,19 @@ def test_a_segment_too_large_for_the_table_is_cut(monkeypatch: pytest.MonkeyPatc
     assert total(fused, random_price) >= best - 1e-9
 
 
+def test_a_segment_is_cut_where_least_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between parts that one value joins, not in the middle of one."""
+    b = GraphBuilder()
+    value = b.input("x", TensorSpec((4, 8), torch.float32))
+    for _ in range(3):
+        value = b.add("relu", value)
+        value = b.add("add", b.add("tanh", value), b.add("exp", value))
+    graph = b.build([value])
+    assert [len(each.compute) for each in fuse(graph, roofline)] == [12]
+    monkeypatch.setattr(segments, "MAX_SETS", 60)
+    assert [len(each.compute) for each in fuse(graph, roofline)] == [4, 4, 4]
+
+
 # -- a vision transformer --------------------------------------------------------------------------
 
 LAYER = [

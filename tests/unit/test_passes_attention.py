@@ -15,6 +15,7 @@ from gtco.ir.interpreter import interpret
 from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.fold_constants import fold_constants
+from gtco.passes.pads import join_borders
 from gtco.passes.rewrite import Log
 from tests.pass_checks import Golden, captured, check, ops, random, reasons
 
@@ -240,6 +241,25 @@ def test_sums_of_masks(function: Callable[..., Tensor], biases: int) -> None:
     (node,) = (node for node in result.nodes if node.op == "attention")
     assert len(node.inputs) == 4 + biases
     assert ops(result)["add"] == 1 - biases
+
+
+@pytest.mark.parametrize("keys, wide", [(6, 8), (8, 8), (13, 16)])
+def test_a_mask_of_some_queries_and_keys(keys: int, wide: int) -> None:
+    """Relative positions beside a class token, as MViT adds them: a mask with a border, whose rows
+    are whole copies."""
+
+    def attend(c: nn.Module, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = q @ k.mT
+        scores[:, :, 1:, 1:] += q[:, :, 1:] @ c.table
+        return scores.softmax(-1) @ v
+
+    k, v = (random(2, 4, keys, 8, seed=seed) for seed in range(2))
+    graph, args = captured(attend, Q, k, v, table=random(8, keys - 1))
+    bordered = join_borders(fold_constants(canonicalize(graph)))
+    result = check(fuse_attention, bordered, args)
+    assert ops(result) == {"linear": 1, "pad": 1, "attention": 1}
+    (pad,) = (node for node in result.nodes if node.op == "pad")
+    assert pad.outputs[0].sizes == (2, 4, 6, wide)
 
 
 def test_attention_with_a_finite_computed_mask() -> None:

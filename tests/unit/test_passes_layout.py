@@ -160,6 +160,24 @@ def test_images_of_few_channels_are_packed(
     assert result.specs[conv.inputs[0]].sizes[3] % 8 == 0
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "packed"),
+    [(3, 7, 2, 4), (3, 3, 1, 4), (2, 7, 1, 0), (4, 3, 1, 0)],
+    ids=["a stem", "of small windows", "of many taps", "whole pixels"],
+)
+def test_images_of_floats(channels: int, kernel: int, stride: int, packed: int) -> None:
+    """Pixels of 16 bytes are four floats; windows of many of them are copied as they are."""
+    graph, args = captured(
+        lambda m, x: F.conv2d(x, m.w, None, stride, kernel // 2),
+        random(1, channels, 19, 18, dtype=torch.float32),
+        w=random(8, channels, kernel, kernel, seed=1, dtype=torch.float32),
+    )
+    result = check(pack_few_channels, check(channels_last, graph, args), args)
+    assert ops(result)["space_to_depth"] == (packed > 0)
+    (conv,) = (node for node in result.nodes if node.op == "conv")
+    assert result.specs[conv.inputs[0]].sizes[3] % max(1, packed) == 0
+
+
 def test_a_graph_without_convolutions_stays() -> None:
     def model(m: Function, x: Tensor) -> Tensor:
         return torch.relu(x.permute(0, 3, 1, 2)) + 1

@@ -387,3 +387,22 @@ def test_drafts_count_results_where_blocks_come_in_waves(
         work = sketch.block_work(sketch.emit(next(iter(sketch.defaults()))))
         counted.append(work is not None and work.writers > 0)
     assert counted == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("make", "counted", "waits"),
+    [
+        (lambda: groups.plain_linear(64, 64, 64, F16), False, False),
+        (lambda: groups.batched_matmul(1, 64, 68, 64, F16), False, False),
+        (lambda: groups.batched_matmul(1, 64, 66, 64, F16), True, False),
+        (lambda: groups.batched_matmul(1, 64, 65, 64, F16), True, True),
+        (lambda: groups.tf32(groups.batched_matmul(1, 64, 65, 64, F32)), True, False),
+    ],
+    ids=["whole copies", "of 8 bytes", "of 4", "elements", "floats"],
+)
+def test_the_draft_counts_what_narrow_copies_take(
+    make: Callable[[], Group], counted: bool, waits: bool
+) -> None:
+    sketch = GemmMma(make(), A100)
+    work = sketch.block_work(sketch.emit(next(iter(sketch.defaults()))))
+    assert (work.instructions > 0, work.awaited > 0) == (counted, waits)

@@ -214,6 +214,19 @@ def test_columns_that_are_not_contiguous_put_neighbouring_rows_in_a_warp() -> No
     assert schedule["rows_first"] == 1
 
 
+@pytest.mark.parametrize(("times", "first"), [(1, 1), (2, 1), (4, 1), (64, 0)])
+def test_a_load_of_a_few_rows_at_once_counts_as_one_of_each(times: int, first: int) -> None:
+    """RAFT's weights of nine neighbours, which both parts of its flow are multiplied by."""
+    b = GraphBuilder()
+    weights = b.input("weights", TensorSpec((1, 9, 640), F32))
+    flow = b.input("flow", TensorSpec((times, 640, 9), F32))
+    turned = b.add("permute", flow, dims=(0, 2, 1))
+    total = b.add("sum", b.add("mul", weights, turned), dims=(1,), keepdim=False)
+    group = Group("weighted", b.build([total]))
+    schedule = next(iter(Rowwise(group, H100).defaults()))
+    assert schedule["rows_first"] == first
+
+
 @pytest.mark.parametrize(
     ("rows", "columns", "expected"),
     [

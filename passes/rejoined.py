@@ -1,0 +1,133 @@
+"""What is computed alike of all parts of a tensor, and joined again, is computed of the tensor.
+
+    %a = div(slice(%x, dim=3, start=0, end=1), other=127)
+    %b = div(slice(%x, dim=3, start=1, end=2), other=54)       ->   %c = div(%x, [127, 54])
+    %c = concat(%a, %b, dim=3)
+
+Coordinates that are normalised one by one (RAFT, Teed and Deng, ECCV 2020), boxes that are decoded
+corner by corner: one kernel, or a part of one, instead of one a part and one that joins them.
+Numbers that differ from part to part become a constant, if the type of the values has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from gtco.ir.graph import Graph, Node
+from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What is done to each part in turn: an operator of one value and perhaps a number."""
+
+    op: str
+    attrs: Mapping[str, Any]
+    numbers: tuple[Any, ...]
+    """One for each part; all None where the operator has none."""
+
+
+@dataclass(frozen=True)
+class _Rejoined:
+    whole: str
+    dim: int
+    sizes: tuple[int, ...]
+    """Of the parts."""
+    steps: tuple[_Step, ...]
+
+
+def _match(edit: Editor, node: Node) -> _Rejoined | None:
+    rank = node.outputs[0].rank
+    dim, start = node.attrs["dim"] % rank, 0
+    wholes: set[str] = set()
+    chains: list[list[Node]] = []
+    for value in node.inputs:
+        chain = _chain(edit, value)
+        part = edit.producer(chain[0].inputs[0] if chain else value, "slice")
+        if not chain or part is None or part.attrs["dim"] % rank != dim:
+            return None
+        end = start + edit.shape(value)[dim]
+        if (part.attrs["start"], part.outputs[0].sizes[dim]) != (start, end - start):
+            return None
+        if part.attrs.get("step", 1) != 1:
+            return None
+        wholes.add(part.inputs[0])
+        chains.append(chain)
+        start = end
+    if len(wholes) != 1 or len(chains) < 2 or len({len(chain) for chain in chains}) != 1:
+        return None
+    (whole,) = wholes
+    if edit.shape(whole) != node.outputs[0].sizes:
+        return None
+    steps = [_step(nodes) for nodes in zip(*chains, strict=True)]
+    if any(step is None for step in steps):
+        return None
+    sizes = tuple(edit.shape(value)[dim] for value in node.inputs)
+    return _Rejoined(whole, dim, sizes, tuple(step for step in steps if step is not None))
+
+
+def _chain(edit: Editor, value: str) -> list[Node]:
+    """Pointwise nodes of one value each, of which nobody else reads any; `value` is the last."""
+    found: list[Node] = []
+    while node := edit.producer(value):
+        alone = node.definition.is_pointwise and len(node.inputs) == len(node.outputs) == 1
+        if not alone or node.definition.of_pairs or not edit.read_once(value):
+            break
+        found.insert(0, node)
+        value = node.inputs[0]
+    return found
+
+
+def _step(nodes: tuple[Node, ...]) -> _Step | None:
+    """The step that all parts take at once in `nodes`, if it is one."""
+    first, *others = nodes
+    plain = {key: value for key, value in first.attrs.items() if key != "other"}
+    for other in others:
+        rest = {key: value for key, value in other.attrs.items() if key != "other"}
+        same = (other.op, rest, other.outputs[0].dtype) == (first.op, plain, first.outputs[0].dtype)
+        if not same or ("other" in other.attrs) != ("other" in first.attrs):
+            return None
+    numbers = tuple(node.attrs.get("other") for node in nodes)
+    if len(set(numbers)) > 1:
+        dtype = first.outputs[0].dtype
+        known = torch.tensor(numbers, dtype=torch.float64)
+        if not dtype.is_floating_point or not torch.equal(known.to(dtype).double(), known):
+            return None
+    return _Step(first.op, plain, numbers)
+
+
+def _check(edit: Editor, match: _Rejoined) -> str | None:
+    dtype = edit.dtype(match.whole)
+    if any(len(set(step.numbers)) > 1 for step in match.steps) and not dtype.is_floating_point:
+        return f"%{match.whole} is {edit.specs[match.whole]}, no float"
+    return None
+
+
+def _of_the_whole(edit: Editor, match: _Rejoined) -> str:
+    value = match.whole
+    for step in match.steps:
+        if len(set(step.numbers)) == 1:
+            (number,) = set(step.numbers)
+            attrs = {**step.attrs, **({} if number is None else {"other": number})}
+            value = edit.add(step.op, value, **attrs)
+            continue
+        numbers = torch.tensor(step.numbers, dtype=edit.dtype(value))
+        spread = numbers.repeat_interleave(torch.tensor(match.sizes))
+        after = len(edit.shape(value)) - match.dim - 1
+        constant = edit.add_constant("numbers", spread.reshape(-1, *(1,) * after))
+        value = edit.add(step.op, value, constant, **step.attrs)
+    return value
+
+
+RULES: tuple[Rule[Any], ...] = (
+    Rule("concat(f(x[:n]), g(x[n:])) -> h(x)", ("concat",), _match, _of_the_whole, _check),
+)
+
+
+def rejoin_parts(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring."""
+    return rewrite(graph, RULES, log)
