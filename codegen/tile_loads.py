@@ -157,7 +157,7 @@ class TileLoads:
     def _along_rows(self, layout: Layout, dtype: torch.dtype) -> bool:
         """Whether neighbours in memory are those of neighbouring rows, not columns."""
         rows, columns = layout.dims
-        if not rows or rows[-1][1] != 1 or is_uniform(columns):
+        if not rows or rows[-1][1] != 1 or is_uniform(columns) or columns[-1][1] == 1:
             return False
         return rows[-1][0] * dtype.itemsize >= SECTOR
 
@@ -198,7 +198,7 @@ class TileLoads:
         readers = math.prod(like) // max(1, self.graph.specs[value].numel)
         if readers == 1:
             self._fit(layout, dtype)
-        elif readers <= FEW_READERS and not (layout.dims[1] and layout.dims[1][-1][1] == 1):
+        elif readers <= FEW_READERS:
             self.strided |= self._along_rows(layout, dtype)
         return self._load(base, layout, scalar=scalar)
 

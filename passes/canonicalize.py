@@ -127,11 +127,10 @@ def _shifted_columns(edit: Editor, node: Node) -> _Shifted | None:
 
 def _columns_of(view: Node) -> slice | None:
     """The columns that a slice of a matrix takes."""
-    rank = view.outputs[0].rank
-    if view.op != "slice" or view.attrs["dim"] % rank != rank - 1 or view.attrs.get("step", 1) != 1:
+    taken = views.cut(view)
+    if taken is None or taken[0] != view.outputs[0].rank - 1:
         return None
-    start = view.attrs["start"]
-    return slice(start, start + view.outputs[0].sizes[-1])
+    return slice(*taken[1:])
 
 
 def _with_shifted_bias(edit: Editor, match: _Shifted) -> str:

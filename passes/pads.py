@@ -20,6 +20,7 @@ import torch
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
+from gtco.passes.views import whole_of
 
 
 @dataclass(frozen=True)
@@ -41,9 +42,16 @@ def _joined_zeros(edit: Editor, node: Node) -> _Border | None:
     if edit.dtype(x) != node.outputs[0].dtype:
         return None
     sizes = [edit.shape(value)[dim] for value in node.inputs]
-    before, after = [0] * edit.specs[x].rank, [0] * edit.specs[x].rank
-    before[dim], after[dim] = sum(sizes[:at]), sum(sizes[at + 1 :])
-    return _Border(x, tuple(before), tuple(after))
+    return _along(edit, x, dim, sum(sizes[:at]), sum(sizes[at + 1 :]))
+
+
+def _along(edit: Editor, inner: str, dim: int, before: int, after: int) -> _Border:
+    """So many zeros before and after `inner` along one dimension."""
+
+    def side(count: int) -> tuple[int, ...]:
+        return tuple(count if each == dim else 0 for each in range(edit.specs[inner].rank))
+
+    return _Border(inner, side(before), side(after))
 
 
 def _padded_pad(edit: Editor, node: Node) -> _Border | None:
@@ -80,7 +88,7 @@ def _sum_with_part(edit: Editor, node: Node) -> _PartOfSum | None:
     start = 0
     for value in node.inputs:
         end = start + edit.shape(value)[dim]
-        part = _whole_of(edit, value, dim, start, end)
+        part = whole_of(edit, value, dim, start, end)
         if part is None:
             part, added = _added_to(edit, value, dim, start, end) or (None, "")
             found.append((added, start))
@@ -96,24 +104,13 @@ def _sum_with_part(edit: Editor, node: Node) -> _PartOfSum | None:
     return _PartOfSum(whole, added, dim, start)
 
 
-def _whole_of(edit: Editor, value: str, dim: int, start: int, end: int) -> str | None:
-    """What `value` is the slice from `start` to `end` of."""
-    node = edit.producer(value, "slice")
-    if node is None or (node.attrs["dim"] % node.outputs[0].rank, node.attrs["start"]) != (
-        dim, start,
-    ):  # fmt: skip
-        return None
-    plain = node.attrs.get("step", 1) == 1 and node.outputs[0].sizes[dim] == end - start
-    return node.inputs[0] if plain else None
-
-
 def _added_to(edit: Editor, value: str, dim: int, start: int, end: int) -> tuple[str, str] | None:
     """(whole, y) if `value` is a part of `whole` plus a y of its shape."""
     node = edit.producer(value, "add")
     if node is None or len(node.inputs) != 2 or not edit.read_once(value):
         return None
     for part, other in (node.inputs, node.inputs[::-1]):
-        whole = _whole_of(edit, part, dim, start, end)
+        whole = whole_of(edit, part, dim, start, end)
         if whole is not None and edit.shape(other) == edit.shape(value):
             return whole, other
     return None
@@ -122,15 +119,13 @@ def _added_to(edit: Editor, value: str, dim: int, start: int, end: int) -> tuple
 def _sum_of_all(edit: Editor, match: _PartOfSum) -> str:
     sizes, dim, start = edit.shape(match.whole), match.dim, match.start
     end = start + edit.shape(match.added)[dim]
-    other = _whole_of(edit, match.added, dim, start, end)
+    other = whole_of(edit, match.added, dim, start, end)
     if other is not None and edit.shape(other) == sizes:  # a choice is part of any epilogue
         at = torch.arange(sizes[dim]).reshape(-1, *(1,) * (len(sizes) - dim - 1))
         inside = edit.add_constant("inside", (at >= start) & (at < end))
         zero = edit.add_constant("zero", torch.zeros((), dtype=edit.dtype(other)))
         return edit.add("add", match.whole, edit.add("where", inside, other, zero))
-    before, after = [0] * len(sizes), [0] * len(sizes)
-    before[dim], after[dim] = start, sizes[dim] - end
-    padded = edit.add("pad", match.added, before=tuple(before), after=tuple(after))
+    padded = _pad(edit, _along(edit, match.added, dim, start, sizes[dim] - end))
     return edit.add("add", match.whole, padded)
 
 

@@ -19,6 +19,7 @@ import torch
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.views import whole_of
 
 
 @dataclass(frozen=True)
@@ -41,21 +42,16 @@ class _Rejoined:
 
 
 def _match(edit: Editor, node: Node) -> _Rejoined | None:
-    rank = node.outputs[0].rank
-    dim, start = node.attrs["dim"] % rank, 0
+    dim, start = node.attrs["dim"] % node.outputs[0].rank, 0
     wholes: set[str] = set()
     chains: list[list[Node]] = []
     for value in node.inputs:
-        chain = _chain(edit, value)
-        part = edit.producer(chain[0].inputs[0] if chain else value, "slice")
-        if not chain or part is None or part.attrs["dim"] % rank != dim:
-            return None
         end = start + edit.shape(value)[dim]
-        if (part.attrs["start"], part.outputs[0].sizes[dim]) != (start, end - start):
+        chain = _chain(edit, value)
+        part = whole_of(edit, chain[0].inputs[0], dim, start, end) if chain else None
+        if part is None:
             return None
-        if part.attrs.get("step", 1) != 1:
-            return None
-        wholes.add(part.inputs[0])
+        wholes.add(part)
         chains.append(chain)
         start = end
     if len(wholes) != 1 or len(chains) < 2 or len({len(chain) for chain in chains}) != 1:
@@ -63,11 +59,14 @@ def _match(edit: Editor, node: Node) -> _Rejoined | None:
     (whole,) = wholes
     if edit.shape(whole) != node.outputs[0].sizes:
         return None
-    steps = [_step(nodes) for nodes in zip(*chains, strict=True)]
-    if any(step is None for step in steps):
-        return None
+    steps: list[_Step] = []
+    for nodes in zip(*chains, strict=True):
+        step = _step(nodes)
+        if step is None:
+            return None
+        steps.append(step)
     sizes = tuple(edit.shape(value)[dim] for value in node.inputs)
-    return _Rejoined(whole, dim, sizes, tuple(step for step in steps if step is not None))
+    return _Rejoined(whole, dim, sizes, tuple(steps))
 
 
 def _chain(edit: Editor, value: str) -> list[Node]:
@@ -85,11 +84,13 @@ def _chain(edit: Editor, value: str) -> list[Node]:
 def _step(nodes: tuple[Node, ...]) -> _Step | None:
     """The step that all parts take at once in `nodes`, if it is one."""
     first, *others = nodes
-    plain = {key: value for key, value in first.attrs.items() if key != "other"}
+    attrs = _but_its_number(first)
     for other in others:
-        rest = {key: value for key, value in other.attrs.items() if key != "other"}
-        same = (other.op, rest, other.outputs[0].dtype) == (first.op, plain, first.outputs[0].dtype)
-        if not same or ("other" in other.attrs) != ("other" in first.attrs):
+        if (other.op, _but_its_number(other)) != (first.op, attrs):
+            return None
+        if other.outputs[0].dtype != first.outputs[0].dtype:
+            return None
+        if ("other" in other.attrs) != ("other" in first.attrs):
             return None
     numbers = tuple(node.attrs.get("other") for node in nodes)
     if len(set(numbers)) > 1:
@@ -97,7 +98,11 @@ def _step(nodes: tuple[Node, ...]) -> _Step | None:
         known = torch.tensor(numbers, dtype=torch.float64)
         if not dtype.is_floating_point or not torch.equal(known.to(dtype).double(), known):
             return None
-    return _Step(first.op, plain, numbers)
+    return _Step(first.op, attrs, numbers)
+
+
+def _but_its_number(node: Node) -> dict[str, Any]:
+    return {key: value for key, value in node.attrs.items() if key != "other"}
 
 
 def _check(edit: Editor, match: _Rejoined) -> str | None:

@@ -11,10 +11,12 @@ element by element. Behind `fold_constants`, which would fold the view.
 from __future__ import annotations
 
 from gtco.ir.graph import Graph, Node
+from gtco.passes.attention import transpose
+from gtco.passes.channels import COPY_BYTES
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
-WHOLE_BYTES, LEAST_BYTES = 16, 4
-"""Of a copy, at most and at least."""
+LEAST_BYTES = 4
+"""Of a copy."""
 
 
 def _match(edit: Editor, node: Node) -> Node | None:
@@ -22,15 +24,13 @@ def _match(edit: Editor, node: Node) -> Node | None:
     if constant is None or constant.dim() < 2:
         return None
     column, row = (size * constant.itemsize for size in constant.shape[-2:])
-    return node if row % LEAST_BYTES and column % WHOLE_BYTES == 0 else None
+    return node if row % LEAST_BYTES and column % COPY_BYTES == 0 else None
 
 
 def _turned(edit: Editor, node: Node) -> str:
     x, c = node.inputs
     turned = edit.add_constant(f"{c}_turned", edit.constants[c].mT.contiguous())
-    rank = edit.specs[c].rank
-    view = edit.add("permute", turned, dims=(*range(rank - 2), rank - 1, rank - 2))
-    return edit.add("matmul", x, view, **node.attrs)
+    return edit.add("matmul", x, transpose(edit, turned), **node.attrs)
 
 
 RULES: tuple[Rule[Node], ...] = (

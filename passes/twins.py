@@ -20,6 +20,7 @@ import torch
 from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import Pattern
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.views import cut
 
 
 @dataclass(frozen=True)
@@ -89,11 +90,11 @@ def _alike(edit: Editor, a: str, b: str, pairs: set[tuple[str, str]]) -> bool:
 
 
 def _neighbours(one: Node, other: Node) -> bool:
-    (source, dim, start, end), *rest = (
-        (node.inputs[0], node.attrs["dim"], node.attrs["start"], node.attrs["end"])
-        for node in (one, other)
-    )
-    return rest == [(source, dim, end, 2 * end - start)]
+    taken = cut(one)
+    if taken is None or one.inputs != other.inputs:
+        return False
+    dim, start, end = taken
+    return cut(other) == (dim, end, 2 * end - start)
 
 
 def _takes_one_more_dimension(node: Node) -> bool:

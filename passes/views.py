@@ -122,6 +122,21 @@ def _one_permute(edit: Editor, match: tuple[Node, Node]) -> str:
     return edit.add("permute", inner.inputs[0], dims=dims)
 
 
+def cut(node: Node) -> tuple[int, int, int] | None:
+    """(dimension, start, end) of a slice that takes neighbours; None for any other node."""
+    if node.op != "slice" or node.attrs.get("step", 1) != 1:
+        return None
+    (spec,) = node.outputs
+    dim, start = node.attrs["dim"] % spec.rank, node.attrs["start"]
+    return dim, start, start + spec.sizes[dim]
+
+
+def whole_of(edit: Editor, value: str, dim: int, start: int, end: int) -> str | None:
+    """What `value` is the slice from `start` to `end` of, along `dim`."""
+    node = edit.producer(value)
+    return node.inputs[0] if node is not None and cut(node) == (dim, start, end) else None
+
+
 def _two_slices(edit: Editor, node: Node) -> tuple[Node, Node] | None:
     match = _two(edit, node)
     if match is None or match[0].attrs["dim"] != match[1].attrs["dim"]:

@@ -117,7 +117,7 @@ class GemmMma(Sketch):
         blocks = math.prod(program.grid)
         waves = timing.in_waves(blocks, resident, self.target)
         few = self.problem.taps > 1 and blocks <= FEW_BLOCKS * self.target.sm_count
-        narrow = [self._narrow(operand, n * k) for operand, n in self._sides(schedule)]
+        narrow = self._narrow(self.problem.a, m * k), self._narrow(self.problem.b, n * k)
         return BlockWork(
             fill_bytes=filled,
             l2_bytes=filled,
@@ -134,10 +134,6 @@ class GemmMma(Sketch):
             instructions=steps * sum(count for count, _ in narrow),
             awaited=steps * GATHERED_LOADS * any(gathered for _, gathered in narrow),
         )
-
-    def _sides(self, schedule: Schedule) -> tuple[tuple[Operand, int], tuple[Operand, int]]:
-        """(operand, rows of a tile), of A and B."""
-        return (self.problem.a, schedule["block_m"]), (self.problem.b, schedule["block_n"])
 
     def _narrow(self, operand: Operand, elements: int) -> tuple[int, bool]:
         """(instructions, whether they come through registers) for so many elements of a tile where

@@ -13,6 +13,14 @@ from torch import Tensor, nn
 from experiments.models.transformers_zoo import Model, ready
 
 
+def waves(steps: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Cosines and sines of time steps [N]: [N, width]."""
+    half = width // 2
+    rates = torch.exp(torch.arange(half, device=steps.device) * (-math.log(10000) / half))
+    angles = steps.float()[:, None] * rates
+    return torch.cat((angles.cos(), angles.sin()), -1).to(dtype)
+
+
 def _norm(width: int) -> nn.Module:
     return nn.GroupNorm(32, width, 1e-6)
 
@@ -214,15 +222,8 @@ class Denoiser(nn.Module):
                 self.larger.append(_Enlarged(width))
         self.norm, self.last = nn.GroupNorm(32, before), _same(before, 4)
 
-    def _embed(self, steps: Tensor) -> Tensor:
-        """Cosines and sines of the time steps."""
-        half = self.width // 2
-        rates = torch.exp(torch.arange(half, device=steps.device) * (-math.log(10000) / half))
-        angles = steps.float()[:, None] * rates
-        return torch.cat((angles.cos(), angles.sin()), -1).to(self.last.weight.dtype)
-
     def forward(self, latents: Tensor, steps: Tensor, text: Tensor) -> Tensor:
-        time = self.time(self._embed(steps))
+        time = self.time(waves(steps, self.width, self.last.weight.dtype))
         x = self.first(latents)
         skips = [x]
         for i, level in enumerate(self.down):

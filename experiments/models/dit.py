@@ -3,12 +3,11 @@ Diffusion 3 (Esser et al., ICML 2024)."""
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from experiments.models.diffusion import waves
 from experiments.models.transformers_zoo import Model, ready
 
 
@@ -20,10 +19,7 @@ class _Steps(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(256, width), nn.SiLU(), nn.Linear(width, width))
 
     def forward(self, steps: Tensor) -> Tensor:
-        rates = torch.exp(torch.arange(128, device=steps.device) * (-math.log(10000) / 128))
-        angles = steps.float()[:, None] * rates
-        waves = torch.cat((angles.cos(), angles.sin()), -1).to(self.mlp[0].weight.dtype)
-        result: Tensor = self.mlp(waves)
+        result: Tensor = self.mlp(waves(steps, 256, self.mlp[0].weight.dtype))
         return result
 
 

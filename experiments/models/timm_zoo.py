@@ -7,18 +7,14 @@ In fp16 with seeded random weights, and one random image, or as many as the name
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import timm
 
-from experiments.models.transformers_zoo import Model, ready
+from experiments.models.transformers_zoo import Model, by_name, ready
 
 
 def __getattr__(name: str) -> Callable[[], Model]:
-    model, _, batch = name.partition("_batch")
-    if not timm.is_model(model) or not (batch or "1").isdecimal():
-        raise AttributeError(f"timm {timm.__version__} has no model {name!r}")
-    return partial(_build, model, int(batch or 1))
+    return by_name(name, timm, timm.is_model, _build)
 
 
 def _build(name: str, batch: int) -> Model:

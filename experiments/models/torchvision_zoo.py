@@ -10,13 +10,12 @@ whatever the weights are.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import torch
 import torchvision
 from torch import Tensor, nn
 
-from experiments.models.transformers_zoo import Model, ready
+from experiments.models.transformers_zoo import Model, by_name, ready
 
 SIZES: Mapping[str, tuple[int, ...]] = {
     "inception_v3": (3, 299, 299),
@@ -62,10 +61,7 @@ class _Detected(nn.Module):
 
 
 def __getattr__(name: str) -> Callable[[], Model]:
-    model, _, batch = name.partition("_batch")
-    if model not in torchvision.models.list_models() or not (batch or "1").isdecimal():
-        raise AttributeError(f"torchvision {torchvision.__version__} has no model {name!r}")
-    return partial(_build, model, int(batch or 1))
+    return by_name(name, torchvision, torchvision.models.list_models().__contains__, _build)
 
 
 def _build(name: str, batch: int) -> Model:

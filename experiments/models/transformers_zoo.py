@@ -6,6 +6,9 @@ GPU if there is one. Each takes one image and gives a tuple of tensors.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -86,6 +89,21 @@ def ready(model: nn.Module, *shapes: tuple[int, ...], dtype: torch.dtype = torch
     inputs = [torch.randn(shape, generator=generator) for shape in shapes]
     module = model.eval().to(device, dtype)
     return module, tuple(each.to(device, dtype) for each in inputs)
+
+
+def by_name(
+    name: str, library: ModuleType, knows: Callable[[str], bool], make: Callable[[str, int], Model]
+) -> Callable[[], Model]:
+    """`make` of the model and the number of inputs that a name such as `vgg16_batch32` says.
+
+    Raises:
+        AttributeError: `library` does not know the model.
+    """
+    model, _, batch = name.partition("_batch")
+    if not knows(model) or not (batch or "1").isdecimal():
+        version = library.__version__
+        raise AttributeError(f"{library.__name__} {version} has no model {name!r}")
+    return partial(make, model, int(batch or 1))
 
 
 def vit() -> Model:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import gtco
 from experiments.models import dit
 from experiments.models.transformers_zoo import randomize
+from gtco.benchmarking.answers import cast_floats
 from gtco.check import judge
 from tests.groups import BF16, F16
 
@@ -60,11 +61,9 @@ def check(model: nn.Module, inputs: tuple[Tensor, ...], dtype: torch.dtype) -> l
     """The ops of each launch; the host build's answer is as near to fp64 as eager's."""
     model = model.eval()
     randomize(model)
-    exact = copy.deepcopy(model).double()(
-        *(x.double() if x.is_floating_point() else x for x in inputs)
-    )
+    exact = copy.deepcopy(model).double()(*cast_floats(inputs, torch.float64))
     model = model.to(dtype)
-    given = tuple(x.to(dtype) if x.is_floating_point() else x for x in inputs)
+    given = cast_floats(inputs, dtype)
     compiled = gtco.compile(model, given, target="host", fallback="error")
     with torch.no_grad():
         verdict = judge(compiled(*given), model(*given), exact, dtype)
