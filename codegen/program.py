@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -14,9 +14,15 @@ import torch
 
 @dataclass(frozen=True)
 class Pointer:
-    """A kernel argument: the address of a stored value."""
+    """A kernel argument: the address of a stored value.
+
+    Args:
+        value: the stored value.
+        origin: bytes further on, of what its group reads first: see `gtco.passes.origins`.
+    """
 
     value: str
+    origin: int = field(default=0, repr=False)
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,7 @@ class TensorMapArgument:
         box: the tile that one copy brings, innermost dimension first.
         swizzle_bytes: 0, 32, 64 or 128.
         window: which windows there are; None for a map of tiles.
+        origin: as for `Pointer`, ahead of the offset.
     """
 
     value: str
@@ -63,6 +70,7 @@ class TensorMapArgument:
     box: tuple[int, ...]
     swizzle_bytes: int = 128
     window: WindowBox | None = None
+    origin: int = field(default=0, repr=False)
 
 
 Argument = Pointer | TensorMapArgument
@@ -199,7 +207,8 @@ class KernelProgram:
         """The entry point: the family and a hash of the code and of all that its launches share.
 
         The compiled code holds the name. So a launch of other shape, or of other arguments, than
-        the code was made for names a kernel that is not there.
+        the code was made for names a kernel that is not there; origins, which no text of an
+        argument has, may be others.
         """
         values = list(dict.fromkeys(argument.value for argument in self.arguments))
         arguments = [replace(each, value=f"{values.index(each.value)}") for each in self.arguments]

@@ -6,7 +6,7 @@ is trying every row of the group's family and keeping what was refused and why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gtco.codegen.sketch import Illegal, Sketch
 from gtco.codegen.sketches.attention import Attention
@@ -29,6 +29,7 @@ from gtco.codegen.sketches.stencil import Stencil
 from gtco.codegen.sketches.stencil_tiles import StencilTiles
 from gtco.codegen.sketches.topk import TopK
 from gtco.ir.graph import Group
+from gtco.passes.origins import at_origins
 from gtco.target import Target
 
 SKETCHES: tuple[type[Sketch], ...] = (
@@ -77,6 +78,18 @@ class Derivation:
         return "\n".join([*lines, *(f"no {name}: {reason}" for name, reason in self.refusals)])
 
 
+def sketch_of(kind: type[Sketch], group: Group, target: Target) -> Sketch:
+    """The sketch of `group`, equal for groups that differ by where they begin to read.
+
+    Raises:
+        Illegal: it does not take the group.
+    """
+    graph, origins = at_origins(group.graph)
+    sketch = kind(replace(group, graph=graph), target)
+    sketch.origins = origins
+    return sketch
+
+
 def derive(group: Group, family: str, target: Target) -> Derivation:
     """The sketches of `family` (see `gtco.passes.legality.family`) that take `group`."""
     sketches: list[Sketch] = []
@@ -85,7 +98,7 @@ def derive(group: Group, family: str, target: Target) -> Derivation:
         if kind.family != family:
             continue
         try:
-            sketches.append(kind(group, target))
+            sketches.append(sketch_of(kind, group, target))
         except Illegal as error:
             refusals.append((kind.name, str(error)))
     if not sketches and not refusals:

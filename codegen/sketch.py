@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -151,6 +151,11 @@ class Sketch(ABC):
         later_knobs: those that came since `schedule_version`, and the value that says what a
             schedule without them did.
         ring: the knobs that say how its main loop is fed, and leave the tile as it is.
+
+    Attributes:
+        group: what it computes.
+        target: what for.
+        origins: how many bytes further on each input begins that does not begin where it is told.
     """
 
     name: ClassVar[str]
@@ -163,6 +168,7 @@ class Sketch(ABC):
     def __init__(self, group: Group, target: Target) -> None:
         self.group = group
         self.target = target
+        self.origins: Mapping[str, int] = {}
         for name, spec in group.graph.specs.items():
             check(0 not in spec.sizes, f"%{name}: {spec} has no element")
 
@@ -251,7 +257,9 @@ class Sketch(ABC):
         """
         for axis, count, most in zip("xyz", grid, LARGEST_GRID, strict=True):
             check(count <= most, f"{count} blocks along {axis}, a grid has at most {most}")
-        arguments = tuple(arguments)
+        arguments = tuple(
+            replace(each, origin=self.origins.get(each.value, 0)) for each in arguments
+        )
         return KernelProgram(
             self.family,
             self.name,

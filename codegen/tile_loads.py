@@ -362,7 +362,8 @@ class TileLoads:
         while any(edge % width for edge in (shape[last], before[last])):
             width //= 2
         width = 1 if mode and last in padded else width  # where it turns, the order does too
-        self.widest = min(self.widest, width)
+        if self.graph.specs[base].numel >= self.graph.specs[value].numel:
+            self.widest = min(self.widest, width)  # else elements are read again and again
         self.loads += 1
         whole = self.vector <= width
         variables = ("row", "col" if whole else "(col + i)")

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from gtco.codegen.rules import Derivation, derive
+from gtco.codegen.rules import Derivation, derive, sketch_of
 from gtco.codegen.sampler import Candidate
 from gtco.codegen.sketch import Illegal, Schedule, Sketch
 from gtco.cost_model.knowledge import Knowledge
@@ -77,7 +77,7 @@ def launches_of(
     for group in task.groups:
         program = None
         if choice.sketch is not None:
-            program = choice.sketch(group, target).emit(choice.schedule)
+            program = sketch_of(choice.sketch, group, target).emit(choice.schedule)
         predicted = choice.run_us or roofline_us(group, target)
         launches.append(
             Launch(group, kind, program, choice.source, choice.reason, predicted, choice.workload)

@@ -16,6 +16,7 @@ from typing import Protocol
 from gtco.ir.autocast import no_autocast
 from gtco.ir.graph import Graph
 from gtco.passes.attention import fuse_attention
+from gtco.passes.bordered_sums import border_addends
 from gtco.passes.box_means import mean_of_boxes
 from gtco.passes.box_moments import moments_of_boxes
 from gtco.passes.branches import merge_branches
@@ -87,6 +88,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way
     order_stored_columns,  # behind pull_pointwise, which brings views together
+    border_addends,  # behind fuse_attention, which gives masks rows of whole copies
     fold_constants,
     turn_constants,
 )

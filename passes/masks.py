@@ -20,8 +20,9 @@ import math
 from dataclasses import dataclass
 
 from gtco.ir.graph import Node
-from gtco.ir.views import Layout, NotAView, apply_view, through_views
+from gtco.ir.views import NotAView, through_views
 from gtco.passes.rewrite import Editor, Rule, never_refused
+from gtco.passes.views import broadcast, check_broadcast
 
 
 @dataclass(frozen=True)
@@ -48,29 +49,20 @@ def _check(edit: Editor, match: _Sum) -> str | None:
         if not edit.read_once(node.values[0]):
             return f"%{node.values[0]} is read elsewhere too, so it must be stored"
     sizes = match.added.outputs[0].sizes
-    operands = {name: through_views(edit.producer, name) for name in match.added.inputs}
-    if all(edit.specs[base].numel >= math.prod(sizes) for base, _ in operands.values()):
+    bases = [through_views(edit.producer, name)[0] for name in match.added.inputs]
+    if all(edit.specs[base].numel >= math.prod(sizes) for base in bases):
         return "both are as large as their sum"
-    for name, (base, views) in operands.items():
-        layout = Layout.contiguous(edit.shape(base))
+    for name in match.added.inputs:
         try:
-            for view in views:
-                layout = apply_view(layout, view)
-            layout = layout.expand(sizes)
-            for view in match.views:
-                layout = apply_view(layout, view)
+            check_broadcast(edit, name, sizes, match.views)
         except NotAView as error:
             return f"%{name} has no strides over the scores: {error}"
     return None
 
 
 def _replace(edit: Editor, match: _Sum) -> str:
-    masks = []
-    for name in match.added.inputs:
-        value = edit.add("expand", name, shape=match.added.outputs[0].sizes)
-        for view in match.views:
-            value = edit.add(view.op, value, **view.attrs)
-        masks.append(value)
+    sizes = match.added.outputs[0].sizes
+    masks = [broadcast(edit, name, sizes, match.views) for name in match.added.inputs]
     return edit.add("attention", *match.attention.inputs[:3], *masks, **match.attention.attrs)
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from gtco.ir.graph import Node
 from gtco.ir.ops import OPS, Pattern
+from gtco.ir.views import Layout, apply_view, through_views
 from gtco.passes.rewrite import Editor, Rule
 
 # -- casts ---------------------------------------------------------------------------------------
@@ -331,6 +332,29 @@ def _broadcast_anyway(edit: Editor, node: Node) -> tuple[Node, list[str]] | None
 def _of_unexpanded(edit: Editor, match: tuple[Node, list[str]]) -> str:
     node, inputs = match
     return edit.add(node.op, *inputs, **node.attrs)
+
+
+def broadcast(edit: Editor, value: str, sizes: Sequence[int], views: Sequence[Node]) -> str:
+    """`value` broadcast to `sizes` and seen through `views`, which are of another value."""
+    value = edit.add("expand", value, shape=sizes)
+    for view in views:
+        value = edit.add(view.op, value, **view.attrs)
+    return value
+
+
+def check_broadcast(edit: Editor, value: str, sizes: Sequence[int], views: Sequence[Node]) -> None:
+    """Whether strides express what `broadcast` makes.
+
+    Raises:
+        NotAView: they do not.
+    """
+    base, own = through_views(edit.producer, value)
+    layout = Layout.contiguous(edit.shape(base))
+    for view in own:
+        layout = apply_view(layout, view)
+    layout = layout.expand(sizes)
+    for view in views:
+        layout = apply_view(layout, view)
 
 
 def _empty_pieces(edit: Editor, node: Node) -> tuple[Node, list[str]] | None:

@@ -1,6 +1,7 @@
 """One text for all graphs that are the same work.
 
-Names, the order of independent nodes and the values of constants do not matter; operators,
+Names, the order of independent nodes, the values of constants and where in an input the first of
+what is read lies (`gtco.passes.origins`) do not matter; operators,
 attributes, edges, shapes, dtypes, the layout of each operand in its buffer and the positions of
 constants do. Two graphs with the same text are isomorphic: text position maps node to node.
 """
@@ -19,6 +20,7 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import DTYPE_NAMES
 from gtco.ir.views import Layout, NotAView, apply_view, store_layout
 from gtco.passes.dataflow import Read, trace
+from gtco.passes.origins import at_origins
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Workload:
 
 def describe(graph: Graph) -> Workload:
     """The canonical description of `graph`."""
+    graph, _ = at_origins(graph)
     nodes = [node for node in graph.nodes if not node.definition.is_view]
     reads = {node.name: [trace(graph, name) for name in node.inputs] for node in nodes}
     layouts = {

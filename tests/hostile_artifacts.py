@@ -15,6 +15,7 @@ from typing import Any
 from gtco.codegen.binding import Binding
 from gtco.codegen.program import KernelProgram
 from gtco.ir.graph import Group, subgraph
+from gtco.passes.origins import at_origins
 from gtco.runtime.encoding import _decode_argument, decode_graph
 from tests.artifact_files import Content
 
@@ -125,12 +126,21 @@ def _arguments(
                     f"argument {at} aims at {what}",
                     (lambda p, launch, aim=aim, other=other: aim(p, launch, other)),
                 )
+        for further in (-16, 4, own["origin"] + 16, 2**40):
+            yield (
+                f"argument {at} from {further} bytes on",
+                (
+                    lambda p, launch, at=at, further=further: p["arguments"][at].update(
+                        origin=further
+                    )
+                ),
+            )
         if "tensor_map" in own:
             yield (
                 f"argument {at} a pointer",
                 (
                     lambda p, launch, at=at, value=value: p["arguments"].__setitem__(
-                        at, {"pointer": value}
+                        at, {"pointer": value, "origin": 0}
                     )
                 ),
             )
@@ -384,7 +394,7 @@ def _aim_store(program: Json, source: str, value: str) -> None:
     """Let the first store go to `value`."""
     parameters = re.findall(r"ENTRY_POINT\((.*?)\) \{", source, re.DOTALL)[0].split(",")
     at = next(i for i, text in enumerate(parameters) if not text.strip().startswith("const "))
-    program["arguments"][at] = {"pointer": value}
+    program["arguments"][at] = {"pointer": value, "origin": 0}
 
 
 def _renamed(name: str, content: Content, index: int, change: Callable[[Json], object]) -> Edit:
@@ -439,6 +449,6 @@ def _follow(program: Json, source: str, group: Group) -> str:
         late_trigger=program["late_trigger"],
         backward=program["backward"],
     )
-    made = replace(made, binding=Binding(group.graph).digest(made.arguments))
+    made = replace(made, binding=Binding(at_origins(group.graph)[0]).digest(made.arguments))
     program.update(kernel=made.name, binding=made.binding)
     return made.name

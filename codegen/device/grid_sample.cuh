@@ -47,29 +47,61 @@ struct Taps {
   }
 };
 
-// Adds every SHAREth point of `row` in one level, from `lane` on, to the sums of its channels from
-// `first` on.
-template <class C, class Level, class Weights, int V>
-__device__ __forceinline__ void add_samples(const Level& level, const Weights& weights, int row,
-                                            int first, int lane, bool active, Vec<float, V>* sums) {
+// A point of a row and its weight.
+template <class C, class Level, class Weights>
+struct Sample {
+  decltype(unpack(Level{}.point(0, 0, true))) point;
+  float share;
+
+  __device__ __forceinline__ void ask(const Level& level, const Weights& weights, int row, int p,
+                                      bool active) {
+    point = unpack(level.point(row, p, active));
+    share = weights.at(row, Level::FIRST + p, active);
+  }
+};
+
+template <class C, class Weights, int V>
+__device__ __forceinline__ void add_samples(const Weights&, int, int, int, bool, Vec<float, V>*) {}
+
+// Adds every SHAREth point of `row` in each level, from `lane` on, to the sums of its channels from
+// `first` on. The points of all levels are asked for ahead of the first pixels.
+template <class C, class Weights, int V, class Level, class... Others>
+__device__ __forceinline__ void add_samples(const Weights& weights, int row, int first, int lane,
+                                            bool active, Vec<float, V>* sums, const Level& level,
+                                            const Others&... others) {
   constexpr int T = C::TAPS, STEP = C::COLUMNS / C::REPEAT;
+  constexpr int COUNT = ceil_div(Level::POINTS, C::SHARE);
+  constexpr bool AHEAD = COUNT <= 8;
   const int n = row / C::IMAGE_ROWS;
-#pragma unroll 4
-  for (int i = 0; i < ceil_div(Level::POINTS, C::SHARE); ++i) {
+  const auto is_point = [&](int p) {
+    return active && (Level::POINTS % C::SHARE == 0 || p < Level::POINTS);
+  };
+  Sample<C, Level, Weights> samples[AHEAD ? COUNT : 1];
+  if constexpr (AHEAD) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      const int p = i * C::SHARE + lane;
+      samples[i].ask(level, weights, row, p, is_point(p));
+    }
+  }
+  add_samples<C>(weights, row, first, lane, active, sums, others...);
+#pragma unroll(AHEAD ? COUNT : 4)
+  for (int i = 0; i < COUNT; ++i) {
     const int p = i * C::SHARE + lane;
-    const bool here = active && (Level::POINTS % C::SHARE == 0 || p < Level::POINTS);
-    const auto point = unpack(level.point(row, p, here));
-    const float share = weights.at(row, Level::FIRST + p, here);
-    const Taps<C> xs(point[0], Level::WIDTH), ys(point[1], Level::HEIGHT);
-    decltype(load_packed<V>(level.pixel(0, 0, 0, 0))) pixels[C::REPEAT][T][T];
+    if constexpr (!AHEAD) samples[0].ask(level, weights, row, p, is_point(p));
+    const auto& sample = samples[AHEAD ? i : 0];
+    const Taps<C> xs(sample.point[0], Level::WIDTH), ys(sample.point[1], Level::HEIGHT);
+    using Pixels = decltype(load_packed<V>(level.pixel(0, 0, 0, 0)));
+    Pixels pixels[C::REPEAT][T][T];
 #pragma unroll
     for (int r = 0; r < C::REPEAT; ++r)
 #pragma unroll
       for (int y = 0; y < T; ++y)
 #pragma unroll
         for (int x = 0; x < T; ++x)
-          pixels[r][y][x] = load_packed<V>(level.pixel(n, ys.at[y], xs.at[x], first + r * STEP),
-                                           here && ys.inside[y] && xs.inside[x]);
+          pixels[r][y][x] =
+              load_packed_or<V>(level.pixel(n, ys.at[y], xs.at[x], first + r * STEP),
+                                is_point(p) && ys.inside[y] && xs.inside[x], Pixels{});
 #pragma unroll
     for (int r = 0; r < C::REPEAT; ++r)
 #pragma unroll
@@ -77,7 +109,7 @@ __device__ __forceinline__ void add_samples(const Level& level, const Weights& w
 #pragma unroll
         for (int x = 0; x < T; ++x) {
           const auto pixel = unpack<V>(pixels[r][y][x]);
-          const float weight = share * (ys.weight[y] * xs.weight[x]);
+          const float weight = sample.share * (ys.weight[y] * xs.weight[x]);
 #pragma unroll
           for (int i = 0; i < V; ++i) sums[r][i] = fmaf(weight, pixel[i], sums[r][i]);
         }
@@ -99,7 +131,7 @@ __device__ __forceinline__ void grid_sample(const Functor& functor, int block,
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   Vec<float, V> sums[C::REPEAT] = {};
-  (add_samples<C>(levels, weights, row, first, lane, active, sums), ...);
+  add_samples<C>(weights, row, first, lane, active, sums, levels...);
 #pragma unroll
   for (int r = 0; r < C::REPEAT; ++r)
 #pragma unroll

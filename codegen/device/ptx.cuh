@@ -108,6 +108,56 @@ __device__ __forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool
       : "memory");
 }
 
+// 16, 8, 4 or 2 bytes; where not `valid`, they stay what they are. Several of them are asked for in
+// order and behind no condition: the assembler waits for loads in branches one after another.
+__device__ __forceinline__ void ld_global(u32 (&r)[4], const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred valid;\n"
+      "setp.ne.b32 valid, %5, 0;\n"
+      "@valid ld.global.v4.b32 {%0, %1, %2, %3}, [%4];\n"
+      "}"
+      : "+r"(r[0]), "+r"(r[1]), "+r"(r[2]), "+r"(r[3])
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
+__device__ __forceinline__ void ld_global(u32 (&r)[2], const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred valid;\n"
+      "setp.ne.b32 valid, %3, 0;\n"
+      "@valid ld.global.v2.b32 {%0, %1}, [%2];\n"
+      "}"
+      : "+r"(r[0]), "+r"(r[1])
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
+__device__ __forceinline__ void ld_global(u32 (&r)[1], const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred valid;\n"
+      "setp.ne.b32 valid, %2, 0;\n"
+      "@valid ld.global.b32 %0, [%1];\n"
+      "}"
+      : "+r"(r[0])
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
+__device__ __forceinline__ void ld_global(u16 (&r)[1], const void* from, bool valid) {
+  asm volatile(
+      "{\n"
+      ".reg .pred valid;\n"
+      "setp.ne.b32 valid, %2, 0;\n"
+      "@valid ld.global.b16 %0, [%1];\n"
+      "}"
+      : "+h"(r[0])
+      : "l"(from), "r"(static_cast<int>(valid))
+      : "memory");
+}
+
 // -- shared memory ---------------------------------------------------------------------------
 
 __device__ __forceinline__ u32 shared_address(const void* p) {

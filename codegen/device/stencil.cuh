@@ -41,12 +41,13 @@ struct RepeatOf : Constant<int, 1> {};
 template <class C>
 struct RepeatOf<C, decltype(static_cast<void>(C::REPEAT))> : Constant<int, C::REPEAT> {};
 
-// V channels from where the first lies.
+// V channels from where the first lies, or each `outside` where they are not `there`.
 template <class C, int V, class T>
-__device__ __forceinline__ Packed<T, V> load_channels(const T* from) {
+__device__ __forceinline__ Packed<T, V> load_channels(const T* from, bool there, float outside) {
   constexpr int REPEAT = V > 1 ? RepeatOf<C>::value : 1;  // of one channel, none is another's
   static_assert(V % REPEAT == 0, "a vector has all that are one of memory");
-  const Packed<T, V / REPEAT> stored = load_packed<V / REPEAT>(from);
+  const auto stored = load_packed_or<V / REPEAT>(
+      from, there, pack<T>(map<V / REPEAT>([&](int) { return outside; })));
   if constexpr (REPEAT == 1) {
     return stored;
   } else {
@@ -111,7 +112,6 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   ptx::griddepcontrol_wait();
 
   Pixels pixels[ROWS][SPAN];  // those between the taps of a dilated kernel are not loaded
-  const Pixels outside = pack<Element>(map<V>([&](int) { return tap.outside(); }));
   const auto load_row = [&](int kh) {
     int y = y0 + kh * C::DILATION_H, z = 0;
     bool inside = on;
@@ -125,10 +125,8 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
     for (int i = 0; i < SPAN; ++i) {
       const int x = x0 + i;
       const bool there = inside && x >= 0 && x < right;
-      // Not behind a condition: loads in branches of their own wait for each other.
-      const Pixels pixel =
-          load_channels<C, V>(there ? pixel_at<C>(image, n, z, y, x, col) : image.base);
-      pixels[kh % ROWS][i] = there ? pixel : outside;
+      pixels[kh % ROWS][i] =
+          load_channels<C, V>(pixel_at<C>(image, n, z, y, x, col), there, tap.outside());
     }
   };
   Vec<float, V> sums[C::STRIP];
@@ -136,6 +134,8 @@ __device__ __forceinline__ void stencil(const Image& image, const Tap& tap, cons
   for (int s = 0; s < C::STRIP; ++s) sums[s] = map<V>([&](int) { return tap.start(); });
 #pragma unroll
   for (int kh = 0; kh < ROWS; ++kh) load_row(kh);
+  // Else the assembler puts the products of the first between the loads of the next.
+  if constexpr (!AHEAD) __syncwarp();
   // What the epilogue reads comes beside the pixels, for a result that is not that of another.
   using Inputs = typename Functor::template Inputs<V>;
   constexpr int SLOTS = Functor::INPUTS_BY_ROW ? C::STRIP : 1;

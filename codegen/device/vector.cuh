@@ -55,6 +55,18 @@ __device__ __forceinline__ Packed<T, V> load_packed(const T* from, bool active =
   return Whole{};
 }
 
+// The same, `otherwise` where not `there`: for several that are all asked for before the first is
+// needed.
+template <int V, class T>
+__device__ __forceinline__ Packed<T, V> load_packed_or(const T* from, bool there,
+                                                       Packed<T, V> otherwise) {
+  if constexpr (sizeof(otherwise) == 2)
+    ptx::ld_global(reinterpret_cast<u16(&)[1]>(otherwise), from, there);
+  else
+    ptx::ld_global(reinterpret_cast<u32(&)[sizeof(otherwise) / 4]>(otherwise), from, there);
+  return otherwise;
+}
+
 template <class T, int V, class C>
 __device__ __forceinline__ Packed<T, V> pack(const Vec<C, V>& values) {
   Packed<T, V> packed;

@@ -285,7 +285,8 @@ using namespace host;
 
 struct ArgumentGiven {
   int tensor;
-  const gtco::ptx::TensorMap* map;  // null for a pointer; its base is an offset
+  long long origin;                 // bytes from the tensor's base
+  const gtco::ptx::TensorMap* map;  // null for a pointer; its base is an offset, origin included
 };
 
 // Runs the kernel over its grid; null, or what is wrong.
@@ -309,7 +310,7 @@ extern "C" const char* gtco_host_launch(void (*entry)(void**), const TensorGiven
   std::vector<void*> values(argument_count);
   for (int i = 0; i < argument_count; ++i) {
     char* const base = tensor_base(arguments[i].tensor);
-    values[i] = base;
+    values[i] = base + arguments[i].origin;
     if (arguments[i].map == nullptr) continue;
     maps[i] = *arguments[i].map;
     maps[i].base += reinterpret_cast<gtco::u64>(base);

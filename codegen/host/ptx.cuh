@@ -56,6 +56,11 @@ __forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool valid) {
   if (valid) host::ld_global(r, from, sizeof r);
 }
 
+template <class T, int N>
+__forceinline__ void ld_global(T (&r)[N], const void* from, bool valid) {
+  if (valid) host::ld_global(r, from, sizeof r);
+}
+
 __forceinline__ u32 shared_address(const void* p) { return host::shared_address(p); }
 __forceinline__ void ldmatrix_x4(u32 (&r)[4], u32 address) { host::ldmatrix(r, address, false); }
 __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], u32 address) {

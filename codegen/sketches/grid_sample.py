@@ -22,7 +22,7 @@ class GridSample(Pixels):
     """A thread has some vectors of channels of one row; neighbours may share the row's points."""
 
     name: ClassVar[str] = "grid_sample"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 1
     header: ClassVar[str] = "grid_sample.cuh"
 

@@ -141,7 +141,7 @@ class Stencil(Sketch):
 
     name: ClassVar[str] = "stencil"
     family: ClassVar[str] = "stencil"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 1
     boxes: ClassVar[bool] = False
     """Whether it leaves means of boxes."""

@@ -43,7 +43,7 @@ from gtco.version import VERSION
 log = logging.getLogger("gtco.runtime")
 
 FORMAT = "gtco-artifact"
-FORMAT_VERSION = "4"
+FORMAT_VERSION = "5"
 SUFFIX = ".gtco"
 """What the command line takes for an artifact's name."""
 

@@ -114,7 +114,7 @@ def encode_tensor_map(argument: TensorMapArgument, base: int) -> bytes:
     tensor = (
         _MAP_TYPES[argument.dtype],
         rank,
-        base + argument.offset * itemsize,
+        base + argument.origin + argument.offset * itemsize,
         [driver.cuuint64_t(size) for size in argument.sizes],
         [driver.cuuint64_t(stride * itemsize) for stride in argument.strides],
     )
@@ -164,7 +164,7 @@ class Parameters:
 def parameter_bytes(argument: Argument, base: int) -> bytes:
     """One kernel parameter over the buffer at address `base`."""
     if isinstance(argument, Pointer):
-        return base.to_bytes(8, "little")
+        return (base + argument.origin).to_bytes(8, "little")
     return encode_tensor_map(argument, base)
 
 

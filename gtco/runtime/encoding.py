@@ -387,9 +387,10 @@ def decode_program(data: Json, sources: Mapping[str, str], arch: str) -> KernelP
 
 def _encode_argument(argument: Argument) -> Json:
     if isinstance(argument, Pointer):
-        return {"pointer": argument.value}
+        return {"pointer": argument.value, "origin": argument.origin}
     return {
         "tensor_map": argument.value,
+        "origin": argument.origin,
         "offset": argument.offset,
         "dtype": DTYPE_NAMES[argument.dtype],
         "sizes": list(argument.sizes),
@@ -402,7 +403,7 @@ def _encode_argument(argument: Argument) -> Json:
 
 def _decode_argument(data: Json) -> Argument:
     if "pointer" in data:
-        return Pointer(data["pointer"])
+        return Pointer(data["pointer"], _whole(data["origin"], "origin"))
     sizes, strides, box = (
         tuple(_whole(each, name) for each in data[name]) for name in ("sizes", "strides", "box")
     )
@@ -420,6 +421,7 @@ def _decode_argument(data: Json) -> Argument:
         box,
         _whole(data["swizzle_bytes"], "swizzle_bytes"),
         None if window is None else _decode_window(window, len(sizes) - 2),
+        _whole(data["origin"], "origin"),
     )
 
 

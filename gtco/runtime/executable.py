@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Node
+from gtco.passes.origins import READABLE
 from gtco.runtime.arena import ALIGNMENT, Arena, plan_arena
 from gtco.runtime.captured import CapturedGraph, Step
 from gtco.runtime.cubin import CompiledKernel
@@ -25,9 +26,6 @@ codegen_log = logging.getLogger("gtco.codegen")
 
 Enqueue = Callable[[], object]
 """Enqueues work on torch's current CUDA stream."""
-
-READABLE = 16
-"""Bytes: what kernels assume of an address, which is their widest access and a tensor map's."""
 
 
 class GpuMemoryError(RuntimeError):

@@ -129,7 +129,11 @@ class HostKernel:
         ]
         arguments = (_Argument * len(maps))(
             *(
-                _Argument(names.index(argument.value), None if each is None else each.data_ptr())
+                _Argument(
+                    names.index(argument.value),
+                    argument.origin,
+                    None if each is None else each.data_ptr(),
+                )
                 for argument, each in zip(program.arguments, maps, strict=True)
             )
         )
@@ -456,7 +460,7 @@ class _Tensor(ctypes.Structure):
 class _Argument(ctypes.Structure):
     """machine.cc's ArgumentGiven."""
 
-    _fields_ = (("tensor", ctypes.c_int), ("map", ctypes.c_void_p))
+    _fields_ = (("tensor", ctypes.c_int), ("origin", ctypes.c_int64), ("map", ctypes.c_void_p))
 
 
 def _window_bytes(window: WindowBox | None) -> tuple[int, ...]:
@@ -474,7 +478,7 @@ def _tensor_map(argument: TensorMapArgument) -> Tensor:
     size, missing = argument.dtype.itemsize, 5 - len(argument.sizes)
     packed = struct.pack(
         "<Q5q4q5i3i11b",
-        argument.offset * size,
+        argument.origin + argument.offset * size,
         *(*argument.sizes, *[1] * missing),
         *(*(stride * size for stride in argument.strides), *[0] * missing),
         *(*argument.box, *[1] * (5 - len(argument.box))),

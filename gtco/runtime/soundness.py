@@ -15,6 +15,7 @@ import torch
 from gtco.codegen.binding import Binding
 from gtco.codegen.program import LARGEST_GRID, KernelProgram, Pointer, TensorMapArgument
 from gtco.ir.spec import TensorSpec
+from gtco.passes.origins import at_origins
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.encoding import LARGEST_BYTES
 from gtco.runtime.inspection import CubinError, KernelFacts, inspect_cubin
@@ -113,7 +114,13 @@ def _check_launch(
         for argument, access in zip(program.arguments, program.accesses, strict=True)
         if access != "fetch"
     ]
-    if program.binding != Binding(launch.group.graph).digest(own):
+    graph, origins = at_origins(launch.group.graph)
+    for argument in program.arguments:
+        if argument.origin != origins.get(argument.value, 0):
+            raise PlanError(
+                f"{where}: its kernel begins to read %{argument.value} {argument.origin} bytes on"
+            )
+    if program.binding != Binding(graph).digest(own):
         raise PlanError(
             f"{where}: its kernel was made for other operators, or for its arguments in another "
             f"order"
@@ -213,8 +220,13 @@ def _check_map(argument: TensorMapArgument, spec: TensorSpec, what: str) -> None
         allowed = _CORNERS[len(steps)]
         if any(corner not in allowed for corner in corners) or min(steps) < 1:
             raise PlanError(f"{what}: windows from {corners} in steps of {steps}")
-    last = argument.offset + sum(
-        (size - 1) * step for size, step in zip(argument.sizes, (1, *argument.strides), strict=True)
+    last = (
+        argument.origin // itemsize
+        + argument.offset
+        + sum(
+            (size - 1) * step
+            for size, step in zip(argument.sizes, (1, *argument.strides), strict=True)
+        )
     )
     if last >= spec.numel:
         raise PlanError(

@@ -12,7 +12,7 @@ from tests.faults.templates import check_caught, planted, verdicts
 pytestmark = pytest.mark.compiler
 
 FAULTS = {
-    "a pixel outside is read": ("here && ys.inside[y] && xs.inside[x]", "here"),
+    "a pixel outside is read": ("is_point(p) && ys.inside[y] && xs.inside[x]", "is_point(p)"),
     "rows outside are read": ("&& ys.inside[y]", ""),
     "the pixel at the left border left out": ("at[i] >= 0", "at[i] > 0"),
     "the pixel at the right border left out": ("at[i] < size;", "at[i] < size - 1;"),
@@ -20,7 +20,7 @@ FAULTS = {
     "the weights of two neighbours exchanged": ("low + 1.0f - from", "from - low"),
     "towards zero": ("floorf(from)", "truncf(from)"),
     "centres of pixels for edges": ("(from_one * n - 1.0f)", "(from_one * n)"),
-    "x for y": ("ys(point[1]", "ys(point[0]"),
+    "x for y": ("ys(sample.point[1]", "ys(sample.point[0]"),
     "another image": ("const int n = row / C::IMAGE_ROWS", "const int n = 0"),
     "rows beyond the last": ("row < C::ROWS", "true"),
 }
@@ -34,7 +34,7 @@ SUMS = {
     "the next level's points": ("|| p < Level::POINTS)", "|| true)"),
     "every lane has the first point": ("i * C::SHARE + lane", "i * C::SHARE"),
     "lanes that do not add up": ("lanes_sum<C::SHARE>", "lanes_sum<C::SHARE / 2>"),
-    "samples not weighed": ("share * (ys.weight[y]", "1.0f * (ys.weight[y]"),
+    "samples not weighed": ("sample.share * (ys.weight[y]", "1.0f * (ys.weight[y]"),
 }
 
 

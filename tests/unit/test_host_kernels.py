@@ -18,7 +18,7 @@ from gtco.ir.graph import Group
 from gtco.passes.legality import family
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
-from tests import attention_groups, column_groups, groups, tile_groups
+from tests import attention_groups, column_groups, groups, origin_groups, tile_groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 pytestmark = pytest.mark.compiler
@@ -27,6 +27,7 @@ CASES: dict[str, Callable[[], Group]] = {
     **tile_groups.ELEMENTWISE,
     **tile_groups.ROWWISE,
     **{f"columns_{name}": make for name, make in column_groups.COLUMNWISE.items()},
+    **{f"begins_further_on_{name}": make for name, make in origin_groups.CASES.items()},
     **groups.GEMM_CASES,
     **groups.SCALED_CASES,
     **{f"attention_{name}": make for name, make in attention_groups.CASES.items()},
