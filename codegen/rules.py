@@ -6,6 +6,7 @@ is trying every row of the group's family and keeping what was refused and why.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from gtco.codegen.sketch import Illegal, Sketch
@@ -84,21 +85,31 @@ def sketch_of(kind: type[Sketch], group: Group, target: Target) -> Sketch:
     Raises:
         Illegal: it does not take the group.
     """
+    return _made(kind, *_placed(group), target)
+
+
+def _placed(group: Group) -> tuple[Group, Mapping[str, int]]:
+    """`group` as it is wherever it begins to read, and where that is."""
     graph, origins = at_origins(group.graph)
-    sketch = kind(replace(group, graph=graph), target)
+    return (replace(group, graph=graph) if origins else group), origins
+
+
+def _made(kind: type[Sketch], placed: Group, origins: Mapping[str, int], target: Target) -> Sketch:
+    sketch = kind(placed, target)
     sketch.origins = origins
     return sketch
 
 
 def derive(group: Group, family: str, target: Target) -> Derivation:
     """The sketches of `family` (see `gtco.passes.legality.family`) that take `group`."""
+    placed, origins = _placed(group)
     sketches: list[Sketch] = []
     refusals: list[tuple[str, str]] = []
     for kind in SKETCHES:
         if kind.family != family:
             continue
         try:
-            sketches.append(sketch_of(kind, group, target))
+            sketches.append(_made(kind, placed, origins, target))
         except Illegal as error:
             refusals.append((kind.name, str(error)))
     if not sketches and not refusals:

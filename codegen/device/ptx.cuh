@@ -108,8 +108,8 @@ __device__ __forceinline__ void ld_global_v4(u32 (&r)[4], const void* from, bool
       : "memory");
 }
 
-// 16, 8, 4 or 2 bytes; where not `valid`, they stay what they are. Several of them are asked for in
-// order and behind no condition: the assembler waits for loads in branches one after another.
+// 16, 8, 4 or 2 bytes; where not `valid`, they stay what they are. Of a load and a choice beside it
+// the assembler makes loads into the same registers, each of which waits for the one before.
 __device__ __forceinline__ void ld_global(u32 (&r)[4], const void* from, bool valid) {
   asm volatile(
       "{\n"

@@ -55,8 +55,7 @@ __device__ __forceinline__ Packed<T, V> load_packed(const T* from, bool active =
   return Whole{};
 }
 
-// The same, `otherwise` where not `there`: for several that are all asked for before the first is
-// needed.
+// The same, `otherwise` where not `there`: for several that are not to wait for one another.
 template <int V, class T>
 __device__ __forceinline__ Packed<T, V> load_packed_or(const T* from, bool there,
                                                        Packed<T, V> otherwise) {

@@ -286,7 +286,7 @@ using namespace host;
 struct ArgumentGiven {
   int tensor;
   long long origin;                 // bytes from the tensor's base
-  const gtco::ptx::TensorMap* map;  // null for a pointer; its base is an offset, origin included
+  const gtco::ptx::TensorMap* map;  // null for a pointer; its base is an offset
 };
 
 // Runs the kernel over its grid; null, or what is wrong.
@@ -309,8 +309,8 @@ extern "C" const char* gtco_host_launch(void (*entry)(void**), const TensorGiven
   std::vector<gtco::ptx::TensorMap> maps(argument_count);
   std::vector<void*> values(argument_count);
   for (int i = 0; i < argument_count; ++i) {
-    char* const base = tensor_base(arguments[i].tensor);
-    values[i] = base + arguments[i].origin;
+    char* const base = tensor_base(arguments[i].tensor) + arguments[i].origin;
+    values[i] = base;
     if (arguments[i].map == nullptr) continue;
     maps[i] = *arguments[i].map;
     maps[i].base += reinterpret_cast<gtco::u64>(base);

@@ -478,7 +478,7 @@ def _tensor_map(argument: TensorMapArgument) -> Tensor:
     size, missing = argument.dtype.itemsize, 5 - len(argument.sizes)
     packed = struct.pack(
         "<Q5q4q5i3i11b",
-        argument.origin + argument.offset * size,
+        argument.offset * size,
         *(*argument.sizes, *[1] * missing),
         *(*(stride * size for stride in argument.strides), *[0] * missing),
         *(*argument.box, *[1] * (5 - len(argument.box))),
