@@ -73,6 +73,15 @@ def resident_blocks(smem_bytes: int, threads: int, registers: int, target: Targe
     )
 
 
+def multiprocessors_for(cluster: int, target: Target) -> int:
+    """Multiprocessors that clusters of so many blocks can have at a time."""
+    c = target.constants
+    if cluster > PORTABLE_CLUSTER:
+        return c.largest_clusters * cluster
+    share = c.cluster_share.get(cluster, c.large_cluster_share)
+    return max(1, int(target.sm_count * share) // cluster) * cluster
+
+
 def in_waves(blocks: int, resident: int, target: Target) -> bool:
     """Whether some of so many blocks begin where others have ended, whose results nothing hides."""
     return blocks > resident * target.sm_count
@@ -126,9 +135,7 @@ def chain_us(
     """
     c = target.constants
     crowded = cluster > PORTABLE_CLUSTER
-    share = c.cluster_share.get(cluster, c.large_cluster_share)
-    fit = c.largest_clusters if crowded else int(target.sm_count * share) // cluster
-    usable = max(1, fit) * cluster
+    usable = multiprocessors_for(cluster, target)
     per_sm = -(-blocks // usable)
     together = min(per_sm, resident)
     waves = per_sm / together if resident > 1 else per_sm
@@ -145,7 +152,7 @@ def chain_us(
     multiply_us = together * block.mma_flops * waste / (tflops * 1e6 / target.sm_count)
     if block.warps:
         multiply_us /= min(1.0, together * block.warps / MULTIPLYING_WARPS)
-    steps, stages = max(1, block.steps), max(1, block.stages - block.depth)
+    steps, stages = max(1, block.steps), max(1, block.stages)
     turn_us = c.deep_turn_us if block.depth else c.turn_us
     round_us = c.latency_us + turn_us + (fill_us + multiply_us) / steps
     loop_us = max(

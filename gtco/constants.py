@@ -137,7 +137,7 @@ H100 = Constants(
     largest_clusters=7,  # one a GPC, of 12 and 16
     mma_efficiency={
         "gemm_skinny": 2.0,
-        "gemm_wgmma": 1.15,
+        "gemm_wgmma": 1.25,
         "gemm_mma": 0.55,
         "conv_mma": 0.6,
         "conv_wgmma": 0.9,

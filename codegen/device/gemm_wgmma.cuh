@@ -6,8 +6,9 @@
 // the rows (tokens), so that 197 rows waste little of the tile. A cluster is one of two things:
 // MULTICAST blocks that are neighbours along P and bring each other's Q tiles, or CLUSTER_Q
 // neighbours along Q of SPLIT blocks each. Those SPLIT share a tile's K range and send each other
-// their partial sums of the parts that each finishes. The neighbours exchange nothing: they read
-// the same tiles of P from one place of the chip, which asks the rest of it for them once.
+// their partial sums of the parts that each finishes: beside the ring, or over it once all of them
+// are done with theirs. The neighbours exchange nothing: they read the same tiles of P from one
+// place of the chip, which asks the rest of it for them once.
 //
 // With Windows, a row of A is a window of an image (windows.cuh), which the copy engine gathers, or
 // lies in pieces, each with a map of its own: `more` are those behind the first.
@@ -59,7 +60,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int THREADS = CONSUMERS * 128;
   static_assert(C::BLOCK_P % 64 == 0, "a consumer warpgroup computes 64 rows of P");
   static_assert(C::SPLIT * C::CLUSTER_Q == 1 || C::MULTICAST == 1, "shares Q, and nothing else");
-  constexpr bool CLUSTER = C::SPLIT > 1 || C::MULTICAST > 1;
+  constexpr bool INBOX_OVER_RING = C::SPLIT > 1 && C::INBOX_AT < C::ROW_VALUES_AT;
+  constexpr bool MEETS_EARLY = (C::SPLIT > 1 && !INBOX_OVER_RING) || C::MULTICAST > 1;
   static_assert(C::BLOCK_Q % 8 == 0 && C::BLOCK_Q <= 256, "wgmma's N is a multiple of 8 up to 256");
   constexpr int ALL_STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);
   using Q = NSide<Element, C::BLOCK_Q, is_by_rows<C>>;
@@ -121,7 +123,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       ptx::mbarrier_arrive_expect_tx(inbox_full, (C::SPLIT - 1) * parts * PART_BYTES);
   }
   // A peer's copies count on this block's barriers: multicast at once, partial sums at the end.
-  if constexpr (CLUSTER) ptx::barrier_cluster_arrive_relaxed();
+  if constexpr (MEETS_EARLY) ptx::barrier_cluster_arrive_relaxed();
   if constexpr (C::MULTICAST > 1) {
     ptx::barrier_cluster_wait();
   } else {
@@ -303,8 +305,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   }
   if constexpr (!LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
 
-  if constexpr (Functor::ROW_VALUES > 0) __syncthreads();   // they are there
-  if constexpr (C::SPLIT > 1) ptx::barrier_cluster_wait();  // every block's inbox takes sums
+  if constexpr (Functor::ROW_VALUES > 0) __syncthreads();        // they are there
+  if constexpr (INBOX_OVER_RING) ptx::barrier_cluster_arrive();  // done with its ring
+  if constexpr (C::SPLIT > 1) ptx::barrier_cluster_wait();       // every block's inbox takes sums
   constexpr bool MOMENTS = Functor::ROW_STATS && C::SWAP;
   Moments pairs[MOMENTS ? MOST : 1][2] = {};  // of the thread's two columns, for each of its rows
   float* stats = nullptr;

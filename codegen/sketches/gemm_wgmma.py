@@ -49,11 +49,20 @@ RING_SHARE = 0.7
 160 KB are within 1% of the best for each of twelve GEMMs, and those of which two fit a
 multiprocessor lose 2 to 15% (experiments/notes/11-multiprocessors.md); in chains of more rows, as
 of batch 4, rings of 190 KB and more lose 5 to 8% (12-untuned.md)."""
+FILLED_WAVES = (1, 2)
+"""That tiles of just the right side fill: of more, the last one is a small part."""
+LEAST_FILLING = 64
+"""Columns or rows of Q of such a tile: `wgmma` takes as long for fewer."""
+WIDE = 32
+"""Columns of Q that lanes store 16 bytes each of."""
+LEAST_STAGES = 4
+"""That a default's ring may have beyond its share: with fewer of large tiles products wait."""
 
 
 @dataclass(frozen=True)
 class _SharedMemory:
-    """Where what lies, in bytes."""
+    """Where what lies, in bytes. The ring comes first; an inbox that finds no room beside it lies
+    over it."""
 
     row_values_at: int
     stats_at: int
@@ -109,15 +118,17 @@ class GemmWgmma(Sketch):
         return sorted(self._candidates(), key=self._cost)
 
     def _candidates(self) -> list[Schedule]:
-        """Each tile and cluster with one ring: no formula ranks rings as the whole graph does."""
+        """Each tile and cluster with one ring, since no formula ranks rings as the whole graph
+        does; large tiles with one of `LEAST_STAGES` too."""
         room = int(self.target.smem_per_block * RING_SHARE)
         clusters = [(1, multicast, 1) for multicast in (2, 4)]
         clusters += [(split, 1, q) for split in (1, 2, 3, 4, 5, 6, 8) for q in CLUSTERS_Q]
         found: list[Schedule] = []
         for swap, block_p, atoms, (split, multicast, cluster_q) in itertools.product(
-            (1, 0), (64, 128, 192), (1, 2, 4), clusters
+            (1, 0), (64, 128, 192, 256), (1, 2, 4), clusters
         ):
-            for block_q in self._block_q():
+            filling = self._filling(swap, block_p, split, split * multicast * cluster_q)
+            for block_q in sorted({*self._block_q(), *filling}):
                 atom_bytes = (block_p + block_q) * 128
                 if atoms > 1 and atoms * STAGES[-1] * atom_bytes > room:
                     continue  # as many bytes in flight in shorter steps
@@ -125,22 +136,24 @@ class GemmWgmma(Sketch):
                 stages = min(
                     (room - self._low_bytes(block_q)) // (atom_bytes * atoms), steps, STAGES[-1]
                 )
-                schedule = {
-                    "swap": swap,
-                    "block_p": block_p,
-                    "block_q": block_q,
-                    "stages": max(2, stages),
-                    "split": split,
-                    "multicast": multicast,
-                    "atoms": atoms,
-                    "depth": int(not self.exact),
-                    "cluster_q": cluster_q,
-                }
-                try:
-                    self._check(schedule)
-                except Illegal:
-                    continue
-                found.append(schedule)
+                least = 2 if self.exact else max(2, min(LEAST_STAGES, steps))
+                for of_ring in sorted({max(2, stages), max(least, stages)}):
+                    schedule = {
+                        "swap": swap,
+                        "block_p": block_p,
+                        "block_q": block_q,
+                        "stages": of_ring,
+                        "split": split,
+                        "multicast": multicast,
+                        "atoms": atoms,
+                        "depth": int(not self.exact),
+                        "cluster_q": cluster_q,
+                    }
+                    try:
+                        self._check(schedule)
+                    except Illegal:
+                        continue
+                    found.append(schedule)
         check(bool(found), "no default tile fits the shared memory")
         return found
 
@@ -166,6 +179,16 @@ class GemmWgmma(Sketch):
         choices = {16, 32, 64, 96, 128, 192, 256} | cuts
         limit = pad_to(max(rows, columns), 8)
         return tuple(sorted(size for size in choices if size <= min(256, limit)))
+
+    def _filling(self, swap: int, block_p: int, split: int, cluster: int) -> Iterable[int]:
+        """N sides whose tiles fill the multiprocessors, once or twice, as even cuts hardly do."""
+        p_size, q_size = self._sides({"swap": swap})
+        unit = ROWS_OF_K if self.by_rows else 8 if swap else WIDE
+        blocks = -(-p_size // block_p) * split * self.problem.batch  # of a tile along Q
+        for waves in FILLED_WAVES:
+            tiles = waves * timing.multiprocessors_for(cluster, self.target) // blocks
+            if tiles > 0 and LEAST_FILLING <= (side := pad_to(-(-q_size // tiles), unit)) <= 256:
+                yield side
 
     def _blocks(self, schedule: Schedule) -> int:
         """Of the grid."""
@@ -207,9 +230,13 @@ class GemmWgmma(Sketch):
         stats_at = row_values_at + pad_to(tile_rows * 4 * self.row_fields, 16)
         moments = most * block_p // 8 * 4 if schedule["swap"] and self.problem.row_stats else 0
         inbox_at = stats_at + moments
-        barriers_at = inbox_at + (split - 1) * most * block_p * 4
+        inbox = (split - 1) * most * block_p * 4
         barriers = 16 * (schedule["stages"] + 1)
-        return _SharedMemory(row_values_at, stats_at, inbox_at, barriers_at, barriers_at + barriers)
+        if inbox_at + inbox + barriers > self.target.smem_per_block and inbox <= row_values_at:
+            end, inbox_at = inbox_at, 0
+        else:
+            end = inbox_at + inbox
+        return _SharedMemory(row_values_at, stats_at, inbox_at, end, end + barriers)
 
     def _low_bytes(self, block_q: int) -> int:
         """Of the tiles of low parts."""
@@ -217,8 +244,9 @@ class GemmWgmma(Sketch):
 
     def _registers(self, schedule: Schedule) -> int:
         """Of a thread, about."""
-        if self.exact:  # three sums, and both parts of P's fragments
-            return schedule["block_q"] * 3 // 2 + 32 + LOOP_REGISTERS
+        if self.exact:  # three sums, both parts of P's fragments, and what a block finishes
+            finished = 8 * (schedule["split"] > 1 and schedule["block_p"] > 64)
+            return schedule["block_q"] * 3 // 2 + 32 + finished + LOOP_REGISTERS
         atoms, split = schedule["atoms"], schedule["split"]
         steps = -(-self.steps // (split * atoms))
         halves = 2 if is_promoted(self.problem.dtype, steps, atoms) else 1  # sets of them

@@ -23,6 +23,16 @@ CLUSTERS = {
     "deep multicast": {**PLAIN, "multicast": 2, "depth": 1},
     "statistics": {**PLAIN, "split": 2},
     "neighbours": {**PLAIN, "split": 2, "cluster_q": 2, "block_q": 24},
+    "over the ring": {**PLAIN, "block_p": 128, "block_q": 256, "stages": 4, "split": 3, "depth": 1},
+    "neighbours over the ring": {
+        **PLAIN,
+        "swap": 0,
+        "block_p": 128,
+        "block_q": 128,
+        "stages": 7,
+        "split": 2,
+        "cluster_q": 2,
+    },
     "fp8": PLAIN,
     "deep fp8": {**PLAIN, "depth": 1},
     "rows of K": {**PLAIN, "swap": 0, "block_q": 128},
@@ -106,6 +116,21 @@ FAULTS = {
         "split",
         "  if constexpr (C::SPLIT > 1) ptx::barrier_cluster_wait();",
         "",
+    ),
+    "partial sums sent to a block that never says that it is done": (
+        "over the ring",
+        "  if constexpr (INBOX_OVER_RING) ptx::barrier_cluster_arrive();",
+        "",
+    ),
+    "partial sums sent over tiles that are still multiplied": (
+        "over the ring",
+        "INBOX_OVER_RING = C::SPLIT > 1 && C::INBOX_AT < C::ROW_VALUES_AT;",
+        "INBOX_OVER_RING = false;",
+    ),
+    "partial sums sent over tiles that a neighbour's blocks still multiply": (
+        "neighbours over the ring",
+        "INBOX_OVER_RING = C::SPLIT > 1 && C::INBOX_AT < C::ROW_VALUES_AT;",
+        "INBOX_OVER_RING = false;",
     ),
     "partial sums added before they have come": (
         "split",
@@ -209,6 +234,10 @@ def group(cluster: str) -> Group:
         return groups.GROUPED_CASES["groups_of_64"]()
     if cluster == "rows of K":
         return groups.batched_matmul(1, 37, 136, 128, torch.float16)
+    if cluster == "over the ring":
+        return groups.norm_linear(261, 712, 136, torch.float16)
+    if cluster == "neighbours over the ring":
+        return groups.residual_linear(133, 712, 200, torch.float16, stats=False)
     columns = 144 if cluster == "fours" else 128
     return groups.norm_linear(37, 328, columns, torch.float16)
 

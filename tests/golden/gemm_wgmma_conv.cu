@@ -5,16 +5,16 @@ struct Config {
   using Element = half_t;
   static constexpr int ROWS = 196, COLUMNS = 256, K = 1152;
   static constexpr bool SWAP = true;
-  static constexpr int BLOCK_P = 64, BLOCK_Q = 32, STAGES = 5;
-  static constexpr int SPLIT = 4, MULTICAST = 1;
+  static constexpr int BLOCK_P = 64, BLOCK_Q = 40, STAGES = 4;
+  static constexpr int SPLIT = 5, MULTICAST = 1;
   static constexpr int CLUSTER_Q = 1;
   static constexpr bool P_CONSTANT = true;
   static constexpr bool Q_CONSTANT = false;
   static constexpr int REGISTERS = 128;
   static constexpr int ATOMS = 1, DEPTH = 1;
   static constexpr int WIDTH = 2;
-  static constexpr int ROW_VALUES_AT = 61440, STATS_AT = 61440;
-  static constexpr int INBOX_AT = 61440, BARRIERS_AT = 67584;
+  static constexpr int ROW_VALUES_AT = 53248, STATS_AT = 53248;
+  static constexpr int INBOX_AT = 53248, BARRIERS_AT = 61440;
 };
 
 struct Windows {
@@ -60,7 +60,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(256, 2)
-gtco_gemm_d53c5126f53c(const __grid_constant__ ptx::TensorMap p_map,
+gtco_gemm_dee064c8a4cf(const __grid_constant__ ptx::TensorMap p_map,
             const __grid_constant__ ptx::TensorMap q_map, const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0) {
   gemm_wgmma<Config, Windows>(p_map, q_map, Epilogue{in0, in1, out0});
 }

@@ -4,17 +4,17 @@ using namespace gtco;
 struct Config {
   using Element = half_t;
   static constexpr int ROWS = 784, COLUMNS = 256, K = 2088;
-  static constexpr bool SWAP = true;
-  static constexpr int BLOCK_P = 64, BLOCK_Q = 112, STAGES = 7;
+  static constexpr bool SWAP = false;
+  static constexpr int BLOCK_P = 64, BLOCK_Q = 128, STAGES = 6;
   static constexpr int SPLIT = 4, MULTICAST = 1;
-  static constexpr int CLUSTER_Q = 1;
-  static constexpr bool P_CONSTANT = true;
-  static constexpr bool Q_CONSTANT = false;
+  static constexpr int CLUSTER_Q = 2;
+  static constexpr bool P_CONSTANT = false;
+  static constexpr bool Q_CONSTANT = true;
   static constexpr int REGISTERS = 255;
   static constexpr int ATOMS = 1, DEPTH = 1;
-  static constexpr int WIDTH = 2;
-  static constexpr int ROW_VALUES_AT = 157696, STATS_AT = 157696;
-  static constexpr int INBOX_AT = 157696, BARRIERS_AT = 182272;
+  static constexpr int WIDTH = 8;
+  static constexpr int ROW_VALUES_AT = 147456, STATS_AT = 147456;
+  static constexpr int INBOX_AT = 147456, BARRIERS_AT = 172032;
 };
 
 struct Windows {
@@ -64,7 +64,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(256, 1)
-gtco_gemm_1502433ca7a2(const __grid_constant__ ptx::TensorMap p_map,
+gtco_gemm_154e47712961(const __grid_constant__ ptx::TensorMap p_map,
             const __grid_constant__ ptx::TensorMap q_map, const __grid_constant__ ptx::TensorMap more0, const __grid_constant__ ptx::TensorMap more1, const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0) {
   gemm_wgmma<Config, Windows>(p_map, q_map, Epilogue{in0, in1, out0}, MoreMaps<2>{{&more0, &more1}});
 }

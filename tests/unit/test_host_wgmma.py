@@ -37,6 +37,9 @@ GROUPS = {
     "fp32, statistics": lambda: groups.residual_linear(21, 64, 192, F32),
     "fp32, odd columns": lambda: groups.plain_linear(7, 36, 91, F32),
     "fp32, several products": lambda: groups.batched_matmul(2, 33, 136, 40, F32, transposed=True),
+    "many steps, norm and GELU": lambda: groups.norm_linear(261, 712, 136, F16, gelu=True),
+    "many steps, statistics": lambda: groups.residual_linear(133, 840, 200, BF16),
+    "many steps of tf32": lambda: groups.tf32(groups.plain_linear(133, 356, 200, F32)),
     # Of these, 16 columns are whole and 32 are not.
     "norm and GELU of 144": lambda: groups.norm_linear(37, 200, 144, F16, gelu=True),
     "residual and statistics of 144": lambda: groups.residual_linear(19, 136, 144, BF16),
@@ -61,6 +64,12 @@ KNOBS = (
     "cluster_q",
 )
 CASES = [
+    # Their partial sums come to lie over the ring.
+    ("many steps, norm and GELU", (1, 128, 256, 4, 3, 1, 1, 1, 1)),
+    ("many steps, norm and GELU", (0, 192, 136, 5, 2, 1, 1, 0, 1)),
+    ("many steps, statistics", (0, 256, 128, 4, 3, 1, 1, 1, 2)),
+    ("many steps, statistics", (1, 128, 136, 6, 4, 1, 1, 1, 1)),
+    ("many steps of tf32", (1, 128, 64, 9, 2, 1, 1, 0, 3)),
     ("norm and GELU", (1, 64, 40, 2, 1, 1, 1, 0, 1)),
     ("norm and GELU", (0, 64, 64, 3, 1, 1, 2, 0, 1)),
     ("norm and GELU", (1, 64, 24, 2, 1, 4, 2, 0, 1)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -208,10 +209,10 @@ def test_draft_and_model_need_a_quarter_of_randoms_trials(
 
 
 def test_evolution_without_a_model_learns_from_its_parents(pool: dict[str, PoolTask]) -> None:
-    task = pool["b-fc2"]
+    """One search alone may be lucky or not."""
 
-    def later_median(strategy: Strategy) -> float:
-        search = search_of(task, strategy)
+    def later_median(strategy: Strategy, task: PoolTask, seed: int) -> float:
+        search = search_of(task, strategy, seed=seed)
         times = []
         for _ in range(6):
             found = search.propose(16)
@@ -219,7 +220,12 @@ def test_evolution_without_a_model_learns_from_its_parents(pool: dict[str, PoolT
             times += [each.run_us or 1000 for each in found]
         return sorted(times[16:])[24]
 
-    assert later_median(Strategy.EVOLUTION) < 0.9 * later_median(Strategy.RANDOM)
+    shares = [
+        later_median(Strategy.EVOLUTION, task, seed) / later_median(Strategy.RANDOM, task, seed)
+        for task in pool.values()
+        for seed in range(4)
+    ]
+    assert statistics.geometric_mean(shares) < 0.96
 
 
 def test_equal_seeds_propose_the_same(pool: dict[str, PoolTask], ranker: Ranker) -> None:
