@@ -3,7 +3,8 @@
     start + max(weights from device memory, waves * (tiles before + loop + epilogue) + begun)
     waves    = turns that a multiprocessor takes for its blocks: whole ones, where one fits it at a
                time, else blocks of the next turn begin as others end
-    begun    = waves but the first * latency, where one block fits a multiprocessor at a time
+    begun    = waves but the first * (latency + a block's start), where one block fits a
+               multiprocessor at a time
     loop     = max(fill, L2, reads of B, refills of the ring, matrix multiply) + turns of the ring,
                of one tile;
                where threads copy a step whole ahead of its products, at least the first step's
@@ -187,7 +188,7 @@ def chain_us(
     rounds, rest = divmod(block.tiles - 1, block.consumers)
     before_us = rounds * max(block.consumers * tile_us, tile_us + epilogue_us) + rest * tile_us
     before_us += c.handover_us * (block.tiles - 1) * (block.consumers > 1)
-    begun_us = (waves - 1) * c.latency_us * (resident == 1)  # nothing else is under way
+    begun_us = (waves - 1) * (c.latency_us + c.wave_us) * (resident == 1)  # nothing else runs
     if block.in_turns and not block.mma_flops:
         epilogue_us -= min(fill_us, epilogue_us) * (1 - 1 / together) * (1 - together / per_sm)
     return start_us + max(dram_us, waves * (before_us + tile_us + epilogue_us) + begun_us)
