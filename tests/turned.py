@@ -91,7 +91,7 @@ _CASES: dict[str, _Case] = {
         {"cooperative": 0, "block_m": 64, "block_n": 96, "copies": 0, "lines": 1},
     ),
     "gemm_persistent, windows": (
-        GemmPersistent, _windows, {"cooperative": 0, "block_m": 64, "block_n": 64},
+        GemmPersistent, _windows, {"cooperative": 0, "block_m": 64, "block_n": 64, "lines": 0},
     ),
     "gemm_back_to_back": (GemmBackToBack, back_to_back_groups.CASES["bottleneck"], {}),
     "gemm_back_to_back, rows": (GemmBackToBack, back_to_back_groups.CASES["perceptron"], {}),

@@ -209,8 +209,11 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int SUMS = PROMOTED ? C::BLOCK_Q : C::BLOCK_Q / 2;
   constexpr int LOOP = is_exact<C> ? C::BLOCK_Q * 3 / 2 + 84 : SUMS + 48;
   constexpr int FREE = C::REGISTERS - LOOP;  // registers beside the loop's
-  constexpr bool FETCH_AHEAD = min_of(64, FREE) * 4 >= FETCHES * static_cast<int>(sizeof(Fetched));
-  Fetched fetched[FETCHES];
+  // Parts whose inputs are on their way ahead of their turn, the first ahead of the products: as
+  // many as registers are left for. Loads do not pass the stores of the parts before.
+  constexpr int AHEAD =
+      min_of(FETCHES, max_of(0, min_of(64, FREE)) * 4 / static_cast<int>(sizeof(Fetched)));
+  Fetched fetched[max_of(1, AHEAD)];
 
   if (warp >= CONSUMERS * 4) {
     if (warp > CONSUMERS * 4) {
@@ -297,10 +300,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
     __syncwarp();
   } else {
     ptx::griddepcontrol_wait();
-    if constexpr (FETCH_AHEAD) {
 #pragma unroll
-      for (int i = 0; i < FETCHES; ++i) fetched[i] = epilogue(i).fetch();
-    }
+    for (int i = 0; i < AHEAD; ++i) fetched[i] = epilogue(i).fetch();
     consume();
   }
   if constexpr (!LATE_TRIGGER) ptx::griddepcontrol_launch_dependents();
@@ -313,7 +314,9 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   float* stats = nullptr;
   if (warp < CONSUMERS * 4) {
     const auto finish = [&](int i, const float* sums) {
-      const auto inputs = FETCH_AHEAD ? fetched[FETCHES == 1 ? 0 : i] : epilogue(i).fetch();
+      Fetched& next = fetched[i % max_of(1, AHEAD)];
+      const Fetched inputs = AHEAD > 0 ? next : epilogue(i).fetch();
+      if (AHEAD > 0 && FETCHES > 1 && i + AHEAD < MOST) next = epilogue(i + AHEAD).fetch();
       if constexpr (C::SWAP) {
         epilogue(i).run(row_values + (part0 + i) * PART, inputs, sums, pairs[MOMENTS ? i : 0],
                         stats);

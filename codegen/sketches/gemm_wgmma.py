@@ -318,7 +318,7 @@ class GemmWgmma(Sketch):
 
     def _awaited(self, schedule: Schedule) -> int:
         """Parts of 8 rows whose image is loaded when it is their turn: there are no registers for
-        those of all parts ahead of the products (`FETCH_AHEAD` of gemm_wgmma.cuh)."""
+        those of all parts ahead of the products (`AHEAD` of gemm_wgmma.cuh)."""
         if not (schedule["swap"] and self.image):
             return 0
         parts = -(-schedule["block_q"] // (8 * schedule["split"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -188,6 +189,14 @@ def test_defaults_of_wgmma_differ_in_tiles_and_hardly_in_rings(case: str) -> Non
         rings.setdefault(tuple(tile.values()), []).append(schedule["stages"])
     assert all(len(each) == 1 or max(each) == 4 for each in rings.values())
     assert (max(schedule["atoms"] for schedule in schedules) > 1) == (case == "head")
+
+
+def test_defaults_of_wgmma_have_sides_that_fill_the_multiprocessors() -> None:
+    """33 tiles of 128 rows and one row: four by 32 tiles of 136 rows are one turn of blocks."""
+    sketch = GemmWgmma(groups.plain_linear(33 * 128 + 1, 512, 512, F16), H100)
+    first = next(iter(sketch.defaults()))
+    assert (first["block_p"], first["block_q"], first["split"]) == (128, 136, 1)
+    assert math.prod(sketch.emit(first).grid) == 128
 
 
 @pytest.mark.parametrize(
