@@ -123,12 +123,13 @@ class GemmWgmma(Sketch):
         room = int(self.target.smem_per_block * RING_SHARE)
         clusters = [(1, multicast, 1) for multicast in (2, 4)]
         clusters += [(split, 1, q) for split in (1, 2, 3, 4, 5, 6, 8) for q in CLUSTERS_Q]
+        usual = self._block_q()
         found: list[Schedule] = []
         for swap, block_p, atoms, (split, multicast, cluster_q) in itertools.product(
             (1, 0), (64, 128, 192, 256), (1, 2, 4), clusters
         ):
             filling = self._filling(swap, block_p, split, split * multicast * cluster_q)
-            for block_q in sorted({*self._block_q(), *filling}):
+            for block_q in sorted({*usual, *filling}):
                 atom_bytes = (block_p + block_q) * 128
                 if atoms > 1 and atoms * STAGES[-1] * atom_bytes > room:
                     continue  # as many bytes in flight in shorter steps
