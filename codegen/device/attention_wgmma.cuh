@@ -7,16 +7,12 @@
 // leaves them, since that is where the second wants its weights. Tiles arrive in a ring of STAGES;
 // where all of them find room, no slot is used twice.
 //
-// With TURNS the warpgroups take turns at the tensor cores (FlashAttention-3): one multiplies its
-// last weights with values and its queries with the next keys, while the others are at their
-// softmax. Left to themselves they do both at once, and each resource idles half of the time.
-//
 // Of tf32 wgmma reads no operand but K-major, so that the values are wanted by columns. A warpgroup
 // more, which has no queries, transposes each tile of them where it lies, while the others have
 // the scores.
 //
-// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, TURNS, CAUSAL, SCALE, and
-// where things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, CAUSAL, SCALE, and where
+// things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
 // `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64 queries or
 // BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
 #pragma once
@@ -127,27 +123,6 @@ __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 
   ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[ceil_div(DV, 16) * 8]>(out));
 }
 
-// The turns of the block's warpgroups at the tensor cores, in a circle. A barrier for each, on which
-// the warps of the one before arrive.
-template <bool TURNS>
-struct Turns {
-  u32 barriers;
-  int rank, count, taken = 0;
-
-  __device__ __forceinline__ void take() {
-    if constexpr (TURNS) {
-      if (rank > 0 || taken > 0)
-        ptx::mbarrier_wait(barriers + 8 * rank, (rank > 0 ? taken : taken - 1) & 1);
-      ++taken;
-    }
-  }
-  __device__ __forceinline__ void pass(int lane) const {
-    if constexpr (TURNS) {
-      if (lane == 0) ptx::mbarrier_arrive(barriers + 8 * (rank + 1 < count ? rank + 1 : 0));
-    }
-  }
-};
-
 template <class C, class Q, class K, class V, class Mask, class Functor>
 __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys, const V& values,
                                                 const Mask& mask, const Functor& functor) {
@@ -174,7 +149,6 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   const u32 queries_full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 keys_full = queries_full + 8, values_full = keys_full + 8 * STAGES;
   const u32 empty = values_full + 8 * STAGES, transposed = empty + 8 * STAGES;
-  const u32 turn = transposed + (TRANSPOSERS > 0 ? 8 * STAGES : 0);
 
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
@@ -182,18 +156,14 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   const int head = blockIdx.y, query0 = blockIdx.x * BLOCK_Q;
   const int key_count = C::CAUSAL ? min_of(C::LK, query0 + BLOCK_Q) : C::LK;
   const int tiles = ceil_div(key_count, TILE);
-  // Warpgroups that have queries; the others have nothing to do until results are stored.
-  const int busy = min_of(BLOCK_Q / 64, ceil_div(C::LQ - query0, 64)) * PARTS;
   if (thread == 0) {
     ptx::mbarrier_init(queries_full, 1);
     for (int s = 0; s < STAGES; ++s) {
       ptx::mbarrier_init(keys_full + 8 * s, 1);
       ptx::mbarrier_init(values_full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, busy * 4);
+      ptx::mbarrier_init(empty + 8 * s, WARPS);
       if constexpr (TRANSPOSERS > 0) ptx::mbarrier_init(transposed + 8 * s, TRANSPOSERS);
     }
-    for (int i = 0; i < (C::TURNS ? BLOCK_Q / 64 * PARTS : 0); ++i)
-      ptx::mbarrier_init(turn + 8 * i, 4);
     ptx::fence_mbarrier_init();
     queries.prefetch();
     keys.prefetch();
@@ -241,27 +211,14 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     }
   };
   RingPlace<STAGES> from{0, 0};
-  if (warp / 4 < busy) {
-    Turns<C::TURNS> turns{turn, warp / 4, busy};
+  if (TRANSPOSERS == 0 || warp < WARPS) {
     load_mask(0);
     ptx::mbarrier_wait(queries_full, 0);
-    // Asks for a tile into the slot of the one before, which all warps have left or are about to.
-    const auto refill = [&](int tile) {
-      if constexpr (!ALL_IN_FLIGHT) {
-        if (thread == 0 && tile > 0 && tile - 1 + STAGES < tiles) {
-          const int slot = (tile - 1) % STAGES;
-          ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);
-          copy_tile(tile - 1 + STAGES, slot);
-        }
-        __syncwarp();
-      }
-    };
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, from.advance()) {
       const int s = from.slot;
       float scores[KEYS / 8][4];  // (16, KEYS)
       ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
-      if (tile == 0) turns.take();
       ptx::wgmma_fence();
 #pragma unroll
       for (int k = 0; k < ceil_div(C::D, E / 4); ++k)
@@ -275,9 +232,16 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
                                     k / 4 * ATOM + i * N * 128 + k % 4 * 32),
               k > 0);
       ptx::wgmma_commit_group();
-      turns.pass(lane);  // the next one's products follow these without a gap
       ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[KEYS / 2]>(scores));
-      if constexpr (!C::TURNS) refill(tile);
+      // The slot of the tile before, which all warps have left, or are about to.
+      if constexpr (!ALL_IN_FLIGHT) {
+        if (thread == 0 && tile > 0 && tile - 1 + STAGES < tiles) {
+          const int slot = (tile - 1) % STAGES;
+          ptx::mbarrier_wait(empty + 8 * slot, (tile - 1) / STAGES & 1);
+          copy_tile(tile - 1 + STAGES, slot);
+        }
+        __syncwarp();
+      }
       if (has_queries) {  // else what is computed is not stored
         state.template mask_scores<FREE>(scores, tile_mask, query0 + row,
                                          tile * TILE + part * KEYS);
@@ -287,10 +251,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       u32 weights[STEPS][4];
 #pragma unroll
       for (int k = 0; k < STEPS; ++k) state.template to_operand<Element>(weights[k], scores, k);
-      // In turns the others leave the slot behind these products, while this one is at its softmax.
-      if constexpr (C::TURNS) refill(tile);
       ptx::mbarrier_wait((TRANSPOSERS > 0 ? transposed : values_full) + 8 * s, from.phase);
-      turns.take();
       multiply_values<Element, Values, C::DV>(
           state.out, weights, v_ring + s * VALUE_BYTES + Values::part(part), tile > 0);
       if constexpr (!ALL_IN_FLIGHT) {
@@ -298,11 +259,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       }
       if (tile + 1 < tiles) load_mask(tile + 1);
     }
-    turns.pass(lane);
-  }
-  if constexpr (TRANSPOSERS > 0) {
+  } else if constexpr (TRANSPOSERS > 0) {
 #pragma unroll 1
-    for (int tile = 0; tile < (warp < WARPS ? 0 : tiles); ++tile, from.advance()) {
+    for (int tile = 0; tile < tiles; ++tile, from.advance()) {
       const int s = from.slot;
       ptx::mbarrier_wait(values_full + 8 * s, from.phase);
       Values::transpose(reinterpret_cast<float*>(smem + C::VALUES_AT + s * VALUE_BYTES),

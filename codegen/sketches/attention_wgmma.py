@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -59,7 +59,6 @@ class AttentionWgmma(AttentionSketch):
     name: ClassVar[str] = "attention_wgmma"
     version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
-    later_knobs: ClassVar[Mapping[str, int]] = {"turns": 0}
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -88,7 +87,6 @@ class AttentionWgmma(AttentionSketch):
             ),
             Knob("parts", PARTS),
             Knob("stages", (1, 2, 3, 4)),
-            Knob("turns", (0, 1)),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -138,8 +136,7 @@ class AttentionWgmma(AttentionSketch):
         shares_at = max(end, self._staged_bytes(parts, queries))  # staged over the tiles
         row_values_at = shares_at + 2 * parts * queries * 4
         barriers_at = row_values_at + pad_to(queries * 4 * self.row_fields, 16)
-        turns = schedule["turns"] * _warpgroups(schedule)
-        nbytes = barriers_at + 8 * (1 + (3 + self.transposes) * stages + turns)
+        nbytes = barriers_at + 8 * (1 + (3 + self.transposes) * stages)
         return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
 
     def _value_bytes(self, schedule: Schedule) -> int:
@@ -164,8 +161,6 @@ class AttentionWgmma(AttentionSketch):
         tiles = -(-self.keys // block_k)
         check(stages <= tiles, f"{stages} stages, and fewer tiles of keys")
         check(stages > 1 or tiles == 1, "a ring of one stage, which is refilled beside a product")
-        alone = schedule["turns"] and _warpgroups(schedule) == 1
-        check(not alone, "turns of one warpgroup")
         registers = self._registers(schedule)
         most = min(255, timing.most_registers(threads))
         check(registers <= most, f"about {registers} registers a thread, of {most}")
@@ -195,7 +190,6 @@ struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
   static constexpr int BOX = {box}, STAGES = {schedule["stages"]};
-  static constexpr bool TURNS = {str(bool(schedule["turns"])).lower()};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
@@ -220,11 +214,6 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
         )
 
 
-def _warpgroups(schedule: Schedule) -> int:
-    """Of a block with queries: one for each part of the keys of 64 of them."""
-    return schedule["block_q"] // WARPGROUP_QUERIES * schedule["parts"]
-
-
 def _consumers(schedule: Schedule) -> int:
-    """Threads of a block with queries."""
-    return _warpgroups(schedule) * 128
+    """Threads of a block with queries: a warpgroup for each part of the keys of 64 of them."""
+    return schedule["block_q"] // WARPGROUP_QUERIES * schedule["parts"] * 128

@@ -22,8 +22,8 @@ from tests.kernel_checks import inputs_of, sample, wrong_outputs
 H100 = TARGETS["sm_90a"]
 
 
-def schedule(block_q: int, block_k: int, parts: int, stages: int, turns: int = 0) -> Schedule:
-    return {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": stages, "turns": turns}
+def schedule(block_q: int, block_k: int, parts: int, stages: int) -> Schedule:
+    return {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": stages}
 
 
 CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
