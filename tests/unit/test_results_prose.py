@@ -144,20 +144,25 @@ def claims_of_wrong_answers() -> Iterator[str]:
 
 def claims_of_modes() -> Iterator[str]:
     """What Inductor's two modes take where both have run."""
-    for title, model, layout in (
-        ("ResNet-50", "convolutional:resnet50", ", channels last"),
-        ("ConvNeXt-T", "convolutional:convnext_t", ", channels last"),
-        ("CvT-13", "convolutional:cvt_13", ", channels last"),
-        ("SETR-PUP", "autogtco:setr_pup", ", channels last"),
-        ("SETR-Naive-Base", "autogtco:setr_naive_base", ""),
+    for card, title, model, layout in (
+        ("h100", "ResNet-50", "convolutional:resnet50", ", channels last"),
+        ("h100", "ConvNeXt-T", "convolutional:convnext_t", ", channels last"),
+        ("h100", "CvT-13", "convolutional:cvt_13", ", channels last"),
+        ("h100", "SETR-PUP", "autogtco:setr_pup", ", channels last"),
+        ("h100", "SETR-Naive-Base", "autogtco:setr_naive_base", ""),
+        ("h200", "DETR-E3", "autogtco:detr_e3", ", channels last"),
+        ("h200", "DETR-E6", "autogtco:detr_e6", ", channels last"),
+        ("h200", "DETR-E12", "autogtco:detr_e12", ", channels last"),
+        ("h200", "SETR-Naive", "autogtco:setr_naive", ""),
     ):
         modes = [mode + layout for mode in MODES]
         took = [
             [line["timings"][mode]["back_to_back_us"] for mode in modes]
-            for line in lines_of("h100-models.jsonl")
+            for line in lines_of(f"{card}-models.jsonl")
             if line["model"] == f"experiments.models.{model}"
             and set(modes) <= line.get("timings", {}).keys()
         ][-1]
+        assert took[0] > took[1], title
         yield f"{title} ({took[0]:.0f}, {took[1]:.0f})"
 
 
