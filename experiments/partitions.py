@@ -19,7 +19,7 @@ def unfused(graph: Graph) -> FusedGraph:
     return in_groups(graph, ([node] for node in Flow(graph).compute))
 
 
-def greedy(graph: Graph, max_group: int = 16) -> FusedGraph:
+def greedy(graph: Graph, max_group: int = 24) -> FusedGraph:
     """The largest legal group first, then the largest of what is left: no price has a say.
 
     It sees all legal groups of a segment at once, where a compiler that walks the graph and grows

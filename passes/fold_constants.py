@@ -4,7 +4,8 @@
     %b: f16[1,197,768] = concat(%a, %x, dim=1)          %s = add(%x, %position[:, 1:])
     %c = add(%b, %position)                             %c = concat(%first, %s, dim=1)
 
-The second rule makes the class token's row a constant, so that only the patches are computed.
+The second rule makes the class token's row a constant, so that only the patches are computed. A
+value that is too large to keep may still be computed for a smaller one.
 """
 
 from __future__ import annotations
@@ -20,35 +21,67 @@ from gtco.passes.rewrite import Editor, Log, Rule, is_random, merge_duplicates, 
 
 MAX_FOLDED_BYTES = 64 << 20
 """A folded value larger than this, and than its inputs, costs more to read than to compute."""
+MAX_BYTES_ON_THE_WAY = 1 << 30
+"""Of a value that is computed for another one and not kept, as a one-hot matrix is whose product
+with a table of positions is small."""
+MOST_ON_THE_WAY = 8
+"""Such values, one behind another."""
+
+Known = tuple[Node, ...]
+"""Nodes that make the last of them of constants alone, in order."""
 
 
-def _all_constant(edit: Editor, node: Node) -> Node | None:
-    known = bool(node.inputs) and all(name in edit.constants for name in node.inputs)
-    return node if known and not is_random(node) else None
+def _known(edit: Editor, node: Node) -> Known | None:
+    found: dict[str, Node] = {}
+
+    def visit(node: Node, left: int) -> bool:
+        if not left or not node.inputs or is_random(node):
+            return False
+        for name in node.inputs:
+            made_by = edit.producer(name)
+            if name in edit.constants or (made_by is not None and made_by.name in found):
+                continue
+            if made_by is None or not visit(made_by, left - 1):
+                return False
+        found[node.name] = node
+        return True
+
+    return tuple(found.values()) if visit(node, 1 + MOST_ON_THE_WAY) else None
 
 
-def _too_large(edit: Editor, node: Node) -> str | None:
-    made = sum(spec.nbytes for spec in node.outputs)
-    read = sum(edit.specs[name].nbytes for name in node.inputs)
+def _too_large(edit: Editor, known: Known) -> str | None:
+    made, *on_the_way = (sum(spec.nbytes for spec in node.outputs) for node in reversed(known))
+    names = {name for node in known for name in node.inputs if name in edit.constants}
+    read = sum(edit.specs[name].nbytes for name in names)
     if made > max(MAX_FOLDED_BYTES, read):
         return f"its value would take {made >> 20} MiB, and its inputs {read >> 20} MiB"
+    largest = max(on_the_way, default=0)
+    if largest > MAX_BYTES_ON_THE_WAY:
+        return f"a value that it is computed of would take {largest >> 20} MiB"
     return None
 
 
-def _value(edit: Editor, node: Node) -> tuple[str, ...]:
-    values = [edit.constants[name] for name in node.inputs]
+def _value(edit: Editor, known: Known) -> tuple[str, ...]:
+    values = {name: edit.constants[name] for node in known for name in node.inputs
+              if name in edit.constants}  # fmt: skip
+    for node in known:
+        results = _computed(node, [values[name] for name in node.inputs])
+        values.update(zip(node.values, results, strict=True))
+    last = known[-1]
+    # an expanded or permuted constant is stored: whoever packs it later wants plain strides
+    return tuple(edit.add_constant(last.op, values[name].contiguous()) for name in last.values)
+
+
+def _computed(node: Node, values: list[torch.Tensor]) -> list[torch.Tensor]:
+    wide = [v.float() if v.dtype in HALVES else v for v in values]
+    multiplies = node.definition.multiplies and not values[0].is_cuda
     with torch.no_grad():
-        try:
-            result = node.definition.reference(*values, **node.attrs)
+        try:  # a CPU takes a hundred times as long for products in 16 bits
+            result = node.definition.reference(*(wide if multiplies else values), **node.attrs)
         except NotImplementedError:  # some operators have no kernel of 16 bits on a CPU
-            wide = [v.float() if v.dtype in HALVES else v for v in values]
             result = node.definition.reference(*wide, **node.attrs)
     results = result if isinstance(result, (tuple, list)) else (result,)
-    # an expanded or permuted constant is stored: whoever packs it later wants plain strides
-    return tuple(
-        edit.add_constant(node.op, tensor.to(spec.dtype).contiguous())
-        for tensor, spec in zip(results, node.outputs, strict=True)
-    )
+    return [tensor.to(spec.dtype) for tensor, spec in zip(results, node.outputs, strict=True)]
 
 
 def _partly_constant(edit: Editor, node: Node) -> tuple[Node, str] | None:
@@ -95,7 +128,7 @@ def _concat_of_sums(edit: Editor, match: tuple[Node, str]) -> str:
 
 RULES: tuple[Rule[Any], ...] = (
     *CANONICAL,
-    Rule("f(constants) -> constant", (), _all_constant, _value, _too_large),
+    Rule("f(constants) -> constant", (), _known, _value, _too_large),
     Rule("concat(c, x) + d -> concat(c + d[:n], x + d[n:])", ("add",),
          _partly_constant, _concat_of_sums, _concat_is_shared),
 )  # fmt: skip

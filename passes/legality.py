@@ -73,7 +73,7 @@ def family(group: Group) -> str:
     return _family(group.compute)
 
 
-def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = 16) -> str | None:
+def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = 24) -> str | None:
     """Why the compute nodes `nodes` are not one legal group, or None if they are.
 
     `graph` is one whose views all resolve (see `gtco.passes.dataflow.materialize_views`).

@@ -130,12 +130,12 @@ def _is_one_number(edit: Editor, name: str) -> bool:
 
 
 def _is_product(edit: Editor, value: str) -> bool:
-    """Whether `value` ends in the epilogue of a linear or convolution."""
+    """Whether `value` ends in the epilogue of a linear, a convolution or attention."""
     made_by = edit.producer(value)
     while made_by is not None and made_by.definition.is_pointwise:
         first = next((name for name in made_by.inputs if edit.constant(name) is None), None)
         made_by = None if first is None or not edit.read_once(first) else edit.producer(first)
-    return made_by is not None and made_by.definition.family == "gemm"
+    return made_by is not None and made_by.definition.family in ("gemm", "attention")
 
 
 def _channels(layout: Layout, count: int) -> Tensor | None:

@@ -12,8 +12,9 @@ columns that stay are all of this kind.
 
 Scores do not change when queries and keys reorder the columns of a head alike. So the rows of both
 weights are put in an order in which partners are neighbours, which every epilogue has in one
-vector, and Q, K and V are one linear. Where they come from no linear with constant weights, the
-partner is read from memory.
+vector, and Q, K and V are one linear. Where each row of a head goes through a norm ahead of its
+rotation, Q and K keep linears of their own, in that order, and the kernel of the norm rotates.
+Where they come from no linear with constant weights, the partner is read from memory.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
 from gtco.passes.columns import linear_of
+from gtco.passes.headwise import Heads, Headwise, heads_of, headwise, read_elsewhere
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 from gtco.passes.views import without_repeats
 from gtco.passes.weighted_sums import (
@@ -37,7 +39,7 @@ from gtco.passes.weighted_sums import (
     is_computed,
     joins_pieces,
     seen,
-    through,
+    shared_sources,
 )
 
 MAX_ELEMENTS = 1 << 23
@@ -89,7 +91,7 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
     if not joins_pieces(edit, result):
         return None
     try:
-        sums = WeightedSums(edit, result)
+        sums = _sums(edit, result)
     except Unlike:
         return None
     place = torch.arange(spec.numel).reshape(edit.shape(result))
@@ -118,6 +120,21 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
     )  # fmt: skip
 
 
+def _sums(edit: Editor, result: str) -> WeightedSums:
+    """The sums that make `result`: of what no arithmetic makes, else of what is read twice, as
+    norms are, the nearest first.
+
+    Raises:
+        Unlike: there are none.
+    """
+    for source in (None, *shared_sources(edit, result)):
+        try:
+            return WeightedSums(edit, result, source)
+        except Unlike:
+            pass
+    raise Unlike
+
+
 def _columns(partner: Tensor) -> Tensor | None:
     """The partner of each column, if all rows that have one have the same.
 
@@ -138,73 +155,30 @@ def _columns(partner: Tensor) -> Tensor | None:
 
 
 @dataclass(frozen=True)
-class _Heads:
-    """A value [batch, heads, tokens, width] that is a view of some columns of a linear.
-
-    Args:
-        linear: the node, whose weights are constants.
-        columns: [heads, width], which of its columns they are.
-    """
-
-    linear: Node
-    columns: Tensor
-
-    def like(self, other: _Heads) -> bool:
-        """Whether one linear can make both."""
-        return (
-            self.linear.inputs[0] == other.linear.inputs[0]
-            and dict(self.linear.attrs) == dict(other.linear.attrs)
-            and self.linear.outputs[0].dtype == other.linear.outputs[0].dtype
-            and self.columns.shape == other.columns.shape
-        )
-
-
-def _heads(
-    edit: Editor, value: str, views: Sequence[Node], shape: tuple[int, ...]
-) -> _Heads | None:
-    """`value` seen through `views`, which give it `shape`."""
-    linear = edit.producer(behind(edit, value)[0], "linear")
-    if linear is None or len(shape) != 4 or any(n not in edit.constants for n in linear.inputs[1:]):
-        return None
-    batch, heads, tokens, width = shape
-    out = linear.outputs[0].sizes
-    rows = linear.outputs[0].numel // out[-1] if linear.outputs[0].numel else 0
-    if rows != batch * tokens or edit.shape(linear.inputs[0])[:-1] not in (
-        (batch, tokens), (rows,)
-    ):  # fmt: skip
-        return None
-    columns, row = (
-        seen(through(edit, value, each.expand(out)), views)
-        for each in (torch.arange(out[-1]), torch.arange(rows).reshape(*out[:-1], 1))
-    )
-    wanted = torch.arange(rows).reshape(batch, 1, tokens, 1)
-    if not torch.equal(row, wanted.expand(shape)):
-        return None
-    of_head = columns[:1, :, :1]
-    distinct = len(set(of_head.flatten().tolist())) == of_head.numel()
-    if not distinct or not torch.equal(of_head.expand(shape), columns):
-        return None
-    return _Heads(linear, of_head.reshape(heads, width))
-
-
-@dataclass(frozen=True)
 class _Match:
     attention: Node
     rotations: tuple[_Rotation | None, _Rotation | None]
     """Of queries and of keys."""
-    parts: tuple[_Heads, _Heads, _Heads | None] | None
+    parts: tuple[Heads, Heads, Heads | None] | None
     """Queries, keys and, where their linear makes them too, values; None if linears of others."""
+    normed: tuple[Headwise, Headwise, Headwise | None] | None
+    """The same where they are made of the heads of linears."""
 
 
 def _match(edit: Editor, node: Node) -> _Match | None:
     q, k = (_rotation(edit, name) for name in node.inputs[:2])
-    return _Match(node, (q, k), _parts(edit, node, q, k)) if q or k else None
+    if q is None and k is None:
+        return None
+    parts = _parts(edit, node, q, k)
+    return _Match(node, (q, k), parts, None if parts else _normed(edit, node, q, k))
 
 
 def _replace(edit: Editor, match: _Match) -> str:
     node = match.attention
     if match.parts is not None:
         q, k, v = _from_linears(edit, match, match.parts)
+    elif match.normed is not None:
+        q, k, v = _from_normed(edit, match, match.normed)
     else:
         q, k = (
             _from_memory(edit, rotation) if rotation else name
@@ -215,8 +189,8 @@ def _replace(edit: Editor, match: _Match) -> str:
 
 
 def _check(edit: Editor, match: _Match) -> str | None:
-    """Why neither way is open."""
-    if match.parts is not None:
+    """Why no way is open."""
+    if match.parts is not None or match.normed is not None:
         return None
     for rotation in match.rotations:
         if rotation is not None and _shift(rotation) is None and not _of_neighbours(rotation):
@@ -229,43 +203,45 @@ def _check(edit: Editor, match: _Match) -> str | None:
 
 def _parts(
     edit: Editor, attention: Node, q: _Rotation | None, k: _Rotation | None
-) -> tuple[_Heads, _Heads, _Heads | None] | None:
+) -> tuple[Heads, Heads, Heads | None] | None:
     """What `_Match.parts` is."""
     if q is None or k is None or not torch.equal(q.partner, k.partner):
         return None
     inputs = attention.inputs
     of_q, of_k = (
-        _heads(edit, each.source, each.views, edit.shape(each.operand)) for each in (q, k)
+        heads_of(edit, each.source, each.views, edit.shape(each.operand)) for each in (q, k)
     )
     if of_q is None or of_k is None or not of_q.like(of_k):
         return None
-    of_v = _heads(edit, inputs[2], (), edit.shape(inputs[2]))
+    of_v = heads_of(edit, inputs[2], (), edit.shape(inputs[2]))
     if of_v is not None and not of_q.like(of_v):
         of_v = None
     inside = {*q.inside, *k.inside, attention.name}
-    made = (of_q, of_k, *([] if of_v is None else [of_v]))
-    if any(_read_elsewhere(edit, each.linear, inside) for each in made):
+    linears = [each.linear.name for each in (of_q, of_k, of_v) if each is not None]
+    return None if read_elsewhere(edit, linears, inside) else (of_q, of_k, of_v)
+
+
+def _normed(
+    edit: Editor, attention: Node, q: _Rotation | None, k: _Rotation | None
+) -> tuple[Headwise, Headwise, Headwise | None] | None:
+    """What `_Match.normed` is; neighbours need no other order."""
+    if q is None or k is None or not torch.equal(q.partner, k.partner) or _of_neighbours(q):
         return None
-    return of_q, of_k, of_v
-
-
-def _read_elsewhere(edit: Editor, linear: Node, inside: set[str]) -> bool:
-    """Whether others than the rotations and their attention read `linear`."""
-    pending = [linear.name]
-    while pending:
-        value = pending.pop()
-        if edit.is_output(value):
-            return True
-        for user in edit.users(value):
-            if user.definition.is_view or user.op == "cast":
-                pending.append(user.name)
-            elif user.name not in inside:
-                return True
-    return False
+    of_q, of_k = (
+        headwise(edit, each.source, each.views, edit.shape(each.operand)) for each in (q, k)
+    )
+    if of_q is None or of_k is None:
+        return None
+    of_v = headwise(edit, attention.inputs[2], (), edit.shape(attention.inputs[2]))
+    if of_v is not None and of_v.heads.linear not in (of_q.heads.linear, of_k.heads.linear):
+        of_v = None  # a linear of its own stays
+    made = {name for each in (of_q, of_k, of_v) if each is not None for name in each.inside}
+    inside = {*made, *q.inside, *k.inside, attention.name}
+    return None if read_elsewhere(edit, sorted(made), inside) else (of_q, of_k, of_v)
 
 
 def _from_linears(
-    edit: Editor, match: _Match, parts: tuple[_Heads, _Heads, _Heads | None]
+    edit: Editor, match: _Match, parts: tuple[Heads, Heads, Heads | None]
 ) -> tuple[str, str, str]:
     """Queries, keys and values of one linear, whose epilogue rotates."""
     q, k = match.rotations
@@ -290,10 +266,37 @@ def _from_linears(
     return found[0], found[1], values
 
 
+def _from_normed(
+    edit: Editor, match: _Match, normed: tuple[Headwise, Headwise, Headwise | None]
+) -> tuple[str, str, str]:
+    """Queries, keys and values of linears of their own; the kernel that norms a row rotates it."""
+    found = []
+    for rotation, each in zip(match.rotations, normed[:2], strict=True):
+        assert rotation is not None
+        dtype = edit.dtype(rotation.operand)
+        y = each.with_order(edit, rotation.order)
+        if edit.dtype(y) != dtype:
+            y = edit.add("cast", y, dtype=dtype)
+        tables = [
+            _constant(edit, name, _in_order(getattr(rotation, name), rotation.order), dtype)
+            for name in ("cos", "sin")
+        ]
+        found.append(edit.add("rotate", y, edit.add("swap_pairs", y), *tables))
+    v, of_v = match.attention.inputs[2], normed[2]
+    if of_v is not None:
+        y = of_v.with_order(edit, torch.arange(of_v.shape[-1]))
+        v = y if edit.dtype(y) == edit.dtype(v) else edit.add("cast", y, dtype=edit.dtype(v))
+    return found[0], found[1], v
+
+
+def _in_order(table: Tensor, order: Tensor) -> Tensor:
+    return table.expand(*table.shape[:-1], len(order))[..., order]
+
+
 def _table(
     edit: Editor,
     match: _Match,
-    made: Sequence[tuple[_Heads, Tensor]],
+    made: Sequence[tuple[Heads, Tensor]],
     name: str,
     shape: tuple[int, ...],
 ) -> str:

@@ -57,15 +57,16 @@ class WeightedSums:
     Args:
         edit: the graph.
         result: the value that is asked about.
+        source: that value; None means the one that no arithmetic makes.
 
     Raises:
         Unlike: it is no such sum.
     """
 
-    def __init__(self, edit: Editor, result: str) -> None:
+    def __init__(self, edit: Editor, result: str, source: str | None = None) -> None:
         self.edit = edit
         self.result = edit.specs[result]
-        self.source = ""
+        self.source = source or ""
         """That value; it may be cast from the type of `result` to fp32."""
         self.inside: set[str] = set()
         """Values between the source and the result."""
@@ -81,9 +82,7 @@ class WeightedSums:
         node, spec = self.edit.producer(value), self.edit.specs[value]
         if spec.dtype not in (self.result.dtype, torch.float32):
             raise Unlike
-        if spec.sizes == self.result.sizes and not is_computed(self.edit, value):
-            if self.source not in ("", value):
-                raise Unlike
+        if self._is_source(value):
             self.source = value
             index = torch.arange(self.result.numel).reshape(self.result.sizes)
             return WeightedSum((index,), (torch.ones(self.result.sizes, dtype=torch.float64),))
@@ -95,6 +94,20 @@ class WeightedSums:
         if node.op not in _ARITHMETIC:
             raise Unlike
         return self._computed(node)
+
+    def _is_source(self, value: str) -> bool:
+        """Whether the sums are of `value`.
+
+        Raises:
+            Unlike: they are of another value as well.
+        """
+        if value == self.source:
+            return True
+        if self.edit.shape(value) != self.result.sizes or is_computed(self.edit, value):
+            return False
+        if self.source:
+            raise Unlike
+        return True
 
     def _computed(self, node: Node) -> WeightedSum:
         shape = node.outputs[0].sizes
@@ -147,6 +160,24 @@ def joins_pieces(edit: Editor, value: str) -> bool:
         pending += [name for name in node.inputs if name not in known]
         known.update(node.inputs)
     return False
+
+
+def shared_sources(edit: Editor, result: str) -> list[str]:
+    """Values of the shape of `result` that it is made of by arithmetic and views and that two nodes
+    read, the nearest first."""
+    pending, known, found = [result], {result}, []
+    for value in pending:
+        node = edit.producer(value)
+        if node is None or not (node.definition.is_view or node.op in _ARITHMETIC):
+            continue
+        for name in node.inputs:
+            if name in known:
+                continue
+            known.add(name)
+            pending.append(name)
+            if edit.shape(name) == edit.shape(result) and len(edit.users(name)) > 1:
+                found.append(name)
+    return found
 
 
 def behind(edit: Editor, value: str) -> tuple[str, list[Node]]:

@@ -49,6 +49,32 @@ def cross(lead: tuple[int, ...], queries: int, keys: int, width: int, value_widt
     return Group("cross", b.build([y]))
 
 
+def shared_keys(batch: int, pairs: int, each: int, queries: int, keys: int, width: int,
+                dtype: torch.dtype = F16) -> Group:  # fmt: skip
+    """`pairs` heads of keys and of values, each for `each` heads of queries."""
+    b = GraphBuilder()
+    lead = (batch, pairs, each)
+    q = b.input("q", TensorSpec((batch, pairs * each, queries, width), dtype))
+    others = []
+    for name in "kv":
+        x = b.input(name, TensorSpec((batch, pairs, keys, width), dtype))
+        x = b.add("reshape", x, shape=(batch, pairs, 1, keys, width))
+        x = b.add("expand", x, shape=(*lead, keys, width))
+        others.append(b.add("reshape", x, shape=(batch, pairs * each, keys, width)))
+    y = b.add("attention", q, *others, scale=width**-0.5)
+    return Group("shared_keys", b.build([y]))
+
+
+def repeated_keys(heads: int, queries: int, keys: int, width: int) -> Group:
+    """All keys of a head are one row."""
+    b = GraphBuilder()
+    q = b.input("q", TensorSpec((heads, queries, width), F16))
+    k = b.input("k", TensorSpec((heads, 1, width), F16))
+    v = b.input("v", TensorSpec((heads, keys, width), F16))
+    k = b.add("expand", k, shape=(heads, keys, width))
+    return Group("repeated_keys", b.build([b.add("attention", q, k, v, scale=width**-0.5)]))
+
+
 def decomposed(heads: int, queries: tuple[int, int], keys: tuple[int, int], width: int,
                dtype: torch.dtype = F16) -> Group:  # fmt: skip
     """Biases of a key's row and of its column, each its own for every query: SAM's relative
@@ -112,6 +138,8 @@ CASES: dict[str, Callable[[], Group]] = {
     "f32_mask": lambda: cross((2,), 17, 33, 40, 72, BF16, mask=F32),
     "causal": lambda: cross((1, 2), 70, 130, 64, causal=True),
     "causal_tall": lambda: cross((1, 2), 130, 33, 16, causal=True),
+    "one_key_head": lambda: shared_keys(2, 1, 3, 37, 70, 64),
+    "key_heads": lambda: shared_keys(2, 2, 3, 20, 33, 40, BF16),
     "sam": lambda: decomposed(2, (8, 16), (8, 16), 64),
     "sam_window": lambda: decomposed(3, (7, 7), (7, 7), 32),
     "sam_even": lambda: decomposed(2, (5, 14), (6, 14), 40, BF16),

@@ -25,6 +25,11 @@ class Heads:
     layout: Layout
     run: int = 0
 
+    @property
+    def apart(self) -> tuple[int, ...]:
+        """Which parts of its head lead elsewhere: several heads may share keys and values."""
+        return tuple(at for at, (_, stride) in enumerate(self.layout.dims[0]) if stride != 0)
+
 
 def check_tensor_map(label: str, operand: Heads) -> None:
     """Refuse an operand, called `label`, of which no tensor map describes boxes.
@@ -32,13 +37,13 @@ def check_tensor_map(label: str, operand: Heads) -> None:
     Raises:
         Illegal: naming its layout.
     """
-    head, row, column = operand.layout.dims
+    _, row, column = operand.layout.dims
     check(
-        len(head) <= 3 and len(row) <= 1 and len(column) == 1,
+        len(operand.apart) <= 3 and len(row) <= 1 and len(column) == 1,
         f"operand {label} {operand.layout} has more dimensions than a tensor map",
     )
-    once = all(stride != 0 for _, stride in (*head, *row))
-    check(once, f"operand {label} {operand.layout} is read again, which no tensor map describes")
+    once = all(stride != 0 for _, stride in row)
+    check(once, f"operand {label} {operand.layout} repeats a row, which no tensor map describes")
 
 
 def tensor_map(
@@ -49,7 +54,8 @@ def tensor_map(
     head, row, column = operand.layout.dims
     width = column[0][0]
     row_stride = row[0][1] if row else pad_to(width, 8)
-    outer = [*reversed(head), *[(1, row_stride)] * (3 - len(head))]
+    apart = [head[at] for at in reversed(operand.apart)]
+    outer = [*apart, *[(1, row_stride)] * (3 - len(apart))]
     return TensorMapArgument(
         operand.base,
         operand.layout.offset,
@@ -69,9 +75,10 @@ def box_rows(rows: int) -> int:
 def map_text(label: str, operand: Heads) -> str:
     """The struct through which a template copies boxes of `operand`."""
     head = operand.layout.dims[0]
+    apart = (*reversed(operand.apart), None, None, None)[:3]
     at = []
-    for position in range(3):  # of the head, in each of its dimensions, innermost first
-        one = [(extent, int(i == len(head) - 1 - position)) for i, (extent, _) in enumerate(head)]
+    for own in apart:  # of the head, in each of the map's dimensions, innermost first
+        one = [(extent, int(i == own)) for i, (extent, _) in enumerate(head)]
         at.append(index(Layout((tuple(one),)), ("head",)))
     return f"""struct {label} {{  // {operand.layout}
   const ptx::TensorMap& map;

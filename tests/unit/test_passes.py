@@ -11,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gtco.frontend.torch_export import capture
-from gtco.ir.aten import Slot
 from gtco.ir.graph import GraphBuilder, Node
 from gtco.ir.interpreter import interpret
 from gtco.ir.spec import GraphError, TensorSpec
@@ -209,48 +208,6 @@ def test_a_row_added_to_a_linear_is_its_bias(
     graph, args = captured(function, random(2, 4, 3), w=random(3, 4), b=random(4, seed=1))
     result = check(canonicalize, fold_constants(graph), args)
     assert ops(result) == expected
-
-
-# -- constants -----------------------------------------------------------------------------------
-
-
-def test_fold_constants(golden: Golden) -> None:
-    def function(c: nn.Module, x: Tensor) -> Tensor:
-        return torch.cat([c.token.expand(1, -1, -1), x], 1) + c.position * 2
-
-    graph, args = captured(
-        function, random(1, 3, 4), token=random(1, 1, 4), position=random(1, 4, 4, seed=1)
-    )
-    golden("passes/fold_constants.txt", check(fold_constants, graph, args))
-
-
-def test_an_operator_without_a_kernel_of_16_bits_is_folded_in_fp32() -> None:
-    """A CPU enlarges no position embedding of halves with antialiasing."""
-    b = GraphBuilder()
-    positions = torch.randn(1, 3, 4, 4).half()
-    target = "aten._upsample_bicubic2d_aa.default"
-    args = (Slot(0), (8, 8), False)
-    y = b.add("aten", b.constant("positions", positions), target=target, args=args, kwargs=())
-    x = b.input("x", TensorSpec((1, 3, 8, 8), torch.float16))
-    result = fold_constants(b.build([b.add("add", x, y)]))
-    assert ops(result) == {"add": 1}
-    (made,) = result.constants.values()
-    exact = F.interpolate(positions.float(), (8, 8), mode="bicubic", antialias=True)
-    torch.testing.assert_close(made, exact.half())
-
-
-def test_fold_constants_refuses() -> None:
-    def function(c: nn.Module, x: Tensor) -> Tensor:
-        y = torch.cat([c.token, x], 1)
-        return (y + c.position) * y + c.token.expand(20000, 1000, 4).sum()
-
-    graph, _ = captured(
-        function, random(1, 3, 4), token=random(1, 1, 4), position=random(1, 4, 4, seed=1)
-    )
-    log = Log()
-    fold_constants(graph, log)
-    assert "is read elsewhere without %position" in reasons(log)
-    assert "would take 610 MiB" in reasons(log)
 
 
 # -- convolutions --------------------------------------------------------------------------------

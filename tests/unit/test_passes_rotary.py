@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -62,7 +63,9 @@ def some_columns(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def two_axes(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rows and columns of an image turn half of the channels each."""
     a, b = x.chunk(2, -1)
-    return torch.cat([neighbours(a, cos[:, :4], sin[:, :4]), halves(b, cos[:, 4:], sin[:, 4:])], -1)
+    return torch.cat(
+        [neighbours(a, cos[..., :4], sin[..., :4]), halves(b, cos[..., 4:], sin[..., 4:])], -1
+    )
 
 
 def behind_a_class_token(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -175,18 +178,18 @@ def test_what_does_not_turn_is_not_touched_by_its_partner() -> None:
     assert torch.equal(before, after)
 
 
-def test_cross_attention_keeps_two_linears_or_reads_memory() -> None:
+def test_cross_attention_keeps_its_linears() -> None:
     def attend(c: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         q, k, v = split(F.linear(x, c.q)), split(F.linear(y, c.k)), split(F.linear(y, c.v))
         return F.scaled_dot_product_attention(halves(q, c.cos, c.sin), halves(k, c.cos, c.sin), v)
 
     graph, args = prepared(attend, X.float(), X.flip(0).float())
     found = ops(check(fuse_rotary, graph, args))
-    assert found == {"linear": 3, "roll": 2, "rotate": 2, "attention": 1}
+    assert found == {"linear": 3, "swap_pairs": 2, "rotate": 2, "attention": 1}
 
 
-@pytest.mark.parametrize(("turn", "partner"), [(halves, "roll"), (neighbours, "swap_pairs")])
-def test_what_no_linear_makes_is_rotated_by_itself(turn: Turn, partner: str) -> None:
+@pytest.mark.parametrize("turn", [halves, neighbours, some_columns, two_axes])
+def test_a_norm_of_heads_lies_between_a_linear_and_its_rotation(turn: Turn) -> None:
     def attend(c: nn.Module, x: Tensor) -> Tensor:
         q, k, v = (split(F.linear(x, w)) for w in (c.q, c.k, c.v))
         q, k = (F.layer_norm(y, (WIDTH,), c.n) for y in (q, k))
@@ -194,7 +197,83 @@ def test_what_no_linear_makes_is_rotated_by_itself(turn: Turn, partner: str) -> 
 
     graph, args = prepared(attend, X.float())
     found = ops(check(fuse_rotary, graph, args))
-    assert found == {"linear": 3, "layer_norm": 2, partner: 2, "rotate": 2, "attention": 1}
+    assert found == {"linear": 3, "layer_norm": 2, "swap_pairs": 2, "rotate": 2, "attention": 1}
+
+
+def spelled_out(x: Tensor, weight: Tensor) -> Tensor:
+    """Gemma's norm by the root mean square."""
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6) * weight).to(x.dtype)
+
+
+def of_clamped_linears(turn: Turn, c: nn.Module, x: Tensor) -> Tensor:
+    """Gemma 4's: linears that clamp what they make, heads normed ahead of their transposition."""
+    q, k, v = (F.linear(x, w).clamp(-2, 2) for w in (c.q, c.k, c.v))
+    q, k, v = (y.unflatten(-1, (HEADS, WIDTH)) for y in (q, k, v))
+    q, k, v = spelled_out(q, c.n), spelled_out(k, c.n + 1), spelled_out(v, c.n)
+    q, k = (turn(y, c.cos[:, None], c.sin[:, None]) for y in (q, k))
+    return F.scaled_dot_product_attention(*(y.transpose(1, 2) for y in (q, k, v)))
+
+
+def of_normed_parts(turn: Turn, c: nn.Module, x: Tensor) -> Tensor:
+    """One linear makes queries, keys and values."""
+    y = F.linear(x, c.qkv).unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4)
+    q, k, v = y.unbind(0)
+    q, k = spelled_out(q, c.n), spelled_out(k, c.n)
+    return F.scaled_dot_product_attention(turn(q, c.cos, c.sin), turn(k, c.cos, c.sin), v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("turn", [halves, two_axes])
+@pytest.mark.parametrize("layer", [of_clamped_linears, of_normed_parts])
+def test_norms_that_are_spelled_out_rotate_what_they_give(
+    layer: Callable[..., Tensor], turn: Turn, dtype: torch.dtype
+) -> None:
+    graph, args = prepared(partial(layer, turn), X.to(dtype))
+    result = fuse_rotary(graph)
+    found = ops(result)
+    assert found["linear"] == 3 and found["rotate"] == found["swap_pairs"] == 2
+    assert "concat" not in found and "neg" not in found
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    (got,) = interpret(result, args, dtype=torch.float64)
+    torch.testing.assert_close(got, exact, rtol=2e-6, atol=2e-6)
+    if dtype == torch.float32:
+        check(run_pipeline, graph, args)
+
+
+def test_a_norm_whose_weights_differ_by_head_reads_its_partner_from_memory() -> None:
+    def attend(c: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = (split(F.linear(x, w)) for w in (c.q, c.k, c.v))
+        by_head = torch.stack([c.n, c.n + 1])[:, None]
+        q, k = (F.layer_norm(y, (WIDTH,)) * by_head for y in (q, k))
+        q, k = (F.layer_norm(y, (WIDTH,)) for y in (q, k))
+        return F.scaled_dot_product_attention(halves(q, c.cos, c.sin), halves(k, c.cos, c.sin), v)
+
+    graph, args = prepared(attend, X.float())
+    assert ops(check(fuse_rotary, graph, args))["roll"] == 2
+
+
+def test_heads_that_others_read_keep_their_columns() -> None:
+    def attend(c: nn.Module, x: Tensor) -> Tensor:
+        q, k, v = (split(F.linear(x, w)) for w in (c.q, c.k, c.v))
+        q, k = (F.layer_norm(y, (WIDTH,), c.n) for y in (q, k))
+        turned = (halves(y, c.cos, c.sin) for y in (q, k))
+        return F.scaled_dot_product_attention(*turned, v) + k
+
+    graph, args = prepared(attend, X.float())
+    found = ops(check(fuse_rotary, graph, args))
+    assert found["roll"] == 2 and "swap_pairs" not in found
+
+
+def test_a_cast_that_loses_something_stays_ahead_of_the_rotation() -> None:
+    def lossy(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        return halves(x.half().float(), cos, sin)
+
+    graph, args = prepared(of_three_linears(lossy), X.float())
+    result = fuse_rotary(graph)
+    assert ops(result)["rotate"] == 2
+    (found,), (exact,) = interpret(result, args), interpret(graph, args)
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-3)
 
 
 def test_a_linear_that_others_read_stays() -> None:
@@ -220,10 +299,6 @@ def test_columns_that_are_neither_halves_nor_neighbours_stay_without_a_linear() 
     assert "neither neighbours nor halves" in reasons(log)
 
 
-def lossy(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return halves(x.half().float(), cos, sin)
-
-
 def three(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Each element is a sum of three."""
     return halves(x, cos, sin) + x.roll(1, -1) * sin
@@ -247,9 +322,7 @@ def one_way(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x * cos + torch.cat([x[..., 1:], x[..., :1]], -1) * sin
 
 
-@pytest.mark.parametrize(
-    "turn", [lossy, three, shifted, of_another_row, of_another_tensor, one_way]
-)
+@pytest.mark.parametrize("turn", [three, shifted, of_another_row, of_another_tensor, one_way])
 def test_look_alikes_stay_as_they_are(turn: Turn) -> None:
     graph, args = prepared(of_three_linears(turn), X.float())
     assert check(fuse_rotary, graph, args).nodes == graph.nodes

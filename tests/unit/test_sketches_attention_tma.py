@@ -17,8 +17,7 @@ from gtco.cost_model.knowledge import Knowledge
 from gtco.cost_model.record import TuningRecord, shipped_records
 from gtco.cost_model.search import candidate_of, search_task
 from gtco.cost_model.work import work_of
-from gtco.ir.graph import GraphBuilder, Group
-from gtco.ir.spec import TensorSpec
+from gtco.ir.graph import Group
 from gtco.passes.tasks import Task, workload_key
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
@@ -111,21 +110,16 @@ def test_source(golden: Callable[[str, object], None]) -> None:
     golden("attention_tma_vit.cu", sketch.emit(schedule(32, 208, 1, 1)).source)
 
 
-def shared_keys() -> Group:
-    """Keys and values that three heads share."""
-    b = GraphBuilder()
-    q = b.input("q", TensorSpec((3, 20, 32), torch.float16))
-    k, v = (b.input(name, TensorSpec((1, 30, 32), torch.float16)) for name in "kv")
-    k, v = (b.add("expand", each, shape=(3, 30, 32)) for each in (k, v))
-    return Group("shared", b.build([b.add("attention", q, k, v, scale=0.2)]))
-
-
 @pytest.mark.parametrize(
     ("make", "arch", "reason"),
     [
         (lambda: groups.packed(50, 2, 64), "sm_80", "tensor maps are for sm_90a, not sm_80"),
         (lambda: groups.packed(50, 4, 36), "sm_90a", "operand q .* is not in runs of 16 bytes"),
-        (shared_keys, "sm_90a", "operand k .* is read again, which no tensor map describes"),
+        (
+            lambda: groups.repeated_keys(3, 20, 30, 32),
+            "sm_90a",
+            "operand k .* repeats a row, which no tensor map describes",
+        ),
     ],
 )
 def test_says_why_no_tma_brings_it(make: Callable[[], Group], arch: str, reason: str) -> None:

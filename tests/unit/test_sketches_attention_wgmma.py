@@ -10,8 +10,7 @@ import torch
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal, Schedule
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
-from gtco.ir.graph import GraphBuilder, Group
-from gtco.ir.spec import TensorSpec
+from gtco.ir.graph import Group
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.selection import first_choice
@@ -151,25 +150,17 @@ def test_source(golden: Callable[[str, object], None]) -> None:
     golden("attention_wgmma_vit.cu", sketch.emit(next(iter(sketch.defaults()))).source)
 
 
-def shared_keys() -> Group:
-    """Keys and values that three heads share."""
-    b = GraphBuilder()
-    q = b.input("q", TensorSpec((3, 20, 32), torch.float16))
-    k, v = (b.input(name, TensorSpec((1, 30, 32), torch.float16)) for name in "kv")
-    k, v = (b.add("expand", each, shape=(3, 30, 32)) for each in (k, v))
-    return Group("shared", b.build([b.add("attention", q, k, v, scale=0.2)]))
-
-
 def test_refusals() -> None:
     plain = groups.cross((1,), 16, 16, 64)
     with pytest.raises(Illegal, match="sm_80 has no wgmma"):
         AttentionWgmma(plain, TARGETS["sm_80"])
     with pytest.raises(Illegal, match="this sketch multiplies fp32 as tf32 alone"):
         AttentionWgmma(groups.FLOAT_CASES["fp32_vit_b"](), H100)
-    again = r"operand k .* is read again, which no tensor map describes"
+    repeated = groups.repeated_keys(3, 20, 30, 32)
+    again = r"operand k .* repeats a row, which no tensor map describes"
     with pytest.raises(Illegal, match=again):
-        AttentionWgmma(shared_keys(), H100)
-    names = [sketch.name for sketch in derive(shared_keys(), "attention", H100).sketches]
+        AttentionWgmma(repeated, H100)
+    names = [sketch.name for sketch in derive(repeated, "attention", H100).sketches]
     assert names == ["attention"]
 
 
