@@ -5,9 +5,9 @@
     %y = matmul(%b, %w)   (%w a constant)
 
 Views, casts and copies that do nothing go (the rules of `views.py`), a constant operand of one
-element becomes the attribute `other`, a constant row added to a linear its bias, and so does a
-number added to some of its columns, as in the `1 + scale` of a diffusion transformer; equal nodes
-become one.
+element becomes the attribute `other`, a power a square or a root, a constant row added to a linear
+its bias, and so does a number added to some of its columns, as in the `1 + scale` of a diffusion
+transformer; equal nodes become one.
 """
 
 from __future__ import annotations
@@ -46,6 +46,17 @@ def _scalar_operand(edit: Editor, node: Node) -> tuple[Node, str, Any] | None:
 def _with_scalar(edit: Editor, match: tuple[Node, str, Any]) -> str:
     node, x, value = match
     return edit.add(node.op, x, other=value)
+
+
+_POWERS = {2: "square", 0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+
+
+def _power(edit: Editor, node: Node) -> tuple[str, str] | None:
+    """(op, x) of a power that another operator takes in a few instructions, as torch does."""
+    op = _POWERS.get(node.attrs["other"]) if len(node.inputs) == 1 else None
+    if op is None or not (op == "square" or node.outputs[0].dtype.is_floating_point):
+        return None
+    return op, node.inputs[0]
 
 
 # -- matmul --------------------------------------------------------------------------------------
@@ -152,6 +163,8 @@ RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("op(x, constant c of one element) -> op(x, other=c)", _BINARY,
          _scalar_operand, _with_scalar),
+    Rule("x ** 2 -> square(x), and roots", ("pow",), _power,
+         lambda edit, match: edit.add(match[0], match[1])),
     Rule("x @ constant -> linear(x, constant.T)", ("matmul",), _constant_matmul, _linear),
     Rule("linear(x, w) + constant row b -> linear(x, w, b)", ("add",), _biased, _with_bias),
     Rule("slice(linear(x, w, b)) + number -> slice(linear(x, w, b'))", ("add",),

@@ -50,6 +50,34 @@ def _native_layer_norm(
     return None if y is None else (y, None, None)  # type: ignore[return-value]
 
 
+@_lowers(aten.rms_norm.default)
+def _rms_norm(
+    ctx: Context,
+    x: Value,
+    normalized: Sequence[int],
+    w: Value | None = None,
+    eps: float | None = None,
+) -> Value:
+    """In the operators that torch takes it apart into on a CPU; on a GPU it has one that it leaves
+    whole."""
+    dtype = ctx.dtype(x)
+    wide = ctx.cast(x, torch.promote_types(dtype, torch.float32))
+    eps = torch.finfo(ctx.dtype(wide)).eps if eps is None else eps
+    dims = tuple(ctx.rank(x) - 1 - at for at in range(len(normalized)))
+    squares = ctx.add("mean", ctx.add("pow", wide, other=2), dims=dims, keepdim=True)
+    y = ctx.add("mul", wide, ctx.add("rsqrt", ctx.add("add", squares, other=eps)))
+    return ctx.cast(y if w is None else ctx.add("mul", y, w), dtype)
+
+
+@_lowers(aten._fused_rms_norm.default)
+def _fused_rms_norm(
+    ctx: Context, x: Value, normalized: Sequence[int], w: Value | None, eps: float | None
+) -> tuple[Value | None, ...] | None:
+    if ctx.used_outputs - {0}:
+        return None
+    return _rms_norm(ctx, x, normalized, w, eps), None  # type: ignore[return-value]
+
+
 @_lowers(aten.group_norm.default)
 def _group_norm(
     ctx: Context,
