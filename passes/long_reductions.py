@@ -5,7 +5,8 @@
           %y = mean(mean(%p, dims=[2]), dims=[1])
 
 A kernel gives each channel of an image to one block, of which few channels make too few; the first
-of two has one for each part besides. What lies between is fp32, as the sums in one kernel are.
+of two has one for each part besides. What lies between is fp32, as the sums in one kernel are. Rows
+that no block has registers for are reduced in parts as well.
 """
 
 from __future__ import annotations
@@ -34,6 +35,10 @@ LEAST_BLOCKS, MOST_BLOCKS = 96, 1024
 concat, may then be in the first kernel."""
 CHANNELS = 16
 """Of a pixel, a block reads as many at least: 32 bytes of halves come from memory together."""
+
+LONGEST_ROW = 1 << 14
+"""Elements that a block surely has registers for."""
+PART_OF_ROW = LONGEST_ROW // 4
 
 
 def blocks_of(images: int, channels: int, together: int = CHANNELS) -> int:
@@ -76,10 +81,14 @@ def _match(edit: Editor, node: Node) -> _Long | None:
     shape, rank = edit.shape(x), edit.specs[x].rank
     dims = sorted(dim % rank for dim in node.attrs.get("dims", ()))
     in_order = bool(dims) and dims == list(range(dims[0], dims[-1] + 1))
-    if not in_order or dims[-1] == rank - 1 or edit.dtype(x) not in FLOATS:
+    if not in_order or edit.dtype(x) not in FLOATS:
         return None
     ahead, behind = shape[: dims[0]], shape[dims[-1] + 1 :]
     images, pixels, channels = map(math.prod, (ahead, shape[dims[0] : dims[-1] + 1], behind))
+    if dims[-1] == rank - 1:
+        parts = _parts_of_row(images, pixels) if pixels > LONGEST_ROW else 1
+        cut = (*ahead, parts, pixels // parts)
+        return _Long(node, cut, dims[0]) if parts > 1 and _is_view(edit, x, cut) else None
     blocks = blocks_of(images, channels)
     if not (channels and 0 < blocks < BLOCKS):
         return None
@@ -91,6 +100,14 @@ def _match(edit: Editor, node: Node) -> _Long | None:
         if pixels - read > SPARED and _is_view(edit, x, cut):
             return _Long(node, cut, dims[0])
     return None
+
+
+def _parts_of_row(rows: int, elements: int) -> int:
+    """Into how many parts rows are cut: enough for all multiprocessors, where they may be; 1 if
+    they cannot be cut."""
+    least, most = -(-elements // PART_OF_ROW), min(elements, PART_OF_ROW)
+    able = [n for n in range(least, most + 1) if elements % n == 0]
+    return next((n for n in able if n * rows >= BLOCKS), able[-1] if able else 1)
 
 
 def layout_of(edit: Editor, value: str) -> Layout:

@@ -7,11 +7,13 @@ import torch
 from torch import Tensor, nn
 
 import gtco
+from gtco.compiler import make_plan
 from gtco.ir.graph import Graph
+from gtco.options import Options
 from gtco.passes import long_reductions
 from gtco.passes.long_reductions import split_long_reductions
 from tests.faults.test_pass_faults import planted
-from tests.pass_checks import captured, check, random
+from tests.pass_checks import Function, captured, check, random
 
 F16, F32 = torch.float16, torch.float32
 
@@ -81,6 +83,33 @@ def test_others_stay(shape: tuple[int, ...]) -> None:
     assert str(check(split_long_reductions, graph, (random(*shape, dtype=F32),))) == str(graph)
 
 
+@pytest.mark.parametrize(
+    ("shape", "dims", "parts"),
+    [
+        ((4, 40000), (1,), 32),
+        ((300, 200, 200), (1, 2), 10),
+        ((2, 3, 65536), (-1,), 32),
+        ((1, 3 * 2**15), (1,), 128),
+        ((4, 2**14), (1,), None),
+        ((4, 65537), (1,), None),
+    ],
+    ids=["rows", "maps", "a few", "one row", "a block has it", "a prime"],
+)
+@pytest.mark.parametrize("op", ["sum", "amax"])
+def test_rows_that_no_block_has_registers_for(
+    op: str, shape: tuple[int, ...], dims: tuple[int, ...], parts: int | None
+) -> None:
+    x = random(*shape, dtype=F16)
+    graph, args = captured(lambda c, x: getattr(x, op)(dims), x)
+    result = check(split_long_reductions, graph, args)
+    made = [node.outputs[0].numel for node in result.nodes if node.op == op]
+    rows = result.nodes[-1].outputs[0].numel
+    assert made == ([rows * parts, rows] if parts else [rows])
+    plan, _ = make_plan(Function(lambda c, x: getattr(x, op)(dims)).eval(), args, None,
+                        Options.of(target="sm_90a"))  # fmt: skip
+    assert all(each.program is not None for each in plan.launches) == (shape != (4, 65537))
+
+
 @pytest.mark.parametrize("dims", [(0, 1), (1, 3), (2, 3), (1,), (0, 1, 2)])
 def test_which_dimensions(dims: tuple[int, ...]) -> None:
     x = random(48, 48, 48, 3, dtype=F32)
@@ -108,6 +137,7 @@ def test_planted_faults_are_caught() -> None:
         ("(match.first + 1,), keepdim=True", "(match.first,), keepdim=True"),
         ('value = edit.add("cast", value, dtype=kept)', "pass"),
         ("dims[-1] == rank - 1", "False"),
+        ("pixels > LONGEST_ROW", "pixels > 0"),
     ):
         module = planted(long_reductions, before, after)
         with pytest.raises(Exception):  # noqa: B017
