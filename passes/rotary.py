@@ -310,7 +310,7 @@ def _table(
             tables.append(whole.double())
         else:
             own: Tensor = getattr(rotation, name)
-            tables.append(own.expand(batch, heads, tokens, width)[..., order])
+            tables.append(_in_order(own, order).expand(batch, heads, tokens, width))
     table = without_repeats(torch.stack(tables, 1).permute(0, 3, 1, 2, 4), kept=1)
     return _constant(edit, name, table, edit.dtype(match.attention.inputs[0]))
 
