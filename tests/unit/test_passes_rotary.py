@@ -241,15 +241,17 @@ def test_norms_that_are_spelled_out_rotate_what_they_give(
         check(run_pipeline, graph, args)
 
 
-def test_a_norm_whose_weights_differ_by_head_reads_its_partner_from_memory() -> None:
-    def attend(c: nn.Module, x: Tensor) -> Tensor:
-        q, k, v = (split(F.linear(x, w)) for w in (c.q, c.k, c.v))
-        by_head = torch.stack([c.n, c.n + 1])[:, None]
-        q, k = (F.layer_norm(y, (WIDTH,)) * by_head for y in (q, k))
-        q, k = (F.layer_norm(y, (WIDTH,)) for y in (q, k))
-        return F.scaled_dot_product_attention(halves(q, c.cos, c.sin), halves(k, c.cos, c.sin), v)
+def of_scaled_heads(c: nn.Module, x: Tensor) -> Tensor:
+    """Each head has scales of its own between two norms."""
+    q, k, v = (split(F.linear(x, w)) for w in (c.q, c.k, c.v))
+    scales = torch.stack([c.n, c.n + 1])[:, None]
+    q, k = (F.layer_norm(y, (WIDTH,)) * scales for y in (q, k))
+    q, k = (F.layer_norm(y, (WIDTH,)) for y in (q, k))
+    return F.scaled_dot_product_attention(halves(q, c.cos, c.sin), halves(k, c.cos, c.sin), v)
 
-    graph, args = prepared(attend, X.float())
+
+def test_a_norm_whose_weights_differ_by_head_reads_its_partner_from_memory() -> None:
+    graph, args = prepared(of_scaled_heads, X.float())
     assert ops(check(fuse_rotary, graph, args))["roll"] == 2
 
 
