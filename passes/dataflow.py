@@ -74,6 +74,22 @@ def stored_form(graph: Graph, value: str) -> str:
     return best
 
 
+def stored_layout(graph: Graph, value: str) -> Layout:
+    """Where the elements of `value` lie in the stored form of what it is a view of.
+
+    Raises:
+        NotAView: strides cannot express it.
+    """
+    base, chain = through_views(graph.producers.get, value)
+    stored = stored_form(graph, base) if base in graph.producers else base
+    names = [base, *(view.name for view in chain)]
+    start = names.index(stored) if stored in names else 0
+    layout = Layout.contiguous(graph.specs[names[start]].sizes)
+    for view in chain[start:]:
+        layout = apply_view(layout, view)
+    return layout
+
+
 def keeps_one(producer: Callable[[str], Node | None], view: Node) -> bool:
     """Whether `view` keeps the even columns of what was computed of pairs of columns.
 

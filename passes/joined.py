@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
-from gtco.ir.views import NotAView, in_order, resolve, through_views
+from gtco.ir.views import NotAView, in_order, through_views
+from gtco.passes.dataflow import stored_layout
 
 MOST_PIECES = 8
 """Of a concat that a kernel reads so: each has a pointer or a tensor map of its own."""
@@ -46,7 +47,7 @@ def _fits(graph: Graph, piece: str, concat: Node) -> bool:
     """Whether copies of 16 bytes bring the channels of `piece`."""
     spec, (whole,) = graph.specs[piece], concat.outputs
     try:
-        _, layout = resolve(graph, piece)
+        layout = stored_layout(graph, piece)
     except NotAView:
         return False
     run = RUN // spec.dtype.itemsize

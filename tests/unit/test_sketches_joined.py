@@ -8,6 +8,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.rules import derive
@@ -17,10 +19,12 @@ from gtco.codegen.sketches.gemm_mma import GemmMma
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_skinny import GemmSkinny
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.compiler import make_plan
 from gtco.cost_model.model import draft_us, roofline_us
 from gtco.cost_model.work import work_of
 from gtco.ir.graph import GraphBuilder, Group, Node
 from gtco.ir.spec import TensorSpec
+from gtco.options import Options
 from gtco.passes.dataflow import Flow, make_group
 from gtco.passes.legality import explain, family
 from gtco.runtime.encoding import _decode_argument, _encode_argument
@@ -421,3 +425,26 @@ def test_windows_that_no_patch_holds_have_a_price() -> None:
         ConvMma(group, A100)
     for target in (A100, H100):
         assert 0 < roofline_us(group, target) < math.inf
+
+
+class TwoImages(nn.Module):
+    """Features of two images, one of them pooled, as EfficientLoFTR joins them: their halves have
+    two readers, so that the convolution stores them with the channels apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.mlp = nn.Conv2d(16, 32, 3, padding=1), nn.Linear(64, 24)
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = self.conv(x).reshape(1, 2, 32, 12, 16).unbind(1)
+        joined = torch.cat([a, F.max_pool2d(b, 3, 1, 1)], 1).permute(0, 2, 3, 1)
+        made: Tensor = self.mlp(joined).relu()
+        return made
+
+
+def test_a_piece_whose_channels_are_stored_apart_is_joined_by_a_kernel_of_its_own() -> None:
+    args = (torch.randn(2, 16, 12, 16).half(),)
+    plan, _ = make_plan(TwoImages().half().eval(), args, None, Options.of(target="sm_90a"))
+    assert all(launch.program is not None for launch in plan.launches)
+    kernels = [[node.op for node in launch.group.compute] for launch in plan.launches]
+    assert ["linear", "relu"] in kernels
