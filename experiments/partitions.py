@@ -9,7 +9,7 @@ import networkx as nx
 from gtco.ir.graph import FusedGraph, Graph, Node
 from gtco.passes.dataflow import Flow, bits, drop_dead, materialize_views
 from gtco.passes.fusion import clone_cheap, in_groups
-from gtco.passes.legality import Legality
+from gtco.passes.legality import MAX_GROUP, Legality
 from gtco.passes.segments import TooLarge, find_segments, legal_groups
 
 
@@ -19,7 +19,7 @@ def unfused(graph: Graph) -> FusedGraph:
     return in_groups(graph, ([node] for node in Flow(graph).compute))
 
 
-def greedy(graph: Graph, max_group: int = 24) -> FusedGraph:
+def greedy(graph: Graph, max_group: int = MAX_GROUP) -> FusedGraph:
     """The largest legal group first, then the largest of what is left: no price has a say.
 
     It sees all legal groups of a segment at once, where a compiler that walks the graph and grows

@@ -73,15 +73,19 @@ def _value(edit: Editor, known: Known) -> tuple[str, ...]:
 
 
 def _computed(node: Node, values: list[torch.Tensor]) -> list[torch.Tensor]:
-    wide = [v.float() if v.dtype in HALVES else v for v in values]
-    multiplies = node.definition.multiplies and not values[0].is_cuda
+    if node.definition.multiplies and not values[0].is_cuda:
+        values = _widened(values)  # a CPU takes a hundred times as long for products in 16 bits
     with torch.no_grad():
-        try:  # a CPU takes a hundred times as long for products in 16 bits
-            result = node.definition.reference(*(wide if multiplies else values), **node.attrs)
+        try:
+            result = node.definition.reference(*values, **node.attrs)
         except NotImplementedError:  # some operators have no kernel of 16 bits on a CPU
-            result = node.definition.reference(*wide, **node.attrs)
+            result = node.definition.reference(*_widened(values), **node.attrs)
     results = result if isinstance(result, (tuple, list)) else (result,)
     return [tensor.to(spec.dtype) for tensor, spec in zip(results, node.outputs, strict=True)]
+
+
+def _widened(values: list[torch.Tensor]) -> list[torch.Tensor]:
+    return [v.float() if v.dtype in HALVES else v for v in values]
 
 
 def _partly_constant(edit: Editor, node: Node) -> tuple[Node, str] | None:

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from gtco.ir.graph import FusedGraph, Graph, Group, Node
 from gtco.passes.dataflow import Flow, bits, drop_dead, make_group, materialize_views
-from gtco.passes.legality import Legality, family
+from gtco.passes.legality import MAX_GROUP, Legality, family
 from gtco.passes.segments import Partition, find_segments, joined_parts, solve
 from gtco.passes.workload import describe
 
@@ -28,7 +28,7 @@ Price = Callable[[Group], float]
 plan that was replayed is wanted again and does not have the group."""
 
 
-def fuse(graph: Graph, price: Price, *, max_group: int = 24) -> FusedGraph:
+def fuse(graph: Graph, price: Price, *, max_group: int = MAX_GROUP) -> FusedGraph:
     """Partition the compute nodes of `graph` into groups so that the sum of prices is least.
 
     Args:
@@ -44,7 +44,7 @@ def fuse(graph: Graph, price: Price, *, max_group: int = 24) -> FusedGraph:
 
 
 def best_plans(
-    graph: Graph, price: Price, count: int, *, max_group: int = 24
+    graph: Graph, price: Price, count: int, *, max_group: int = MAX_GROUP
 ) -> tuple[FusedGraph, ...]:
     """The `count` cheapest plans (fewer if there are fewer), the cheapest first.
 
@@ -126,7 +126,7 @@ def _named(flow: Flow, partition: Sequence[Sequence[Node]]) -> tuple[Group, ...]
     )
 
 
-def clone_cheap(graph: Graph, max_group: int = 24) -> Graph:
+def clone_cheap(graph: Graph, max_group: int = MAX_GROUP) -> Graph:
     """Give each part of the graph that may become a group its own copy of the cheap nodes it reads.
 
         %m = merge_stats(%s)   %a = mul(%x, %m)   %b = mul(%y, %m)

@@ -105,20 +105,23 @@ class Headwise:
     within: tuple[Node, ...]
     inside: frozenset[str]
 
-    def with_order(self, edit: Editor, order: Tensor) -> str:
-        """The value with the columns of its heads in another order, from a linear of its own."""
+    def with_order(self, edit: Editor, order: Tensor, dtype: torch.dtype) -> str:
+        """The value with the columns of its heads in another order, from a linear of its own, in
+        `dtype`."""
         batch, heads, tokens, width = self.shape
         y = linear_of(edit, [(self.heads.linear, self.heads.columns[:, order].flatten())], "paired")
         y = edit.add("reshape", y, shape=(batch, tokens, heads, width))
         y = edit.add("permute", y, dims=(0, 2, 1, 3))
         for node in self.ahead:  # behind the views, where they share a kernel with what follows
-            y = edit.add(node.op, *(_or(edit, name, y) for name in node.inputs), **node.attrs)
+            inputs = [name if name in edit.constants else y for name in node.inputs]
+            y = edit.add(node.op, *inputs, **node.attrs)
         made = {self.split: y}
         for node in self.within:
             inputs = [made.get(name) or _ordered(edit, name, order) for name in node.inputs]
             attrs = {**node.attrs, **({"dims": (3,)} if "dims" in node.attrs else {})}
             made[node.name] = edit.add(node.op, *inputs, **attrs)
-        return made[self.value]
+        y = made[self.value]
+        return y if edit.dtype(y) == dtype else edit.add("cast", y, dtype=dtype)
 
 
 def headwise(
@@ -176,7 +179,7 @@ def _is_of_rows(edit: Editor, node: Node, sizes: tuple[int, ...]) -> bool:
         return edit.shape(node.inputs[0]) == sizes
     reduces = definition.pattern is Pattern.REDUCTION and definition.axes == "dims"
     kept = bool(node.attrs.get("keepdim"))
-    return reduces and kept and tuple(node.attrs["dims"]) in ((len(sizes) - 1,), (-1,))
+    return reduces and kept and tuple(node.attrs.get("dims", ())) in ((len(sizes) - 1,), (-1,))
 
 
 def _linear_behind(
@@ -215,10 +218,6 @@ def _ordered(edit: Editor, name: str, order: Tensor) -> str:
     if constant.numel() == 1:
         return edit.add_constant(name, constant.flatten())
     return edit.add_constant(f"{name}_paired", constant.flatten()[order.to(constant.device)])
-
-
-def _or(edit: Editor, name: str, computed: str) -> str:
-    return name if name in edit.constants else computed
 
 
 def read_elsewhere(edit: Editor, values: Iterable[str], inside: Container[str]) -> bool:

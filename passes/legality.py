@@ -58,6 +58,8 @@ from gtco.passes.projection import projected_heads
 from gtco.passes.squeeze import Gates
 from gtco.passes.stencils import Stencils
 
+MAX_GROUP = 24
+"""Compute nodes of a group: a norm behind a residual behind a norm, spelled out, has 21."""
 MAX_REDUCTIONS = 4
 MAX_COLUMNS = 16384
 """Most elements of one row that a block keeps in registers and shared memory."""
@@ -73,7 +75,7 @@ def family(group: Group) -> str:
     return _family(group.compute)
 
 
-def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = 24) -> str | None:
+def explain(graph: Graph, nodes: Iterable[Node], *, max_group: int = MAX_GROUP) -> str | None:
     """Why the compute nodes `nodes` are not one legal group, or None if they are.
 
     `graph` is one whose views all resolve (see `gtco.passes.dataflow.materialize_views`).

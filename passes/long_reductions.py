@@ -24,6 +24,7 @@ import torch
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
 from gtco.ir.views import Layout, NotAView, apply_view, through_views
+from gtco.passes.legality import MAX_COLUMNS
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
 SPARED = 1800
@@ -36,9 +37,7 @@ concat, may then be in the first kernel."""
 CHANNELS = 16
 """Of a pixel, a block reads as many at least: 32 bytes of halves come from memory together."""
 
-LONGEST_ROW = 1 << 14
-"""Elements that a block surely has registers for."""
-PART_OF_ROW = LONGEST_ROW // 4
+PART_OF_ROW = MAX_COLUMNS // 4
 
 
 def blocks_of(images: int, channels: int, together: int = CHANNELS) -> int:
@@ -86,7 +85,7 @@ def _match(edit: Editor, node: Node) -> _Long | None:
     ahead, behind = shape[: dims[0]], shape[dims[-1] + 1 :]
     images, pixels, channels = map(math.prod, (ahead, shape[dims[0] : dims[-1] + 1], behind))
     if dims[-1] == rank - 1:
-        parts = _parts_of_row(images, pixels) if pixels > LONGEST_ROW else 1
+        parts = _parts_of_row(images, pixels) if pixels > MAX_COLUMNS else 1
         cut = (*ahead, parts, pixels // parts)
         return _Long(node, cut, dims[0]) if parts > 1 and _is_view(edit, x, cut) else None
     blocks = blocks_of(images, channels)

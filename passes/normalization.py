@@ -44,12 +44,11 @@ def _row_mean(edit: Editor, value: str) -> str | None:
 
 
 def _squared(edit: Editor, value: str) -> str | None:
-    node = edit.producer(value, "square", "pow", "mul")
+    node = edit.producer(value, "square", "mul")  # a power of 2 is a square by now
     if node is None:
         return None
-    power = node.op == "pow" and len(node.inputs) == 1 and node.attrs["other"] == 2
     product = node.op == "mul" and len(node.inputs) == 2 and len(set(node.inputs)) == 1
-    return node.inputs[0] if node.op == "square" or power or product else None
+    return node.inputs[0] if node.op == "square" or product else None
 
 
 def _deviation_scale(edit: Editor, node: Node) -> tuple[str, str] | None:

@@ -274,9 +274,7 @@ def _from_normed(
     for rotation, each in zip(match.rotations, normed[:2], strict=True):
         assert rotation is not None
         dtype = edit.dtype(rotation.operand)
-        y = each.with_order(edit, rotation.order)
-        if edit.dtype(y) != dtype:
-            y = edit.add("cast", y, dtype=dtype)
+        y = each.with_order(edit, rotation.order, dtype)
         tables = [
             _constant(edit, name, _in_order(getattr(rotation, name), rotation.order), dtype)
             for name in ("cos", "sin")
@@ -284,8 +282,7 @@ def _from_normed(
         found.append(edit.add("rotate", y, edit.add("swap_pairs", y), *tables))
     v, of_v = match.attention.inputs[2], normed[2]
     if of_v is not None:
-        y = of_v.with_order(edit, torch.arange(of_v.shape[-1]))
-        v = y if edit.dtype(y) == edit.dtype(v) else edit.add("cast", y, dtype=edit.dtype(v))
+        v = of_v.with_order(edit, torch.arange(of_v.shape[-1]), edit.dtype(v))
     return found[0], found[1], v
 
 

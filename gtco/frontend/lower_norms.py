@@ -64,7 +64,7 @@ def _rms_norm(
     wide = ctx.cast(x, torch.promote_types(dtype, torch.float32))
     eps = torch.finfo(ctx.dtype(wide)).eps if eps is None else eps
     dims = tuple(ctx.rank(x) - 1 - at for at in range(len(normalized)))
-    squares = ctx.add("mean", ctx.add("pow", wide, other=2), dims=dims, keepdim=True)
+    squares = ctx.add("mean", ctx.add("square", wide), dims=dims, keepdim=True)
     y = ctx.add("mul", wide, ctx.add("rsqrt", ctx.add("add", squares, other=eps)))
     return ctx.cast(y if w is None else ctx.add("mul", y, w), dtype)
 

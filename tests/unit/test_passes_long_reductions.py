@@ -137,7 +137,7 @@ def test_planted_faults_are_caught() -> None:
         ("(match.first + 1,), keepdim=True", "(match.first,), keepdim=True"),
         ('value = edit.add("cast", value, dtype=kept)', "pass"),
         ("dims[-1] == rank - 1", "False"),
-        ("pixels > LONGEST_ROW", "pixels > 0"),
+        ("pixels > MAX_COLUMNS", "pixels > 0"),
     ):
         module = planted(long_reductions, before, after)
         with pytest.raises(Exception):  # noqa: B017
