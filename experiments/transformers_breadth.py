@@ -111,6 +111,9 @@ FAMILIES: Mapping[str, Family] = {
     "sam": ("SamVisionModel", "SamVisionConfig", SAM, _image(1024, 1024)),
     "sam_hq": ("SamHQVisionModel", "SamHQVisionConfig", SAM, _image(1024, 1024)),
     "sam2": ("Sam2VisionModel", "Sam2VisionConfig", {}, _image(512, 512)),
+    "sam3": ("Sam3VisionModel", "Sam3VisionConfig",
+             {"backbone_config": ("Sam3ViTConfig", {**TWO, "global_attn_indexes": [1]})},
+             _image(1008, 1008)),
     # Detection
     "detr": ("DetrForObjectDetection", "DetrConfig", DETR, _image(480, 640)),
     "table_transformer": ("TableTransformerForObjectDetection", "TableTransformerConfig", DETR,
@@ -127,6 +130,9 @@ FAMILIES: Mapping[str, Family] = {
                 _image(640, 640)),
     "rt_detr_v2": ("RTDetrV2ForObjectDetection", "RTDetrV2Config", {}, _image(640, 640)),
     "d_fine": ("DFineForObjectDetection", "DFineConfig", {}, _image(640, 640)),
+    "deimv2": ("Deimv2ForObjectDetection", "Deimv2Config", {}, _image(640, 640)),
+    "pp_doclayout": ("PPDocLayoutV4ForObjectDetection", "PPDocLayoutV4Config", {},
+                     _image(800, 800)),
     "rf_detr": ("RfDetrForObjectDetection", "RfDetrConfig", {}, _image(560, 560)),
     # Towers of multimodal models
     "clip": ("CLIPVisionModel", "CLIPVisionConfig", TWO, _image()),
@@ -138,6 +144,10 @@ FAMILIES: Mapping[str, Family] = {
              _image(384, 384)),
     "groupvit": ("GroupViTVisionModel", "GroupViTVisionConfig", {}, _image()),
     "owlvit": ("OwlViTVisionModel", "OwlViTVisionConfig", TWO, _image(768, 768)),
+    "owlv2": ("Owlv2VisionModel", "Owlv2VisionConfig", TWO, _image(768, 768)),
+    "radio": ("RadioModel", "RadioConfig", TWO, _image(512, 512)),
+    "pixtral": ("PixtralVisionModel", "PixtralVisionConfig", TWO, _image(1024, 1024)),
+    "align": ("AlignVisionModel", "AlignVisionConfig", {}, _image(600, 600)),
     "internvl": ("InternVLVisionModel", "InternVLVisionConfig", TWO, _image(448, 448)),
     # Video
     "videomae": ("VideoMAEForVideoClassification", "VideoMAEConfig", TWO, (1, 16, 3, 224, 224)),

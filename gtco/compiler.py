@@ -31,6 +31,7 @@ from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
 from gtco.passes.expand_attention import expand_attention
 from gtco.passes.long_reductions import split_long_reductions
+from gtco.passes.patches import copy_patches
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.quantized_pairs import multiply_pairs
 from gtco.passes.rewrite import Log
@@ -233,7 +234,7 @@ def _expanded(graph: Graph, target: Target) -> Graph:
     of images that its kernels read faster."""
     log = Log()
     if target.has_wgmma:
-        graph = copy_whole_pixels(graph, log)
+        graph = copy_patches(copy_whole_pixels(graph, log), log)
     of_target = partial(refusal, target=target)
     price = partial(programmed_us, target=target)
     graph = whole_means(graph, log, refusal=of_target, price=price)

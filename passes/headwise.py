@@ -12,6 +12,7 @@ and of what differs by column on the way, gives it.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +23,14 @@ from gtco.ir.ops import Pattern
 from gtco.passes.columns import linear_of
 from gtco.passes.rewrite import Editor
 from gtco.passes.views import without_repeats
-from gtco.passes.weighted_sums import behind, seen
+from gtco.passes.weighted_sums import (
+    Unlike,
+    behind,
+    first_items,
+    first_size,
+    numbered,
+    seen,
+)
 
 
 @dataclass(frozen=True)
@@ -64,16 +72,15 @@ def _heads(
         return None
     batch, heads, tokens, width = shape
     out = linear.outputs[0].sizes
-    rows = linear.outputs[0].numel // out[-1] if linear.outputs[0].numel else 0
-    if rows != batch * tokens or edit.shape(linear.inputs[0])[:-1] not in (
-        (batch, tokens), (rows,)
-    ):  # fmt: skip
+    if linear.outputs[0].numel != batch * tokens * out[-1]:
         return None
+    with suppress(Unlike):  # items that stay apart are all like the first
+        views = first_items(views, out)
+        out, shape = first_size(out), first_size(shape)
     columns, row = (
-        seen(each.expand(out), views)
-        for each in (torch.arange(out[-1]), torch.arange(rows).reshape(*out[:-1], 1))
+        seen(each.expand(out), views) for each in (torch.arange(out[-1]), numbered((*out[:-1], 1)))
     )
-    wanted = torch.arange(rows).reshape(batch, 1, tokens, 1)
+    wanted = numbered((shape[0], 1, tokens, 1))
     if not torch.equal(row, wanted.expand(shape)):
         return None
     of_head = columns[:1, :, :1]

@@ -8,6 +8,12 @@
 The constant %r holds %first in its rows and %b + %d in the others. The product then reads plain
 rows of whole 16 bytes, which TMA can bring, and its epilogue makes what whole rows are needed for.
 An image that is converted first is converted on the way, by the same kernel.
+
+Where no constant rows stand beside the patches, a large product reads a copy of them as well on
+targets whose products read what a tensor map describes; the price decides whether the copy has a
+kernel of its own:
+
+%y: f16[1,5184,1024] = linear(%p, %w)   ->   %c = copy(%p)   %y = linear(%c, %w)
 """
 
 from __future__ import annotations
@@ -26,6 +32,10 @@ from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
 ROW_BYTES = 16
 """Rows that a tensor map describes start at multiples of it."""
+LEAST_FLOPS = 1e8
+"""Of a product that is worth a copy of its patches."""
+LEAST_COLUMNS = 256
+"""Of a patch that is; fewer are gathered in a step or two."""
 
 
 @dataclass(frozen=True)
@@ -123,22 +133,33 @@ def _padded_rows(edit: Editor, match: _Rows) -> str:
     concat, linear = match.concat, match.linear
     edit.source = linear.source  # what users know the product by, not where it is concatenated
     patches, name = linear.inputs[:2]
-    weight = edit.constants[name]
     sizes = [edit.shape(value)[1] for value in concat.inputs]
     above, below = sum(sizes[: match.position]), sum(sizes[match.position + 1 :])
-    beside = -weight.shape[1] % (ROW_BYTES // weight.dtype.itemsize)
+    z = edit.add("linear", *_copied(edit, patches, name, (above, below)), **linear.attrs)
+    return edit.add("add", z, edit.add_constant(f"{concat.name}_rows", _addend(edit, match)))
+
+
+def _copied(edit: Editor, patches: str, weight: str, rows: tuple[int, int]) -> tuple[str, str]:
+    """A copy of `patches` in rows of whole 16 bytes, with zero rows above and below, and `weight`
+    for it."""
+    weights = edit.constants[weight]
+    beside = -weights.shape[1] % (ROW_BYTES // weights.dtype.itemsize)
     image, chain, cast = _image(edit, patches)
     if cast is not None:
         patches = image
         for view in chain:
             patches = edit.add(view.op, patches, **view.attrs)
-    q = edit.add("pad", patches, before=(0, above, 0), after=(0, below, beside))
+    if beside or any(rows):
+        ahead = (0,) * (len(edit.shape(patches)) - 2)
+        before, after = (*ahead, rows[0], 0), (*ahead, rows[1], beside)
+        copy = edit.add("pad", patches, before=before, after=after)
+    else:
+        copy = patches if cast is not None else edit.add("copy", patches)
     if cast is not None:
-        q = edit.add("cast", q, **cast.attrs)
+        copy = edit.add("cast", copy, **cast.attrs)
     if beside:
-        name = edit.add_constant(f"{name}_padded", F.pad(weight, (0, beside)))
-    z = edit.add("linear", q, name, **linear.attrs)
-    return edit.add("add", z, edit.add_constant(f"{concat.name}_rows", _addend(edit, match)))
+        weight = edit.add_constant(f"{weight}_padded", F.pad(weights, (0, beside)))
+    return copy, weight
 
 
 def _addend(edit: Editor, match: _Rows) -> Tensor:
@@ -157,6 +178,32 @@ _RULES: tuple[Rule[Any], ...] = (
     Rule("concat(c, linear(patches(x), w, b) + d) -> linear(pad(patches(x)), w) + [c, b + d]",
          ("concat",), _rows_of_patches, _padded_rows, _rows_stay),
 )  # fmt: skip
+
+
+def _large(edit: Editor, node: Node) -> Node | None:
+    x, weight = node.inputs[:2]
+    known = edit.constant(weight)
+    if known is None or known.shape[1] < LEAST_COLUMNS or len(edit.shape(x)) < 2:
+        return None
+    flops = node.definition.flops([edit.specs[x], edit.specs[weight]], node.outputs, node.attrs)
+    return node if flops >= LEAST_FLOPS else None
+
+
+def _of_a_copy(edit: Editor, node: Node) -> str:
+    x, weight, *bias = node.inputs
+    return edit.add("linear", *_copied(edit, x, weight, (0, 0)), *bias, **node.attrs)
+
+
+_COPIES: tuple[Rule[Any], ...] = (
+    Rule("linear(patches(x), w) -> linear(copy(patches(x)), w)",
+         ("linear",), _large, _of_a_copy,
+         lambda edit, node: _why_not_gathered(edit, node.inputs[0])),
+)  # fmt: skip
+
+
+def copy_patches(graph: Graph, log: Log | None = None) -> Graph:
+    """See the module's docstring; for targets whose products read what a tensor map describes."""
+    return rewrite(graph, _COPIES, log)
 
 
 def pad_patches(graph: Graph, log: Log | None = None) -> Graph:

@@ -20,7 +20,8 @@ Where they come from no linear with constant weights, the partner is read from m
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -36,14 +37,17 @@ from gtco.passes.weighted_sums import (
     Unlike,
     WeightedSums,
     behind,
+    first_items,
     is_computed,
     joins_pieces,
+    numbered,
+    possible_sources,
     seen,
-    shared_sources,
+    spelled,
 )
 
 MAX_ELEMENTS = 1 << 23
-"""Elements of the largest operand that is looked at: its elements are named one by one."""
+"""Elements of the largest operand, or of an item of it, that are named one by one."""
 
 
 # -- rotations ------------------------------------------------------------------------------------
@@ -76,8 +80,35 @@ class _Rotation:
         return torch.cat([torch.stack([first, self.partner[first]], 1).flatten(), alone])
 
 
+class _Rotations:
+    """The rotations of a graph; layers that are spelled alike are looked at once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], tuple[list[str], _Rotation | None]] = {}
+
+    def of(self, edit: Editor, operand: str) -> _Rotation | None:
+        """How `operand` rotates a value, if it does."""
+        if not joins_pieces(edit, operand):
+            return None
+        spelling, names = spelled(edit, operand)
+        if spelling not in self._known:
+            self._known[spelling] = names, _rotation(edit, operand)
+        first, rotation = self._known[spelling]
+        if rotation is None:
+            return None
+        here = dict(zip(first, names, strict=True))
+        views = (edit.producer(here[view.name]) for view in rotation.views)
+        return replace(
+            rotation,
+            operand=operand,
+            source=here[rotation.source],
+            views=tuple(view for view in views if view is not None),
+            inside=frozenset(here[name] for name in rotation.inside),
+        )
+
+
 def _rotation(edit: Editor, operand: str) -> _Rotation | None:
-    """How `operand` rotates a value, if it does."""
+    """How `operand`, which joins pieces, rotates a value, if it does."""
     spec = edit.specs[operand]
     result, views = operand, []
     while (node := edit.producer(result)) is not None and node.op in ("reshape", "permute"):
@@ -86,15 +117,24 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
     views.reverse()
     if not is_computed(edit, result) or spec.dtype not in FLOATS:
         return None
-    if not 0 < spec.numel <= MAX_ELEMENTS or spec.rank < 2 or spec.sizes[-1] % 2:
+    if not spec.numel or spec.rank < 2 or spec.sizes[-1] % 2:
         return None
-    if not joins_pieces(edit, result):
-        return None
-    try:
-        sums = _sums(edit, result)
-    except Unlike:
-        return None
-    place = torch.arange(spec.numel).reshape(edit.shape(result))
+    for first, count in ((True, spec.numel // spec.sizes[0]), (False, spec.numel)):
+        try:
+            if count <= MAX_ELEMENTS:
+                sums = _sums(edit, result, first)
+                seen_as = first_items(views, edit.shape(result)) if first else views
+                return _of_sums(operand, sums, views, seen_as)
+        except Unlike:
+            pass
+    return None
+
+
+def _of_sums(
+    operand: str, sums: WeightedSums, views: Sequence[Node], seen_as: Sequence[Node]
+) -> _Rotation | None:
+    """The rotation that `sums` are, seen through `views`, which are `seen_as` of its elements."""
+    place = numbered(sums.sum.index[0].shape)
     cos = torch.zeros(place.shape, dtype=torch.float64)
     sin = torch.zeros_like(cos)
     partner = place.clone()
@@ -107,10 +147,10 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
         sin += torch.where(other, factor, 0.0)
     if not bool((sin != 0).any()) or not bool((cos.isfinite() & sin.isfinite()).all()):
         return None
-    cos, sin, partner, place = (seen(x, views) for x in (cos, sin, partner, place))
-    at = torch.empty(spec.numel, dtype=torch.int64)  # of each element of the result
-    at[place.flatten()] = torch.arange(spec.numel)
-    columns = _columns(at[partner].reshape(-1, spec.sizes[-1]))
+    cos, sin, partner, place = (seen(x, seen_as) for x in (cos, sin, partner, place))
+    at = torch.empty(place.numel(), dtype=torch.int64)  # of each element of the result
+    at[place.flatten()] = torch.arange(place.numel())
+    columns = _columns(at[partner].reshape(-1, place.shape[-1]))
     if columns is None:
         return None
     return _Rotation(
@@ -120,16 +160,16 @@ def _rotation(edit: Editor, operand: str) -> _Rotation | None:
     )  # fmt: skip
 
 
-def _sums(edit: Editor, result: str) -> WeightedSums:
-    """The sums that make `result`: of what no arithmetic makes, else of what is read twice, as
-    norms are, the nearest first.
+def _sums(edit: Editor, result: str, first: bool) -> WeightedSums:
+    """The sums that make `result`: of what no arithmetic makes; else of what is read twice, as
+    norms are, or through several views, the nearest first.
 
     Raises:
         Unlike: there are none.
     """
-    for source in (None, *shared_sources(edit, result)):
+    for source in (None, *possible_sources(edit, result)):
         try:
-            return WeightedSums(edit, result, source)
+            return WeightedSums(edit, result, source, first)
         except Unlike:
             pass
     raise Unlike
@@ -165,8 +205,8 @@ class _Match:
     """The same where they are made of the heads of linears."""
 
 
-def _match(edit: Editor, node: Node) -> _Match | None:
-    q, k = (_rotation(edit, name) for name in node.inputs[:2])
+def _match(known: _Rotations, edit: Editor, node: Node) -> _Match | None:
+    q, k = (known.of(edit, name) for name in node.inputs[:2])
     if q is None and k is None:
         return None
     parts = _parts(edit, node, q, k)
@@ -355,12 +395,13 @@ def _from_memory(edit: Editor, rotation: _Rotation) -> str:
     return edit.add("rotate", x, edit.add("roll", x, shifts=shifts), *tables)
 
 
-RULES: tuple[Rule[Any], ...] = (
-    Rule("attention(x * cos + x[partner] * sin, ...) -> attention(rotate(x), ...)", ("attention",),
-         _match, _replace, _check),
-)  # fmt: skip
-
-
 def fuse_rotary(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
-    return rewrite(graph, RULES, log)
+    rule: Rule[Any] = Rule(
+        "attention(x * cos + x[partner] * sin, ...) -> attention(rotate(x), ...)",
+        ("attention",),
+        partial(_match, _Rotations()),
+        _replace,
+        _check,
+    )
+    return rewrite(graph, (rule,), log)

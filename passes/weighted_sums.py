@@ -3,13 +3,17 @@
     %a = mul(%x, %c)   %b = slice(%x, dim=1, start=4, end=8)   %y = sub(slice(%a, ...), %b)
 
 Element i of %y is `x[i] * c[i] - x[i + 4]`. Passes that know an operator by what it computes, and
-not by how it is spelled, look at these sums.
+not by how it is spelled, look at these sums. Elements are named one by one; where all that is
+computed keeps the items of a batch apart and treats them alike, those of the first item.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,11 +38,10 @@ class WeightedSum:
     index: tuple[Tensor, ...]
     factor: tuple[Tensor, ...]
 
-    def moved(self, node: Node) -> WeightedSum:
+    def moved(self, view: Node) -> WeightedSum:
         """The same, seen through a view."""
-        function = node.definition.reference
         index, factor = (
-            tuple(function(x, **node.attrs) for x in terms) for terms in (self.index, self.factor)
+            tuple(seen(x, (view,)) for x in terms) for terms in (self.index, self.factor)
         )
         return WeightedSum(index, factor)
 
@@ -57,17 +60,23 @@ class WeightedSums:
     Args:
         edit: the graph.
         result: the value that is asked about.
-        source: that value; None means the one that no arithmetic makes.
+        source: that value, which other views of what it is a view of stand for as well; None means
+            the one that no arithmetic makes.
+        first: name the elements of the first item alone.
 
     Raises:
-        Unlike: it is no such sum.
+        Unlike: it is no such sum, or items do not stay apart.
     """
 
-    def __init__(self, edit: Editor, result: str, source: str | None = None) -> None:
+    def __init__(
+        self, edit: Editor, result: str, source: str | None = None, first: bool = False
+    ) -> None:
         self.edit = edit
         self.result = edit.specs[result]
+        self.first = first
         self.source = source or ""
         """That value; it may be cast from the type of `result` to fp32."""
+        self._seen_elsewhere = None if source is None else _Places(edit, source, first)
         self.inside: set[str] = set()
         """Values between the source and the result."""
         self._known: dict[str, WeightedSum] = {}
@@ -82,15 +91,24 @@ class WeightedSums:
         node, spec = self.edit.producer(value), self.edit.specs[value]
         if spec.dtype not in (self.result.dtype, torch.float32):
             raise Unlike
+        if self.first and spec.sizes[:1] != self.result.sizes[:1]:
+            raise Unlike
         if self._is_source(value):
             self.source = value
-            index = torch.arange(self.result.numel).reshape(self.result.sizes)
-            return WeightedSum((index,), (torch.ones(self.result.sizes, dtype=torch.float64),))
+            index = numbered(first_size(spec.sizes, self.first))
+            return WeightedSum((index,), (torch.ones(index.shape, dtype=torch.float64),))
+        if self._seen_elsewhere is not None:
+            places = self._seen_elsewhere.of(value)
+            if places is not None:
+                return WeightedSum((places,), (torch.ones(places.shape, dtype=torch.float64),))
         if node is None:
             raise Unlike
         self.inside.add(value)
         if node.definition.is_view:
-            return self._of(node.inputs[0]).moved(node)
+            view = first_item(node, self.edit.shape(node.inputs[0])) if self.first else node
+            if view is None:
+                raise Unlike
+            return self._of(node.inputs[0]).moved(view)
         if node.op not in _ARITHMETIC:
             raise Unlike
         return self._computed(node)
@@ -110,8 +128,10 @@ class WeightedSums:
         return True
 
     def _computed(self, node: Node) -> WeightedSum:
-        shape = node.outputs[0].sizes
+        shape = first_size(node.outputs[0].sizes, self.first)
         if node.op == "concat":
+            if self.first and node.attrs["dim"] % len(shape) == 0:
+                raise Unlike
             return _joined([self._of(name) for name in node.inputs], node.attrs["dim"])
         first = node.inputs[0]
         if node.op == "neg":
@@ -139,7 +159,86 @@ class WeightedSums:
         constant = self.edit.constant(base)
         if constant is None or not constant.is_floating_point():
             return None
-        return through(self.edit, node.inputs[slot], constant.cpu().double())
+        factor = through(self.edit, node.inputs[slot], constant.cpu().double())
+        if self.first and factor.dim() == len(node.outputs[0].sizes) and factor.shape[0] != 1:
+            raise Unlike
+        return factor
+
+
+class _Places:
+    """Where the elements of other views lie in `value`, which is a view of all of one value; of the
+    first item alone if `first`.
+
+    Raises:
+        Unlike: items do not stay apart.
+    """
+
+    def __init__(self, edit: Editor, value: str, first: bool) -> None:
+        self._edit = edit
+        self._first = first
+        self._base, _ = behind(edit, value)
+        own = self._elements(value).flatten()
+        self._at = torch.full((int(own.max()) + 1,), -1)
+        self._at[own] = torch.arange(len(own))
+
+    def _elements(self, value: str) -> Tensor:
+        """Of each element of `value` the place in what it is a view of."""
+        sizes = self._edit.shape(self._base)
+        _, views = behind(self._edit, value)
+        if self._first:
+            views = first_items(views, sizes)
+        return seen(numbered(first_size(sizes, self._first)), views)
+
+    def of(self, value: str) -> Tensor | None:
+        """The place of each element of `value`; None where it has others."""
+        base, views = behind(self._edit, value)
+        if base != self._base or not views:
+            return None
+        elements = self._elements(value)
+        if int(elements.max()) >= len(self._at):
+            return None
+        places = self._at[elements]
+        return places if bool((places >= 0).all()) else None
+
+
+def numbered(sizes: Sequence[int]) -> Tensor:
+    """Each element's place in row-major order."""
+    return torch.arange(math.prod(sizes)).reshape(tuple(sizes))
+
+
+def first_size(sizes: tuple[int, ...], first: bool = True) -> tuple[int, ...]:
+    """Of the first item alone if `first`, else of all."""
+    return (1, *sizes[1:]) if first else sizes
+
+
+def first_item(view: Node, sizes: tuple[int, ...]) -> Node | None:
+    """`view`, of a value of these sizes, as it sees the first item; None where items, which are
+    what lies along the first dimension, do not stay apart."""
+    made, attrs = view.outputs[0].sizes, view.attrs
+    if sizes[:1] != made[:1]:
+        return None
+    if view.op == "reshape":
+        return replace(view, attrs=MappingProxyType({**attrs, "shape": (1, *made[1:])}))
+    apart = (view.op == "permute" and attrs["dims"][0] == 0) or (
+        view.op == "slice" and attrs["dim"] % len(sizes) != 0
+    )
+    return view if apart else None
+
+
+def first_items(views: Sequence[Node], sizes: tuple[int, ...]) -> list[Node]:
+    """`first_item` of each of `views`, the first of which is of a value of these sizes.
+
+    Raises:
+        Unlike: items do not stay apart.
+    """
+    found = []
+    for view in views:
+        item = first_item(view, sizes)
+        if item is None:
+            raise Unlike
+        found.append(item)
+        sizes = view.outputs[0].sizes
+    return found
 
 
 def is_computed(edit: Editor, value: str) -> bool:
@@ -162,9 +261,34 @@ def joins_pieces(edit: Editor, value: str) -> bool:
     return False
 
 
-def shared_sources(edit: Editor, result: str) -> list[str]:
-    """Values of the shape of `result` that it is made of by arithmetic and views and that two nodes
-    read, the nearest first."""
+def spelled(edit: Editor, result: str) -> tuple[tuple[Any, ...], list[str]]:
+    """(how arithmetic and views make `result`, the values on the way): values that are spelled
+    alike are the same sums of what stands in the same place among the values."""
+    names: list[str] = []
+    lines: list[tuple[Any, ...]] = []
+    places: dict[str, int] = {}
+
+    def visit(name: str) -> int | str:
+        if name in edit.constants:
+            return name
+        if name not in places:
+            node = edit.producer(name)
+            line: tuple[Any, ...] = (edit.specs[name], len(edit.users(name)) > 1)
+            if node is not None and (node.definition.is_view or node.op in _ARITHMETIC):
+                inputs = tuple(visit(each) for each in node.inputs)
+                line = (*line, node.op, str(sorted(node.attrs.items())), inputs)
+            places[name] = len(names)
+            names.append(name)
+            lines.append(line)
+        return places[name]
+
+    visit(result)
+    return tuple(lines), names
+
+
+def possible_sources(edit: Editor, result: str) -> list[str]:
+    """Values of the shape of `result` that it is made of by arithmetic and views, the nearest
+    first: those that two nodes read, and those that no arithmetic makes."""
     pending, known, found = [result], {result}, []
     for value in pending:
         node = edit.producer(value)
@@ -175,7 +299,10 @@ def shared_sources(edit: Editor, result: str) -> list[str]:
                 continue
             known.add(name)
             pending.append(name)
-            if edit.shape(name) == edit.shape(result) and len(edit.users(name)) > 1:
+            read_twice = len(edit.users(name)) > 1
+            if edit.shape(name) == edit.shape(result) and (
+                read_twice or not is_computed(edit, name)
+            ):
                 found.append(name)
     return found
 

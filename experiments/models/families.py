@@ -7,13 +7,15 @@ with seeded random weights, and one random image; on the GPU if there is one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from experiments.models.transformers_zoo import Model, ready
 from experiments.transformers_breadth import FAMILIES, make
 
-CUT = frozenset({"num_hidden_layers", "encoder_layers", "decoder_layers"})
+CUT = frozenset({"num_hidden_layers", "encoder_layers", "decoder_layers", "global_attn_indexes"})
+"""What is said of depth there: a model has as many layers as its configuration's default."""
 
 
 def __getattr__(name: str) -> Callable[[], Model]:
@@ -24,5 +26,13 @@ def __getattr__(name: str) -> Callable[[], Model]:
 
 def _build(name: str) -> Model:
     model, config, changes, shape = FAMILIES[name]
-    kept = {key: value for key, value in changes.items() if key not in CUT}
-    return ready(make((model, config, kept, shape)), shape)
+    return ready(make((model, config, _whole(changes), shape)), shape)
+
+
+def _whole(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """`changes` without those of depth, at any level."""
+    return {
+        key: (value[0], _whole(value[1])) if isinstance(value, tuple) else value
+        for key, value in changes.items()
+        if key not in CUT
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 
@@ -12,14 +13,16 @@ from torch import Tensor, nn
 
 import gtco
 from gtco.cli.demo import VisionTransformer
+from gtco.compiler import make_plan
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
+from gtco.options import Options
 from gtco.passes import run_pipeline
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.legality import explain
-from gtco.passes.patches import pad_patches
+from gtco.passes.patches import copy_patches, pad_patches
 from gtco.passes.rewrite import Log
 from tests.pass_checks import Golden, captured, check, ops, random, reasons, rmse
 
@@ -236,3 +239,65 @@ def test_refuses(case: str) -> None:
 def test_leaves_other_concats(function: Embedding) -> None:
     graph, args = embedded(function, dtype=torch.float32)
     assert str(check(pad_patches, graph, args)) == str(graph)
+
+
+# -- without constant rows beside them -------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products of any size are large."""
+    monkeypatch.setattr(sys.modules[copy_patches.__module__], "LEAST_FLOPS", 0)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(("patch", "op"), [(14, "pad"), (16, "copy")])
+def test_a_large_product_reads_a_copy(batch: int, patch: int, op: str) -> None:
+    graph, args = embedded(patches, batch, patch, dtype=torch.float16)
+    result = copy_patches(graph)
+    assert ops(result) == {op: 1, "linear": 1}
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    (found,) = interpret(result, args, dtype=torch.float64)
+    torch.testing.assert_close(found, exact, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(("patch", "op"), [(14, "pad"), (16, "cast")])
+def test_a_copy_converts_an_image(patch: int, op: str) -> None:
+    graph, args = captured(
+        lambda c, x: patches(c, x.half()),
+        random(1, 3, 2 * patch, 3 * patch, dtype=torch.float32),
+        w=random(64, 3, patch, patch, dtype=torch.float16), b=random(64, dtype=torch.float16),
+    )  # fmt: skip
+    result = copy_patches(run_pipeline(graph))
+    first, *others = [node.op for node in result.nodes if not node.definition.is_view]
+    assert [first, *others] == list(dict.fromkeys([op, "cast", "linear"]))
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    (found,) = interpret(result, args, dtype=torch.float64)
+    torch.testing.assert_close(found, exact, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize(
+    ("function", "patch"),
+    [(patches, 8), (lambda c, x: patches(c, x.relu()), 16)],
+    ids=["few columns", "of what a kernel stores"],
+)
+def test_other_products_read_patches_where_they_are(function: Embedding, patch: int) -> None:
+    graph, _ = embedded(function, 1, patch, dtype=torch.float16)
+    assert str(copy_patches(graph)) == str(graph)
+
+
+def test_a_small_product_reads_patches_where_they_are() -> None:
+    graph, _ = embedded(patches, 1, 16, dtype=torch.float16)
+    assert str(copy_patches(graph)) == str(graph)
+
+
+@pytest.mark.parametrize(("target", "copied"), [("sm_90a", True), ("sm_80", False)])
+def test_a_plan_copies_patches_for_wgmma(target: str, copied: bool) -> None:
+    model = nn.Conv2d(3, 768, 16, 16).half().eval()
+    x = torch.zeros(1, 3, 256, 256).half()
+    plan, _ = make_plan(model, (x,), None, Options.of(target=target))
+    kernels = [launch.program and launch.program.sketch for launch in plan.launches]
+    assert (kernels == ["elementwise", "gemm_wgmma"]) == copied

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -151,6 +152,68 @@ def test_casts_to_fp32_and_back_are_the_kernels_own(layer: Callable[..., Any]) -
     (found,) = interpret(result, args)
     assert found.dtype == torch.float16
     assert (found - exact).abs().max() < 4e-3 * exact.abs().max()
+
+
+def of_windows(c: nn.Module, x: Tensor) -> Tensor:
+    """SAM 3's: linears read windows of an image, and pairs are unbound in fp32."""
+
+    def turn(y: Tensor) -> Tensor:
+        wide = y.float()
+        first, last = wide.unflatten(-1, (-1, 2)).unbind(-1)
+        turned = torch.stack([-last, first], -1).flatten(-2)
+        return (wide * c.cos[:4] + turned * c.sin[:4]).type_as(y)
+
+    def of_window(y: Tensor) -> Tensor:
+        return y.view(6, 4, HEADS, WIDTH).transpose(1, 2)
+
+    x = x.view(1, 2, 2, 3, 2, CHANNELS).transpose(2, 3).reshape(6, 2, 2, CHANNELS)
+    q, k, v = (of_window(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+    return F.scaled_dot_product_attention(turn(q), turn(k), v)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_pairs_may_be_seen_through_other_views_than_what_they_turn(dtype: torch.dtype) -> None:
+    graph, args = prepared(of_windows, random(1, 4, 6, CHANNELS).to(dtype))
+    result = fuse_rotary(graph)
+    assert ops(result) == TURNED
+    (exact,) = interpret(graph, args, dtype=torch.float64)
+    (got,) = interpret(result, args, dtype=torch.float64)
+    torch.testing.assert_close(got, exact, rtol=2e-6, atol=2e-6)
+
+
+def of_items(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Each item of the batch turns by its own angles."""
+    own = torch.arange(1.0, x.shape[0] + 1).reshape(-1, 1, 1, 1)
+    return halves(x, cos * own, sin * own)
+
+
+@pytest.mark.parametrize(("turn", "turns"), [(halves, True), (of_items, False)])
+@pytest.mark.parametrize("layer", [of_three_linears, of_one_linear, ahead_of_heads])
+def test_of_a_large_batch_one_item_tells_all(
+    turn: Turn, turns: bool, layer: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless its items differ: then only as many elements are looked at as may be."""
+    graph, args = prepared(layer(turn), X.float())
+    assert ops(check(fuse_rotary, graph, args)) == TURNED
+    module = sys.modules[fuse_rotary.__module__]
+    monkeypatch.setattr(module, "MAX_ELEMENTS", TOKENS * CHANNELS)
+    found = check(fuse_rotary, graph, args)
+    assert ops(found) == TURNED if turns else found.nodes == graph.nodes
+
+
+def test_layers_are_alike_only_if_they_turn_by_the_same_angles() -> None:
+    """The second layer turns the other way, and the third as the first does."""
+
+    def thrice(c: nn.Module, x: Tensor) -> Tensor:
+        for cos, sin in ((c.cos, c.sin), (c.sin, c.cos), (c.cos, c.sin)):
+            q, k, v = (split(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+            q, k = halves(q, cos, sin), halves(k, cos, sin)
+            x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+        return x
+
+    graph, args = prepared(thrice, X.float())
+    found = ops(check(fuse_rotary, graph, args))
+    assert found == {name: 3 * count for name, count in TURNED.items()}
 
 
 def test_layers_that_rotate_alike_read_the_same_constants() -> None:
