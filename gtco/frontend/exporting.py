@@ -9,13 +9,14 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr
+from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
 from typing import Any, TextIO
 
 import torch
 from torch import nn
 from torch.export import ExportedProgram
 
+from gtco.frontend.literals import LiteralRanges, has_unknown_sizes, known_literals
 from gtco.frontend.refusals import (
     ONE_TYPE,
     CaptureError,
@@ -36,28 +37,56 @@ def exported(
     check_arguments(model, args, kwargs, label)
     hook = model.register_forward_hook(lambda module, inputs, result: check_result(result, label))
     try:
-        return torch.export.export(model, args, kwargs, strict=False)
+        return _with_values(model, args, kwargs)
     except CaptureError:
         raise  # of an ONNX model that says what it does not support, or of a result
     except Exception as error:
         reason = reason_of(error)
-        data_dependent = "data-dependent" in str(error).lower() or "DataDependent" in reason
         cause = (
             "a shape or a branch depends on tensor values (data-dependent)"
-            if data_dependent
+            if _data_dependent(error)
             else f"torch.export refuses {failed_in(model, error) or 'it'}"
         )
         step = (
             "check the example arguments, then make torch.export.export(model, args, kwargs, "
             "strict=False) succeed"
         )
-        if data_dependent:
-            step = "compute it from shapes, or use torch.where instead of the branch"
+        if _data_dependent(error):
+            step = (
+                "compute it from shapes, write values that never change out in forward "
+                "(torch.tensor([...])), or use torch.where instead of the branch"
+            )
         elif re.search("dtype|scalar type|Input type|Type promoting", reason):
             step = ONE_TYPE
         raise CaptureError(f"{label} cannot be captured: {cause}: {reason}; {step}") from error
     finally:
         hook.remove()
+
+
+def _with_values(
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> ExportedProgram:
+    """The program of `model`, once more with the values of ranges where those of other literals do
+    not decide all shapes and branches."""
+    program, refusal = None, None
+    with known_literals():
+        try:
+            program = torch.export.export(model, args, kwargs, strict=False)
+        except Exception as error:
+            if not _data_dependent(error):
+                raise
+            refusal = error
+        if program is None or has_unknown_sizes(program):
+            with suppress(Exception), LiteralRanges():
+                return torch.export.export(model, args, kwargs, strict=False)
+    if program is None:
+        assert refusal is not None
+        raise refusal
+    return program
+
+
+def _data_dependent(error: Exception) -> bool:
+    return "data-dependent" in str(error).lower() or "DataDependent" in reason_of(error)
 
 
 def within(regions: Sequence[tuple[str, torch.dtype]], model: nn.Module) -> nn.Module:

@@ -206,7 +206,8 @@ def _check_tensor(node: fx.Node, value: Tensor, label: str) -> None:
             )
         raise CaptureError(
             f"{label}: {what} ({node.target}) has a shape that depends on data, "
-            f"{tuple(value.shape)}; compute it from shapes, or leave it outside the model"
+            f"{tuple(value.shape)}; compute it from shapes, write values that never change out in "
+            f"forward (torch.tensor([...])), or leave it outside the model"
         )
     if value.dtype not in DTYPE_NAMES:
         raise CaptureError(

@@ -30,6 +30,7 @@ from torch.utils import _pytree as pytree
 from gtco.frontend.context import Context, Number, Value
 from gtco.frontend.exporting import exported, quiet, reason_of, within
 from gtco.frontend.idle import drop_idle_checks, idle_nodes
+from gtco.frontend.literals import fold_literals
 from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
 from gtco.frontend.refusals import (
     CaptureError,
@@ -155,6 +156,7 @@ def capture(
             inside = within(regions, model)
             program = exported(inside, tuple(args), dict(kwargs or {}), label)
             drop_idle_checks(program)
+            fold_literals(program)
         check_program(program, label)
         stated = result_types(program)
         try:

@@ -1,0 +1,149 @@
+"""Sizes and positions that a forward writes out itself: known while it is captured.
+
+    grid = torch.tensor([[1, 32, 48]])                          # of a model of patches
+    rows = torch.repeat_interleave(grid[:, 1], grid[:, 0])      # as long as its values say
+
+Shapes and branches may depend on what is computed of them. Torch knows such values while it
+exports, of one element as it is, and forgets them behind that: what decides shapes is no constant
+of an exported program. So it is folded into constants ahead of everything else.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch._subclasses import fake_tensor
+from torch.export import ExportedProgram
+from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+MOST_ELEMENTS = 1 << 16
+"""Of a tensor of sizes or positions."""
+
+
+@contextmanager
+def known_literals() -> Iterator[None]:
+    """Within it torch knows the values of what is computed of tensors that a forward writes out."""
+    before = fake_tensor.CONSTANT_NUMEL_LIMIT
+    fake_tensor.CONSTANT_NUMEL_LIMIT = MOST_ELEMENTS
+    try:
+        yield
+    finally:
+        fake_tensor.CONSTANT_NUMEL_LIMIT = before
+
+
+class LiteralRanges(TorchFunctionMode):
+    """Within it `torch.arange` of whole numbers is written out, so that its values are known too:
+    for models that select of it by masks."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        whole = all(isinstance(each, int) for each in args) and not kwargs.keys() - {
+            "dtype",
+            "device",
+        }
+        if func is torch.arange and args and whole:
+            numbers = range(*args)
+            if len(numbers) <= MOST_ELEMENTS:
+                return torch.tensor([*numbers], **{"dtype": torch.int64, **kwargs})
+        return func(*args, **kwargs)
+
+
+def has_unknown_sizes(program: ExportedProgram) -> bool:
+    """Whether a shape depends on values that torch does not know."""
+    made = pytree.tree_leaves([node.meta.get("val") for node in program.graph.nodes])
+    tensors = (each for each in made if isinstance(each, Tensor))
+    return any(not isinstance(size, int) for each in tensors for size in each.shape)
+
+
+def fold_literals(program: ExportedProgram) -> None:
+    """Make constants of the whole numbers that `program` computes of its own literals alone, in
+    place, unless it writes to one of them."""
+    known = _known(program)
+    if known is None:
+        return
+    folded = [node for node in known if node.op == "call_function"]
+    for node in folded:
+        if isinstance(known[node], Tensor) and any(user not in known for user in node.users):
+            _replace(program, node, known[node])
+    for node in reversed(folded):
+        for user in [*node.users]:
+            if user.target in _LOOKED_AT and not user.users:
+                program.graph.erase_node(user)
+        if not node.users:
+            program.graph.erase_node(node)
+    program.graph_module.recompile()
+
+
+_LOOKED_AT = (torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten.item.default)
+"""Operators that compute nothing of a tensor whose values are known."""
+
+
+def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
+    """What is computed of literals alone, by node, in order; None if one of them changes."""
+    known: dict[fx.Node, Any] = {}
+    literals = {
+        spec.arg.name: program.constants[str(spec.target)]
+        for spec in program.graph_signature.input_specs
+        if spec.kind is InputKind.CONSTANT_TENSOR and str(spec.target) in program.constants
+    }
+    for node in program.graph.nodes:
+        if node.op == "placeholder" and _is_whole(literals.get(node.name)):
+            known[node] = literals[node.name]
+        if node.op != "call_function" or node.target in _LOOKED_AT:
+            continue
+        target, read = node.target, node.all_input_nodes
+        if isinstance(target, OpOverload) and target._schema.is_mutable and target is not _DETACH:
+            if any(each in known for each in read):
+                return None
+            continue
+        if not all(each in known for each in read) or not _is_function(target):
+            continue
+        args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        made = target(*args, **kwargs)
+        if all(map(_is_whole, made if isinstance(made, (tuple, list)) else (made,))):
+            known[node] = made
+    return known
+
+
+_DETACH = torch.ops.aten.detach_.default
+
+
+def _is_function(target: Any) -> bool:
+    """Whether a call gives the same for the same."""
+    if target is operator.getitem:
+        return True
+    return (
+        isinstance(target, OpOverload)
+        and torch.Tag.nondeterministic_seeded not in target.tags
+        and bool(target._schema.returns)
+    )
+
+
+def _is_whole(value: Any) -> bool:
+    """Whether `value` is a small tensor of whole numbers or truth values."""
+    return (
+        isinstance(value, Tensor)
+        and value.numel() <= MOST_ELEMENTS
+        and not value.is_floating_point()
+        and not value.is_complex()
+    )
+
+
+def _replace(program: ExportedProgram, node: fx.Node, value: Tensor) -> None:
+    """A constant in place of `node`."""
+    target = f"{node.name}_known"
+    with program.graph.inserting_before(next(iter(program.graph.nodes))):
+        constant = program.graph.placeholder(f"c_{target}")
+    constant.meta = {"val": node.meta["val"]}
+    node.replace_all_uses_with(constant)
+    spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(constant.name), target)
+    program.graph_signature.input_specs.insert(0, spec)
+    program.constants[target] = value

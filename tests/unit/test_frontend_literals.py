@@ -1,0 +1,95 @@
+"""Sizes and positions that a forward writes out decide shapes, and are constants of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import gtco
+from gtco.ir.interpreter import interpret
+from tests.pass_checks import ops, random
+
+GRID = ((1, 2, 6), (1, 4, 3))
+"""Frames, rows and columns of patches, of two images."""
+PATCHES = 24
+
+
+class Written(nn.Module):
+    """A function of patches, which may read a table of positions."""
+
+    def __init__(self, function: Callable[[Written, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+        self.table = nn.Parameter(random(12, 8, dtype=torch.float32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(self, x)
+
+
+def of_positions(model: Written, x: Tensor) -> Tensor:
+    """Each patch has its place in its image: Qwen 3's tower."""
+    grid = torch.tensor(GRID)
+    lengths = grid[:, 0] * grid[:, 1] * grid[:, 2]
+    begins = F.pad(lengths.cumsum(0)[:-1], (1, 0))
+    place = torch.arange(len(x)) - torch.repeat_interleave(begins, lengths)
+    return x + model.table[place]
+
+
+def of_images(model: Written, x: Tensor) -> Tensor:
+    """Images apart."""
+    lengths = torch.tensor(GRID).prod(1)
+    return torch.cat([part - part.mean(0) for part in x.split(lengths.tolist())])
+
+
+def of_windows(model: Written, x: Tensor) -> Tensor:
+    """Patches in the order of windows whose last ones are cut: Qwen 2.5's tower."""
+    place = F.pad(torch.arange(PATCHES).reshape(4, 6), (0, 2, 0, 2), value=-100)
+    place = place.reshape(2, 3, 2, 4).transpose(1, 2).reshape(-1)
+    return x[place[place != -100]].cumsum(0)
+
+
+def of_branches(model: Written, x: Tensor) -> Tensor:
+    """The literal decides."""
+    return x.relu() if torch.tensor([1, 2]).sum() > 2 else x.tanh()
+
+
+@pytest.mark.parametrize("function", [of_positions, of_images, of_windows, of_branches])
+def test_values_of_literals_are_known(function: Callable[..., Tensor]) -> None:
+    model = Written(function).eval()
+    x = random(PATCHES, 8, dtype=torch.float32)
+    graph = gtco.capture(model, (x,))
+    assert "aten" not in ops(graph)
+    torch.testing.assert_close(interpret(graph, (x,))[0], model(x))
+
+
+def test_a_literal_that_changes_is_computed_as_written() -> None:
+    def changing(model: Written, x: Tensor) -> Tensor:
+        scale = torch.tensor([1, 2])
+        first = scale * 3
+        scale.add_(1)
+        return x * first.sum() * scale.sum()
+
+    model = Written(changing).eval()
+    x = random(PATCHES, 8, dtype=torch.float32)
+    torch.testing.assert_close(interpret(gtco.capture(model, (x,)), (x,))[0], model(x))
+
+
+def test_random_numbers_are_no_literals() -> None:
+    def drawn(model: Written, x: Tensor) -> Tensor:
+        return x + torch.randint_like(torch.tensor([3, 4, 5, 6, 7, 8, 9, 10]), 99)
+
+    model = Written(drawn).eval()
+    graph = gtco.capture(model, (random(PATCHES, 8, dtype=torch.float32),))
+    assert ops(graph)["aten"] == 1
+
+
+def test_values_of_arguments_are_not_known() -> None:
+    def of_an_argument(model: Written, x: Tensor) -> Tensor:
+        return torch.cat([*x.split(x[0, :2].long().tolist())])
+
+    with pytest.raises(gtco.CaptureError, match=r"write values that never change out in\W+forward"):
+        gtco.capture(Written(of_an_argument).eval(), (random(PATCHES, 8, dtype=torch.float32),))
