@@ -168,15 +168,20 @@ class Tensors(nn.Module):
         self.model = model
 
     def forward(self, image: Tensor) -> tuple[Tensor, ...]:
-        found: list[Tensor] = []
-        pending = [self.model(image).to_tuple()]
-        while pending:
-            item = pending.pop()
-            if isinstance(item, Tensor):
-                found.append(item)
-            elif isinstance(item, (tuple, list)):
-                pending.extend(reversed(item))
-        return tuple(found)
+        return tensors_of(self.model(image))
+
+
+def tensors_of(result: Any) -> tuple[Tensor, ...]:
+    """All tensors of what a model of transformers gives, in order."""
+    found: list[Tensor] = []
+    pending = [result if isinstance(result, Tensor) else result.to_tuple()]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, (tuple, list)):
+            pending.extend(reversed(item))
+    return tuple(found)
 
 
 def _config(name: str, changes: Mapping[str, Any]) -> Any:

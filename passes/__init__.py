@@ -46,6 +46,7 @@ from gtco.passes.taps_as_columns import columns_of_taps
 from gtco.passes.turned_constants import turn_constants
 from gtco.passes.twins import compute_twins_once
 from gtco.passes.upsampling import convolve_before_enlarging
+from gtco.passes.windows import join_windows
 
 _log = logging.getLogger("gtco.fusion")
 
@@ -71,6 +72,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_borders,  # behind what takes joined zeros for the border of a convolution
     rejoin_parts,
     fuse_attention,
+    join_windows,
     fuse_normalization,
     fuse_rotary,
     sum_samples,

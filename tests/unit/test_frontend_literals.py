@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import gtco
+from experiments.models.towers import Gridded
 from gtco.ir.interpreter import interpret
+from gtco.passes import run_pipeline
 from tests.pass_checks import ops, random
 
 GRID = ((1, 2, 6), (1, 4, 3))
@@ -93,3 +97,38 @@ def test_values_of_arguments_are_not_known() -> None:
 
     with pytest.raises(gtco.CaptureError, match=r"write values that never change out in\W+forward"):
         gtco.capture(Written(of_an_argument).eval(), (random(PATCHES, 8, dtype=torch.float32),))
+
+
+SMALL = {"hidden_size": 64, "intermediate_size": 96, "num_heads": 2, "out_hidden_size": 48}
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(16, 24), (12, 20)])
+@pytest.mark.parametrize(
+    ("module", "model", "config", "changes"),
+    [
+        ("qwen2_5_vl", "Qwen2_5_VisionTransformerPretrainedModel", "Qwen2_5_VLVisionConfig",
+         {"depth": 2, "fullatt_block_indexes": [1]}),
+        ("qwen3_vl", "Qwen3VLVisionModel", "Qwen3VLVisionConfig",
+         {"depth": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 64}),
+        ("glm4v", "Glm4vVisionModel", "Glm4vVisionConfig", {"depth": 1, "image_size": 112}),
+    ],
+    ids=["Qwen 2.5", "Qwen 3", "GLM-4.1"],
+)  # fmt: skip
+def test_towers_of_language_models_read_a_grid(
+    module: str, model: str, config: str, changes: dict[str, Any], rows: int, columns: int
+) -> None:
+    """Windows of 4 x 4 merged patches: whole ones are one node a layer, those at borders others."""
+    pytest.importorskip("transformers")
+    library = importlib.import_module(f"transformers.models.{module}.modeling_{module}")
+    torch.manual_seed(0)
+    made = getattr(library, config)(**SMALL, **changes)
+    tower = Gridded(getattr(library, model)(made), rows, columns).eval()
+    elements = made.in_channels * made.temporal_patch_size * made.patch_size**2
+    x = random(rows * columns, elements, dtype=torch.float32)
+    graph = run_pipeline(gtco.capture(tower, (x,)))
+    windows = module == "qwen2_5_vl" and rows * columns % 64 > 0
+    assert ops(graph)["attention"] == changes["depth"] + 2 * windows
+    assert ops(graph)["rotate"] == changes["depth"] - windows
+    assert "aten" not in ops(graph)
+    for found, wanted in zip(interpret(graph, (x,)), tower(x), strict=True):
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
