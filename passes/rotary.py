@@ -14,12 +14,13 @@ Scores do not change when queries and keys reorder the columns of a head alike. 
 weights are put in an order in which partners are neighbours, which every epilogue has in one
 vector, and Q, K and V are one linear. Where each row of a head goes through a norm ahead of its
 rotation, Q and K keep linears of their own, in that order, and the kernel of the norm rotates.
-Where they come from no linear with constant weights, the partner is read from memory.
+Where they come from no linear with constant weights, the partner is read from memory. Windows that
+are cut out behind the rotation leave it in the epilogue of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -209,7 +210,7 @@ def _match(known: _Rotations, edit: Editor, node: Node) -> _Match | None:
     q, k = (known.of(edit, name) for name in node.inputs[:2])
     if q is None and k is None:
         return None
-    parts = _parts(edit, node, q, k)
+    parts = _parts(edit, node.inputs[2], (node,), q, k)
     return _Match(node, (q, k), parts, None if parts else _normed(edit, node, q, k))
 
 
@@ -242,21 +243,24 @@ def _check(edit: Editor, match: _Match) -> str | None:
 
 
 def _parts(
-    edit: Editor, attention: Node, q: _Rotation | None, k: _Rotation | None
+    edit: Editor,
+    value: str,
+    readers: Iterable[Node],
+    q: _Rotation | None,
+    k: _Rotation | None,
 ) -> tuple[Heads, Heads, Heads | None] | None:
-    """What `_Match.parts` is."""
+    """What `_Match.parts` is, of attention nodes that read `value`."""
     if q is None or k is None or not torch.equal(q.partner, k.partner):
         return None
-    inputs = attention.inputs
     of_q, of_k = (
         heads_of(edit, each.source, each.views, edit.shape(each.operand)) for each in (q, k)
     )
     if of_q is None or of_k is None or not of_q.like(of_k):
         return None
-    of_v = heads_of(edit, inputs[2], (), edit.shape(inputs[2]))
+    of_v = heads_of(edit, value, (), edit.shape(value))
     if of_v is not None and not of_q.like(of_v):
         of_v = None
-    inside = {*q.inside, *k.inside, attention.name}
+    inside = {*q.inside, *k.inside, *(node.name for node in readers)}
     linears = [each.linear.name for each in (of_q, of_k, of_v) if each is not None]
     return None if read_elsewhere(edit, linears, inside) else (of_q, of_k, of_v)
 
@@ -363,6 +367,67 @@ def _constant(edit: Editor, hint: str, table: Tensor, dtype: torch.dtype) -> str
     return edit.add_constant(f"rotary_{hint}", kept.contiguous())
 
 
+# -- windows that are cut out behind the rotation -------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Windows:
+    """Attention nodes of slices of the same queries, keys and values, which turn as a whole."""
+
+    match: _Match
+    """Of one of the nodes, with what turns as a whole."""
+    whole: tuple[str, str, str]
+
+
+def _match_windows(known: _Rotations, edit: Editor, node: Node) -> _Windows | None:
+    whole = _ahead_of_slices(edit, node)
+    if whole is None or len(set(whole)) < len(whole):
+        return None
+    nodes = [_readers(edit, name) for name in whole[:2]]
+    if nodes[0] != nodes[1] or any(_ahead_of_slices(edit, each) != whole for each in nodes[0]):
+        return None
+    q, k = (known.of(edit, name) for name in whole[:2])
+    parts = _parts(edit, whole[2], nodes[0], q, k)
+    return None if parts is None else _Windows(_Match(node, (q, k), parts, None), whole)
+
+
+def _ahead_of_slices(edit: Editor, node: Node) -> tuple[str, str, str] | None:
+    """[batch, heads, tokens, width] of which `node`, if it is attention, reads some tokens each."""
+    found = []
+    for name in node.inputs[:3] if node.op == "attention" else ():
+        view = edit.producer(name)
+        while view is not None and view.op in ("reshape", "permute"):
+            view = edit.producer(view.inputs[0])
+        if view is None or view.op != "slice" or len(edit.shape(view.inputs[0])) != 4:
+            return None
+        if view.attrs["dim"] % 4 != 2 or view.attrs.get("step", 1) != 1:
+            return None
+        found.append(view.inputs[0])
+    return (found[0], found[1], found[2]) if found else None
+
+
+def _readers(edit: Editor, value: str) -> list[Node]:
+    """Who computes with `value`, through views or not, by name."""
+    pending, found = [value], {}
+    while pending:
+        for user in edit.users(pending.pop()):
+            if user.definition.is_view:
+                pending.append(user.name)
+            else:
+                found[user.name] = user
+    return [found[name] for name in sorted(found)]
+
+
+def _replace_windows(edit: Editor, match: _Windows) -> tuple[str, ...]:
+    """All of them at once: queries and keys in another order do not meet those in the old one."""
+    parts = match.match.parts
+    assert parts is not None
+    made = _from_linears(edit, match.match, parts)
+    count = 2 if parts[2] is None else 3
+    edit.replace_all(zip(match.whole[:count], made[:count], strict=True))
+    return match.match.attention.values
+
+
 # -- others ---------------------------------------------------------------------------------------
 
 
@@ -397,11 +462,11 @@ def _from_memory(edit: Editor, rotation: _Rotation) -> str:
 
 def fuse_rotary(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
-    rule: Rule[Any] = Rule(
-        "attention(x * cos + x[partner] * sin, ...) -> attention(rotate(x), ...)",
-        ("attention",),
-        partial(_match, _Rotations()),
-        _replace,
-        _check,
-    )
-    return rewrite(graph, (rule,), log)
+    known = _Rotations()
+    rules: tuple[Rule[Any], ...] = (
+        Rule("attention(slice(x * cos + x[partner] * sin)) -> attention(slice(rotate(x)))",
+             ("attention",), partial(_match_windows, known), _replace_windows),
+        Rule("attention(x * cos + x[partner] * sin, ...) -> attention(rotate(x), ...)",
+             ("attention",), partial(_match, known), _replace, _check),
+    )  # fmt: skip
+    return rewrite(graph, rules, log)

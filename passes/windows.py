@@ -12,6 +12,7 @@ as many kernels as there are windows. Those of other lengths, as at borders, sta
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -104,16 +105,16 @@ def _window(edit: Editor, value: str, turned: bool) -> _Window | None:
 
 
 def _replace(edit: Editor, match: _Match) -> str:
-    made = [
-        run[0][0] if len(run) == 1 else _joined(edit, [window for _, window in run], match.turned)
-        for run in match.runs
-    ]
+    made = []
+    for run in match.runs:
+        windows = [window for _, window in run if window is not None]
+        made.append(run[0][0] if len(run) == 1 else _joined(edit, windows, match.turned))
     return made[0] if len(made) == 1 else edit.add("concat", *made, dim=match.concat.attrs["dim"])
 
 
-def _joined(edit: Editor, windows: list[Any], turned: bool) -> str:
+def _joined(edit: Editor, windows: Sequence[_Window], turned: bool) -> str:
     """What `windows` compute, by one node, as the concat reads it."""
-    first: _Window = windows[0]
+    first = windows[0]
     count, length = len(windows), first.end - first.start
     apart = []
     for name in first.whole:

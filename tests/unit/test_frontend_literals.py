@@ -70,13 +70,14 @@ def test_values_of_literals_are_known(function: Callable[..., Tensor]) -> None:
     torch.testing.assert_close(interpret(graph, (x,))[0], model(x))
 
 
-def test_a_literal_that_changes_is_computed_as_written() -> None:
-    def changing(model: Written, x: Tensor) -> Tensor:
-        scale = torch.tensor([1, 2])
-        first = scale * 3
-        scale.add_(1)
-        return x * first.sum() * scale.sum()
+def changing(model: Written, x: Tensor) -> Tensor:
+    scale = torch.tensor([1, 2])
+    first = scale * 3
+    scale.add_(1)
+    return x * first.sum() * scale.sum()
 
+
+def test_a_literal_that_changes_is_computed_as_written() -> None:
     model = Written(changing).eval()
     x = random(PATCHES, 8, dtype=torch.float32)
     torch.testing.assert_close(interpret(gtco.capture(model, (x,)), (x,))[0], model(x))
@@ -128,7 +129,7 @@ def test_towers_of_language_models_read_a_grid(
     graph = run_pipeline(gtco.capture(tower, (x,)))
     windows = module == "qwen2_5_vl" and rows * columns % 64 > 0
     assert ops(graph)["attention"] == changes["depth"] + 2 * windows
-    assert ops(graph)["rotate"] == changes["depth"] - windows
+    assert ops(graph)["rotate"] == changes["depth"]
     assert "aten" not in ops(graph)
     for found, wanted in zip(interpret(graph, (x,)), tower(x), strict=True):
         torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -181,6 +181,64 @@ def test_pairs_may_be_seen_through_other_views_than_what_they_turn(dtype: torch.
     torch.testing.assert_close(got, exact, rtol=2e-6, atol=2e-6)
 
 
+def of_cut_windows(turn: Turn, c: nn.Module, x: Tensor) -> Tensor:
+    """Qwen 2.5's at borders: windows of other lengths are cut out of what has turned."""
+    q, k, v = (split(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+    q, k = turn(q, c.cos, c.sin), turn(k, c.cos, c.sin)
+    parts = zip(*(y.split((3, 2), 2) for y in (q, k, v)), strict=True)
+    return torch.cat([F.scaled_dot_product_attention(*each) for each in parts], 2)
+
+
+@pytest.mark.parametrize("turn", [halves, neighbours, two_axes])
+def test_windows_are_cut_out_behind_the_epilogue_that_rotates(turn: Turn) -> None:
+    graph, args = prepared(partial(of_cut_windows, turn), X.float())
+    found = ops(check(fuse_rotary, graph, args))
+    assert {name: found[name] for name in TURNED} == {**TURNED, "attention": 2}
+    assert "neg" not in found and found["concat"] == 1
+
+
+def of_crossed_windows(c: nn.Module, x: Tensor) -> Tensor:
+    """One window's keys are queries of the other."""
+    q, k, v = (split(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+    (a, b), (d, e) = (halves(y, c.cos, c.sin).split((3, 2), 2) for y in (q, k))
+    f, g = v.split((3, 2), 2)
+    parts = F.scaled_dot_product_attention(a, d, f), F.scaled_dot_product_attention(e, b, g)
+    return torch.cat(parts, 2)
+
+
+def of_a_window_and_all(c: nn.Module, x: Tensor) -> Tensor:
+    """Keys turn as a whole and are read as a whole as well."""
+    q, k, v = (split(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+    q, k = halves(q, c.cos, c.sin), halves(k, c.cos, c.sin)
+    first = F.scaled_dot_product_attention(q[:, :, :3], k[:, :, :3], v[:, :, :3])
+    return torch.cat([first, F.scaled_dot_product_attention(q[:, :, 3:], k, v)], 2)
+
+
+def of_turned_values(c: nn.Module, x: Tensor) -> Tensor:
+    """The values of one window are queries that have turned."""
+    q, k, v = (split(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+    (a, b), (d, e) = (halves(y, c.cos, c.sin).split((3, 2), 2) for y in (q, k))
+    first = F.scaled_dot_product_attention(a, d, v[:, :, :3])
+    return torch.cat([first, F.scaled_dot_product_attention(b, e, b)], 2)
+
+
+def of_windows_that_others_read(c: nn.Module, x: Tensor) -> Tensor:
+    q, k, v = (split(F.linear(x, weight)) for weight in (c.q, c.k, c.v))
+    q, k = halves(q, c.cos, c.sin), halves(k, c.cos, c.sin)
+    parts = zip(*(y.split((3, 2), 2) for y in (q, k, v)), strict=True)
+    return torch.cat([F.scaled_dot_product_attention(*each) for each in parts], 2) + k
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [of_crossed_windows, of_a_window_and_all, of_turned_values, of_windows_that_others_read],
+)
+def test_windows_whose_columns_others_know_keep_them(layer: Callable[..., Tensor]) -> None:
+    graph, args = prepared(layer, X.float())
+    found = ops(check(fuse_rotary, graph, args))
+    assert found["linear"] == 3 and "swap_pairs" not in found
+
+
 def of_items(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Each item of the batch turns by its own angles."""
     own = torch.arange(1.0, x.shape[0] + 1).reshape(-1, 1, 1, 1)
