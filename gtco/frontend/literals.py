@@ -101,7 +101,7 @@ def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
             continue
         target, read = node.target, node.all_input_nodes
         if isinstance(target, OpOverload) and target._schema.is_mutable and target is not _DETACH:
-            if any(each in known for each in read):
+            if not known.keys().isdisjoint(_written(node, target)):
                 return None
             continue
         if not all(each in known for each in read) or not _is_function(target):
@@ -114,6 +114,16 @@ def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
 
 
 _DETACH = torch.ops.aten.detach_.default
+
+
+def _written(node: fx.Node, target: OpOverload) -> set[fx.Node]:
+    """What a call of `target` writes to."""
+    found: set[fx.Node] = set()
+    for at, argument in enumerate(target._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
+            found.update(each for each in pytree.tree_leaves(given) if isinstance(each, fx.Node))
+    return found
 
 
 def _is_function(target: Any) -> bool:

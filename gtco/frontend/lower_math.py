@@ -427,11 +427,23 @@ def _sdpa(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Value | None:
-    if dropout_p > 0 or enable_gqa:
+    if dropout_p > 0:
         return None
     if scale is None and ctx.shape(q)[-1] == 0:
         return None
     if ctx.shape(k)[-2] != ctx.shape(v)[-2]:
         return None  # an error in most of torch's kernels, and an answer in one of them
+    if enable_gqa:
+        k, v = (_for_heads(ctx, each, ctx.shape(q)[-3]) for each in (k, v))
     factor = ctx.shape(q)[-1] ** -0.5 if scale is None else scale
     return ctx.add("attention", q, k, v, mask, scale=factor, causal=is_causal)
+
+
+def _for_heads(ctx: Context, x: Value, heads: int) -> Value:
+    """[..., heads, tokens, width] of fewer heads, each for as many of `heads` as share it."""
+    *batch, own, tokens, width = ctx.shape(x)
+    if own == heads:
+        return x
+    x = ctx.add("reshape", x, shape=(*batch, own, 1, tokens, width))
+    x = ctx.add("expand", x, shape=(*batch, own, heads // own, tokens, width))
+    return ctx.add("reshape", x, shape=(*batch, heads, tokens, width))

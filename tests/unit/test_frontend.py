@@ -174,6 +174,8 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
         lambda x, y: F.layer_norm(x, (6, 8)) + F.layer_norm(y, (8,), y[0, 0], x[0, 0]),
         lambda x, y: F.scaled_dot_product_attention(x, y, x, is_causal=True),
         lambda x, y: F.scaled_dot_product_attention(x, y, x, (x @ y.mT) > 0.0, scale=0.3),
+        lambda x, y: F.scaled_dot_product_attention(x[None], y[None, :1], y[None, :1],
+                                                    enable_gqa=True),
         lambda x, y: (x.roll(3), x.roll((1, 8), (1, 1)), x.unfold(1, 3, 2) + 1, y.argmax(1)),
         lambda x, y: (x.argmax(keepdim=True), *x.max(2), *y.min(1, keepdim=True), x.argmin()),
         lambda x, y: (*x.topk(2, 1), *y.topk(1, 0, largest=False), *x.sort(-1, descending=True)),

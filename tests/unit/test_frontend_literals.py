@@ -77,6 +77,18 @@ def changing(model: Written, x: Tensor) -> Tensor:
     return x * first.sum() * scale.sum()
 
 
+def counted(model: Written, x: Tensor) -> Tensor:
+    """What is written to is no literal, where to is one: Kimi's tower."""
+    begins = torch.repeat_interleave(torch.arange(4), torch.tensor([5, 7, 6, 6]))
+    return x.new_zeros(4, 8).index_add_(0, begins, x)
+
+
+def test_literals_say_where_something_is_written() -> None:
+    model = Written(counted).eval()
+    x = random(PATCHES, 8, dtype=torch.float32)
+    torch.testing.assert_close(interpret(gtco.capture(model, (x,)), (x,))[0], model(x))
+
+
 def test_a_literal_that_changes_is_computed_as_written() -> None:
     model = Written(changing).eval()
     x = random(PATCHES, 8, dtype=torch.float32)
