@@ -1,11 +1,11 @@
-"""Sizes and positions that a forward writes out itself: known while it is captured.
+"""Sizes and positions that a forward writes out itself are known while it is captured.
 
-    grid = torch.tensor([[1, 32, 48]])                          # of a model of patches
-    rows = torch.repeat_interleave(grid[:, 1], grid[:, 0])      # as long as its values say
+    grid = torch.tensor([[1, 32, 48]])
+    rows = torch.repeat_interleave(grid[:, 1], grid[:, 0])      # as long as a value of the grid
 
-Shapes and branches may depend on what is computed of them. Torch knows such values while it
-exports, of one element as it is, and forgets them behind that: what decides shapes is no constant
-of an exported program. So it is folded into constants ahead of everything else.
+Shapes and branches may depend on what is computed of them. While torch exports, it keeps the values
+of constants of one element; `known_literals` lets it keep more. The exported program has no values,
+and making it functional traces it anew, so `fold_literals` makes constants of them first.
 """
 
 from __future__ import annotations
