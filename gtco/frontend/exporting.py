@@ -9,7 +9,7 @@ import re
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, redirect_stderr, suppress
+from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
 
 import torch
@@ -77,12 +77,20 @@ def _with_values(
                 raise
             refusal = error
         if program is None or has_unknown_sizes(program):
-            with suppress(Exception), LiteralRanges():
+            with suppress(Exception), _unheard(), LiteralRanges():
                 return torch.export.export(model, args, kwargs, strict=False)
     if program is None:
         assert refusal is not None
         raise refusal
     return program
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Without what a model prints, which it has printed before."""
+    nowhere = io.StringIO()
+    with redirect_stdout(nowhere), redirect_stderr(nowhere):
+        yield
 
 
 def _data_dependent(error: Exception) -> bool:

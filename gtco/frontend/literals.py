@@ -87,13 +87,16 @@ _LOOKED_AT = (torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten.ite
 
 
 def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
-    """What is computed of literals alone, by node, in order; None if one of them changes."""
+    """What is computed of literals alone, by node, in order; None if one of them changes, or if
+    there are none."""
     known: dict[fx.Node, Any] = {}
     literals = {
         spec.arg.name: program.constants[str(spec.target)]
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.CONSTANT_TENSOR and str(spec.target) in program.constants
     }
+    if not any(map(_is_whole, literals.values())):
+        return None
     for node in program.graph.nodes:
         if node.op == "placeholder" and _is_whole(literals.get(node.name)):
             known[node] = literals[node.name]
