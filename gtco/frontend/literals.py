@@ -30,13 +30,22 @@ MOST_ELEMENTS = 1 << 16
 
 @contextmanager
 def known_literals() -> Iterator[None]:
-    """Within it torch knows the values of what is computed of tensors that a forward writes out."""
-    before = fake_tensor.CONSTANT_NUMEL_LIMIT
-    fake_tensor.CONSTANT_NUMEL_LIMIT = MOST_ELEMENTS
+    """Within it torch knows the values of what is computed of tensors that a forward writes out.
+
+    The limit is no public name of torch's: where there is none, nothing changes.
+    """
+    before = getattr(fake_tensor, _LIMIT, None)
+    if before is None:
+        yield
+        return
+    setattr(fake_tensor, _LIMIT, MOST_ELEMENTS)
     try:
         yield
     finally:
-        fake_tensor.CONSTANT_NUMEL_LIMIT = before
+        setattr(fake_tensor, _LIMIT, before)
+
+
+_LIMIT = "CONSTANT_NUMEL_LIMIT"
 
 
 class LiteralRanges(TorchFunctionMode):

@@ -10,9 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch._subclasses import fake_tensor
 
 import gtco
 from experiments.models.towers import Gridded
+from gtco.frontend.literals import known_literals
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
 from tests.pass_checks import ops, random
@@ -93,6 +95,13 @@ def test_a_literal_that_changes_is_computed_as_written() -> None:
     model = Written(changing).eval()
     x = random(PATCHES, 8, dtype=torch.float32)
     torch.testing.assert_close(interpret(gtco.capture(model, (x,)), (x,))[0], model(x))
+
+
+def test_a_torch_without_the_limit_stays_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(fake_tensor, "CONSTANT_NUMEL_LIMIT")
+    with known_literals():
+        assert not hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT")
+    assert not hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT")
 
 
 def test_random_numbers_are_no_literals() -> None:
