@@ -46,6 +46,7 @@ from gtco.passes.weighted_sums import (
     seen,
     spelled,
 )
+from gtco.passes.windows import cuts_tokens
 
 MAX_ELEMENTS = 1 << 23
 """Elements of the largest operand, or of an item of it, that are named one by one."""
@@ -398,9 +399,7 @@ def _ahead_of_slices(edit: Editor, node: Node) -> tuple[str, str, str] | None:
         view = edit.producer(name)
         while view is not None and view.op in ("reshape", "permute"):
             view = edit.producer(view.inputs[0])
-        if view is None or view.op != "slice" or len(edit.shape(view.inputs[0])) != 4:
-            return None
-        if view.attrs["dim"] % 4 != 2 or view.attrs.get("step", 1) != 1:
+        if not cuts_tokens(view):
             return None
         found.append(view.inputs[0])
     return (found[0], found[1], found[2]) if found else None

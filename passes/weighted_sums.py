@@ -105,9 +105,7 @@ class WeightedSums:
             raise Unlike
         self.inside.add(value)
         if node.definition.is_view:
-            view = first_item(node, self.edit.shape(node.inputs[0])) if self.first else node
-            if view is None:
-                raise Unlike
+            view = _first_item(node, self.edit.shape(node.inputs[0])) if self.first else node
             return self._of(node.inputs[0]).moved(view)
         if node.op not in _ARITHMETIC:
             raise Unlike
@@ -211,32 +209,33 @@ def first_size(sizes: tuple[int, ...], first: bool = True) -> tuple[int, ...]:
     return (1, *sizes[1:]) if first else sizes
 
 
-def first_item(view: Node, sizes: tuple[int, ...]) -> Node | None:
-    """`view`, of a value of these sizes, as it sees the first item; None where items, which are
-    what lies along the first dimension, do not stay apart."""
+def _first_item(view: Node, sizes: tuple[int, ...]) -> Node:
+    """`view`, of a value of these sizes, as it sees the first item, which is what lies first along
+    the first dimension.
+
+    Raises:
+        Unlike: items do not stay apart.
+    """
     made, attrs = view.outputs[0].sizes, view.attrs
-    if sizes[:1] != made[:1]:
-        return None
-    if view.op == "reshape":
-        return replace(view, attrs=MappingProxyType({**attrs, "shape": (1, *made[1:])}))
-    apart = (view.op == "permute" and attrs["dims"][0] == 0) or (
-        view.op == "slice" and attrs["dim"] % len(sizes) != 0
-    )
-    return view if apart else None
+    if sizes[:1] == made[:1]:
+        if view.op == "reshape":
+            return replace(view, attrs=MappingProxyType({**attrs, "shape": first_size(made)}))
+        if view.op == "permute" and attrs["dims"][0] == 0:
+            return view
+        if view.op == "slice" and attrs["dim"] % len(sizes) != 0:
+            return view
+    raise Unlike
 
 
 def first_items(views: Sequence[Node], sizes: tuple[int, ...]) -> list[Node]:
-    """`first_item` of each of `views`, the first of which is of a value of these sizes.
+    """Each of `views` as it sees the first item; the first of them is of a value of these sizes.
 
     Raises:
         Unlike: items do not stay apart.
     """
     found = []
     for view in views:
-        item = first_item(view, sizes)
-        if item is None:
-            raise Unlike
-        found.append(item)
+        found.append(_first_item(view, sizes))
         sizes = view.outputs[0].sizes
     return found
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeGuard
 
 from gtco.ir.graph import Graph, Node
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
@@ -89,19 +89,26 @@ def _window(edit: Editor, value: str, turned: bool) -> _Window | None:
     node = edit.producer(value, "attention")
     if node is None or len(node.inputs) != 3 or not edit.read_once(value):
         return None
-    cuts = [edit.producer(name, "slice") for name in node.inputs]
+    cuts = [edit.producer(name) for name in node.inputs]
     found = [
-        (cut.inputs[0], cut.attrs["start"], cut.attrs["end"])
-        for cut in cuts
-        if cut is not None
-        and cut.attrs["dim"] % len(TURNED) == TOKENS
-        and cut.attrs.get("step", 1) == 1
+        (cut.inputs[0], cut.attrs["start"], cut.attrs["end"]) for cut in cuts if cuts_tokens(cut)
     ]
     if len(found) < len(cuts) or len({(start, end) for _, start, end in found}) > 1:
         return None
     q, k, v = (whole for whole, _, _ in found)
     _, start, end = found[0]
     return _Window(node, (q, k, v), start, end)
+
+
+def cuts_tokens(node: Node | None) -> TypeGuard[Node]:
+    """Whether `node` takes neighbouring tokens out of [batch, heads, tokens, width]."""
+    return (
+        node is not None
+        and node.op == "slice"
+        and node.outputs[0].rank == len(TURNED)
+        and node.attrs["dim"] % len(TURNED) == TOKENS
+        and node.attrs.get("step", 1) == 1
+    )
 
 
 def _replace(edit: Editor, match: _Match) -> str:

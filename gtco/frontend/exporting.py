@@ -41,17 +41,17 @@ def exported(
     except CaptureError:
         raise  # of an ONNX model that says what it does not support, or of a result
     except Exception as error:
-        reason = reason_of(error)
+        reason, data_dependent = reason_of(error), _data_dependent(error)
         cause = (
             "a shape or a branch depends on tensor values (data-dependent)"
-            if _data_dependent(error)
+            if data_dependent
             else f"torch.export refuses {failed_in(model, error) or 'it'}"
         )
         step = (
             "check the example arguments, then make torch.export.export(model, args, kwargs, "
             "strict=False) succeed"
         )
-        if _data_dependent(error):
+        if data_dependent:
             step = (
                 "compute it from shapes, write values that never change out in forward "
                 "(torch.tensor([...])), or use torch.where instead of the branch"

@@ -37,10 +37,11 @@ def drop_idle_checks(program: ExportedProgram) -> None:
     idle = idle_nodes(program)
     for node in reversed(program.graph.nodes):
         check = node.target is torch.ops.aten._assert_scalar.default
-        if node in idle and not node.users and (check or not _writes(node)):
+        if node in idle and not node.users and (check or not writes(node)):
             program.graph.erase_node(node)
     program.graph_module.recompile()
 
 
-def _writes(node: fx.Node) -> bool:
+def writes(node: fx.Node) -> bool:
+    """Whether `node` changes a tensor that it reads."""
     return isinstance(node.target, OpOverload) and node.target._schema.is_mutable

@@ -24,6 +24,8 @@ from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from gtco.frontend.idle import writes
+
 MOST_ELEMENTS = 1 << 16
 """Of a tensor of sizes or positions."""
 
@@ -76,8 +78,6 @@ def fold_literals(program: ExportedProgram) -> None:
     """Make constants of the whole numbers that `program` computes of its own literals alone, in
     place, unless it writes to one of them."""
     known = _known(program)
-    if known is None:
-        return
     folded = [node for node in known if node.op == "call_function"]
     for node in folded:
         if isinstance(known[node], Tensor) and any(user not in known for user in node.users):
@@ -95,8 +95,8 @@ _LOOKED_AT = (torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten.ite
 """Operators that compute nothing of a tensor whose values are known."""
 
 
-def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
-    """What is computed of literals alone, by node, in order; None if one of them changes, or if
+def _known(program: ExportedProgram) -> dict[fx.Node, Any]:
+    """What is computed of literals alone, by node, in order; nothing if one of them changes, or if
     there are none."""
     known: dict[fx.Node, Any] = {}
     literals = {
@@ -105,18 +105,18 @@ def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
         if spec.kind is InputKind.CONSTANT_TENSOR and str(spec.target) in program.constants
     }
     if not any(map(_is_whole, literals.values())):
-        return None
+        return {}
     for node in program.graph.nodes:
         if node.op == "placeholder" and _is_whole(literals.get(node.name)):
             known[node] = literals[node.name]
         if node.op != "call_function" or node.target in _LOOKED_AT:
             continue
-        target, read = node.target, node.all_input_nodes
-        if isinstance(target, OpOverload) and target._schema.is_mutable and target is not _DETACH:
-            if not known.keys().isdisjoint(_written(node, target)):
-                return None
+        target = node.target
+        if writes(node) and target is not _DETACH:
+            if not known.keys().isdisjoint(_written(node)):
+                return {}
             continue
-        if not all(each in known for each in read) or not _is_function(target):
+        if not all(each in known for each in node.all_input_nodes) or not _is_function(target):
             continue
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         made = target(*args, **kwargs)
@@ -128,10 +128,11 @@ def _known(program: ExportedProgram) -> dict[fx.Node, Any] | None:
 _DETACH = torch.ops.aten.detach_.default
 
 
-def _written(node: fx.Node, target: OpOverload) -> set[fx.Node]:
-    """What a call of `target` writes to."""
+def _written(node: fx.Node) -> set[fx.Node]:
+    """What a call of an operator writes to."""
+    assert isinstance(node.target, OpOverload)
     found: set[fx.Node] = set()
-    for at, argument in enumerate(target._schema.arguments):
+    for at, argument in enumerate(node.target._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             given = node.args[at] if at < len(node.args) else node.kwargs.get(argument.name)
             found.update(each for each in pytree.tree_leaves(given) if isinstance(each, fx.Node))

@@ -445,5 +445,5 @@ def _for_heads(ctx: Context, x: Value, heads: int) -> Value:
     if own == heads:
         return x
     x = ctx.add("reshape", x, shape=(*batch, own, 1, tokens, width))
-    x = ctx.add("expand", x, shape=(*batch, own, heads // own, tokens, width))
+    x = ctx.expand(x, (*batch, own, heads // own, tokens, width))
     return ctx.add("reshape", x, shape=(*batch, heads, tokens, width))

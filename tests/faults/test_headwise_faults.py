@@ -9,8 +9,7 @@ import pytest
 
 from gtco.passes.headwise import headwise
 from gtco.passes.rotary import fuse_rotary
-from tests.faults.test_pass_faults import planted
-from tests.pass_checks import check
+from tests.faults.test_pass_faults import judged, planted
 from tests.unit.test_passes_rotary import (
     X,
     halves,
@@ -36,17 +35,8 @@ def test_a_planted_fault_is_caught(fault: str | None, monkeypatch: pytest.Monkey
     if fault is not None:
         wrong = planted(sys.modules[headwise.__module__], *FAULTS[fault])
         monkeypatch.setattr(sys.modules[fuse_rotary.__module__], "headwise", wrong.headwise)
-    found = []
-    for layer in (
-        partial(of_clamped_linears, halves),
-        partial(of_normed_parts, halves),
-        of_scaled_heads,
-    ):
-        graph, args = prepared(layer, X.float())
-        try:
-            result = check(fuse_rotary, graph, args)
-        except AssertionError as error:
-            found.append(str(error))
-        else:
-            assert sum(node.op == "rotate" for node in result.nodes) == 2, "it declined"
+    layers = partial(of_clamped_linears, halves), partial(of_normed_parts, halves), of_scaled_heads
+    right, found = judged(fuse_rotary, (prepared(layer, X.float()) for layer in layers))
+    for result in right:
+        assert sum(node.op == "rotate" for node in result.nodes) == 2, "it declined"
     assert bool(found) == (fault is not None)

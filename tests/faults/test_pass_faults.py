@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from types import ModuleType
 
@@ -324,6 +324,20 @@ def planted(module: ModuleType, old: str, new: str) -> ModuleType:
     wrong = ModuleType(module.__name__)
     exec(compile(source.replace(old, new), module.__name__, "exec"), wrong.__dict__)
     return wrong
+
+
+def judged(
+    step: Callable[[Graph], Graph], cases: Iterable[tuple[Graph, Sequence[Tensor]]]
+) -> tuple[list[Graph], list[str]]:
+    """(the graphs that `step` makes rightly of `cases`, what `check` says of the others)."""
+    right: list[Graph] = []
+    found: list[str] = []
+    for graph, args in cases:
+        try:
+            right.append(check(step, graph, args))
+        except AssertionError as error:
+            found.append(str(error))
+    return right, found
 
 
 def no_attention(group: Group) -> str | None:

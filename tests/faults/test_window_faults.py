@@ -15,8 +15,8 @@ from gtco.passes.attention import fuse_attention
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.rotary import fuse_rotary
 from gtco.passes.windows import join_windows
-from tests.faults.test_pass_faults import planted
-from tests.pass_checks import captured, check, random
+from tests.faults.test_pass_faults import judged, planted
+from tests.pass_checks import captured, random
 from tests.unit.test_frontend_literals import (
     PATCHES,
     Written,
@@ -59,7 +59,7 @@ WINDOWS = {
 def test_a_fault_in_joined_windows_is_caught(fault: str | None) -> None:
     module = sys.modules[join_windows.__module__]
     wrong = module if fault is None else planted(module, *WINDOWS[fault])
-    found = []
+    cases = []
     for function, tokens in (
         (lambda _, x: attended(x, (4, 4, 2, 4, 4)), 18),
         (of_other_keys, 8),
@@ -67,10 +67,8 @@ def test_a_fault_in_joined_windows_is_caught(fault: str | None) -> None:
         (of_other_scales, 8),
     ):
         graph, args = captured(function, random(2, tokens, 3 * CHANNELS, dtype=torch.float32))
-        try:
-            check(wrong.join_windows, fuse_attention(canonicalize(graph)), args)
-        except AssertionError as error:
-            found.append(str(error))
+        cases.append((fuse_attention(canonicalize(graph)), args))
+    _, found = judged(wrong.join_windows, cases)
     assert bool(found) == (fault is not None)
 
 
@@ -89,25 +87,20 @@ TURNED = {
 def test_a_fault_in_windows_that_turn_is_caught(fault: str | None) -> None:
     module = sys.modules[fuse_rotary.__module__]
     wrong = module if fault is None else planted(module, *TURNED[fault])
-    found = []
-    for layer in (
+    layers = (
         partial(of_cut_windows, halves),
         of_crossed_windows,
         of_a_window_and_all,
         of_turned_values,
         of_windows_that_others_read,
         of_three_linears(of_items),
-    ):
-        graph, args = prepared(layer, X.float())
-        try:
-            check(wrong.fuse_rotary, graph, args)
-        except AssertionError as error:
-            found.append(str(error))
+    )
+    _, found = judged(wrong.fuse_rotary, (prepared(layer, X.float()) for layer in layers))
     assert bool(found) == (fault is not None)
 
 
 LITERALS = {
-    "a literal before it changed": ("return None\n            continue", "continue"),
+    "a literal before it changed": ("return {}\n            continue", "continue"),
     "another constant": ("constants[target] = value", "constants[target] = value + 1"),
 }  # fmt: skip
 
