@@ -177,7 +177,7 @@ def chain_us(
         epilogue_us += results / block.writers * result_us
     exchanged = results * 4 * (block.split - 1) / block.split + block.peer_bytes
     peer_bytes_per_us = c.crowded_peer_bytes_per_us if crowded else c.peer_bytes_per_us
-    epilogue_us += exchanged / peer_bytes_per_us
+    epilogue_us += together * exchanged / peer_bytes_per_us
     epilogue_us += c.sums_us * (block.split > 1) + c.exchange_us * (block.peer_bytes > 0)
     start_us = (c.start_boundaries + c.alone_boundaries * (resident == 1)) * target.boundary_us
     shares = block.l2_bytes < block.fill_bytes

@@ -75,8 +75,8 @@ _ANY: Mapping[str, tuple[Schedule, ...]] = {
         {"warps_k": 2, "stages": 2, "copy_warps": 0, "tma": 1},
     ),
     "attention_wgmma": (
-        {"parts": 2, "stages": 2},
-        {"block_q": 64, "block_k": 16, "parts": 1, "stages": 2},
+        {"parts": 2, "stages": 2, "split": 1},
+        {"block_q": 64, "block_k": 16, "parts": 1, "stages": 2, "split": 1},
     ),
     "attention_projection": (
         {"block_q": 16, "warps_k": 1, "stages": 2},
@@ -148,6 +148,10 @@ CASES: dict[str, Case] = {
     "packed": Case(lambda: attention_groups.packed(37, 2, 32, epilogue=True), _ANY),
     "masked": Case(
         lambda: attention_groups.cross((2,), 17, 100, 24, 40, BF16, mask=torch.bool), _ANY
+    ),
+    "shared keys": Case(
+        lambda: attention_groups.cross((2,), 17, 100, 24, 40, BF16, mask=BF16),
+        {"attention_wgmma": ({"split": 2, "parts": 2}, {"split": 4})},
     ),
     "two masks": Case(lambda: attention_groups.decomposed(2, (5, 13), (8, 12), 24), {}),
     "causal": Case(lambda: attention_groups.cross((2,), 70, 33, 16, causal=True), _ANY),

@@ -7,14 +7,18 @@
 // leaves them, since that is where the second wants its weights. Tiles arrive in a ring of STAGES;
 // where all of them find room, no slot is used twice.
 //
+// SPLIT blocks of a cluster share the block's queries where blocks are few: each has its part of
+// the tiles of keys, sends the others what it has of the queries that they finish, over their ring
+// once they are done with it, and finishes its own.
+//
 // Of tf32 wgmma reads no operand but K-major, so that the values are wanted by columns. A warpgroup
 // more, which has no queries, transposes each tile of them where it lies, while the others have
 // the scores.
 //
-// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, STAGES, CAUSAL, SCALE, and where
-// things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q, K, V:
-// `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64 queries or
-// BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, SPLIT, STAGES, CAUSAL, SCALE, and
+// where things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q,
+// K, V: `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64
+// queries or BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
 #pragma once
 
 #include "epilogue.cuh"
@@ -127,19 +131,25 @@ template <class C, class Q, class K, class V, class Mask, class Functor>
 __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys, const V& values,
                                                 const Mask& mask, const Functor& functor) {
   using Element = typename C::Element;
-  constexpr int BLOCK_Q = C::BLOCK_Q, PARTS = C::PARTS, STAGES = C::STAGES;
+  constexpr int BLOCK_Q = C::BLOCK_Q, PARTS = C::PARTS, SPLIT = C::SPLIT, STAGES = C::STAGES;
   constexpr int TILE = C::BLOCK_K, BOX = C::BOX, BOXES = TILE / BOX;
-  constexpr int KEYS = TILE / PARTS;  // of a warpgroup
+  constexpr int ALL_TILES = ceil_div(C::LK, TILE), SPLIT_TILES = ceil_div(ALL_TILES, SPLIT);
+  constexpr int FINISHED = BLOCK_Q / SPLIT;  // queries of a block
+  constexpr int KEYS = TILE / PARTS;         // of a warpgroup
   using Values = ValueTile<Element, C::DV, PARTS, KEYS>;
+  using Softmax = SoftmaxRows<C, Mask, KEYS>;
   constexpr int WARPS = BLOCK_Q / 16 * PARTS, TRANSPOSERS = Values::TRANSPOSERS;
   constexpr int THREADS = (WARPS + TRANSPOSERS) * 32;
+  using Parts = PartsMerge<Softmax, FINISHED, PARTS * SPLIT, THREADS>;
   constexpr int PRODUCTS = ceil_div(KEYS, 256), N = KEYS / PRODUCTS;
   constexpr int E = 128 / sizeof(Element), D_ATOMS = ceil_div(C::D, E);
   constexpr int QUERY_ATOM = 64 * 128, ATOM = TILE * 128;  // bytes of E columns
   constexpr int KEY_BYTES = D_ATOMS * ATOM, VALUE_BYTES = Values::BYTES;
-  constexpr bool ALL_IN_FLIGHT = ceil_div(C::LK, TILE) <= STAGES;  // no slot twice
+  constexpr bool ALL_IN_FLIGHT = SPLIT_TILES <= STAGES;  // no slot twice
   static_assert(KEYS % 16 == 0 && N % 8 == 0, "what wgmma takes");
   static_assert(BLOCK_Q % 64 == 0 && BOX % 8 == 0, "whole warpgroups, and rows of the swizzle");
+  static_assert(SPLIT == 1 || (!C::CAUSAL && (SPLIT - 1) * SPLIT_TILES < ALL_TILES),
+                "each block of a cluster has keys");
 
   extern __shared__ __align__(1024) unsigned char smem[];
   const u32 q_tile = ptx::shared_address(smem);                 // (BLOCK_Q / 64, D_ATOMS, 64, E)
@@ -149,13 +159,16 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   const u32 queries_full = ptx::shared_address(smem + C::BARRIERS_AT);
   const u32 keys_full = queries_full + 8, values_full = keys_full + 8 * STAGES;
   const u32 empty = values_full + 8 * STAGES, transposed = empty + 8 * STAGES;
+  const u32 parts_full = transposed + (TRANSPOSERS > 0 ? 8 * STAGES : 0);
 
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
   const int row = group * 64 + warp % 4 * 16;  // the warp's first of the block's queries
-  const int head = blockIdx.y, query0 = blockIdx.x * BLOCK_Q;
+  const int head = blockIdx.y, query0 = blockIdx.x / SPLIT * BLOCK_Q;
+  const int rank = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile0 = rank * SPLIT_TILES;
   const int key_count = C::CAUSAL ? min_of(C::LK, query0 + BLOCK_Q) : C::LK;
-  const int tiles = ceil_div(key_count, TILE);
+  const int tiles = min_of(SPLIT_TILES, ceil_div(key_count, TILE) - tile0);
+  const int first = query0 + rank * FINISHED;  // of the queries that this block finishes
   if (thread == 0) {
     ptx::mbarrier_init(queries_full, 1);
     for (int s = 0; s < STAGES; ++s) {
@@ -164,7 +177,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       ptx::mbarrier_init(empty + 8 * s, WARPS);
       if constexpr (TRANSPOSERS > 0) ptx::mbarrier_init(transposed + 8 * s, TRANSPOSERS);
     }
+    if constexpr (SPLIT > 1) ptx::mbarrier_init(parts_full, 1);
     ptx::fence_mbarrier_init();
+    if constexpr (SPLIT > 1) ptx::mbarrier_arrive_expect_tx(parts_full, Parts::BYTES);
     queries.prefetch();
     keys.prefetch();
     values.prefetch();
@@ -178,9 +193,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
 #pragma unroll
     for (int i = 0; i < D_ATOMS * BOXES; ++i)
       keys.copy(k_ring + slot * KEY_BYTES + i / BOXES * ATOM + i % BOXES * BOX * 128, i / BOXES * E,
-                tile * TILE + i % BOXES * BOX, head, keys_full + 8 * slot);
+                (tile0 + tile) * TILE + i % BOXES * BOX, head, keys_full + 8 * slot);
     ptx::mbarrier_arrive_expect_tx(values_full + 8 * slot, VALUE_BYTES);
-    Values::template copy<BOX>(values, v_ring + slot * VALUE_BYTES, tile * TILE, head,
+    Values::template copy<BOX>(values, v_ring + slot * VALUE_BYTES, (tile0 + tile) * TILE, head,
                                values_full + 8 * slot);
   };
   if (thread == 0) {
@@ -193,10 +208,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     for (int tile = 0; tile < min_of(tiles, STAGES); ++tile) copy_tile(tile, tile);
   }
   __syncwarp();
-  fill_row_values<BLOCK_Q, THREADS>(functor, row_values, thread, head * C::LQ + query0,
-                                    (head + 1) * C::LQ);
+  fill_row_values<FINISHED, THREADS>(functor, row_values, thread, head * C::LQ + first,
+                                     (head + 1) * C::LQ);
 
-  using Softmax = SoftmaxRows<C, Mask, KEYS>;
   Softmax state;
   state.lane = lane;
   const bool has_queries = query0 + row < C::LQ;
@@ -206,7 +220,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   MaskTile<C, Mask, KEYS> tile_mask;
   const auto load_mask = [&](int tile) {
     if constexpr (Mask::PRESENT) {
-      const int key = tile * TILE + part * KEYS;
+      const int key = (tile0 + tile) * TILE + part * KEYS;
       if (has_queries) tile_mask.load(mask, lane, head, query0 + row, key, tile == 0);
     }
   };
@@ -244,7 +258,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       }
       if (has_queries) {  // else what is computed is not stored
         state.template mask_scores<FREE>(scores, tile_mask, query0 + row,
-                                         tile * TILE + part * KEYS);
+                                         (tile0 + tile) * TILE + part * KEYS);
         state.rescale(scores);
       }
       constexpr int STEPS = KEYS / Softmax::template OPERAND_KEYS<Element>;
@@ -272,13 +286,21 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     }
   }
 
-  const PartsMerge<Softmax, BLOCK_Q, PARTS, THREADS> parts(
-      reinterpret_cast<float*>(smem), reinterpret_cast<float*>(smem + C::SHARES_AT));
-  EpilogueTile<BLOCK_Q, C::DV, THREADS, 64, Functor> tile(functor, thread, 0, head * C::LQ + query0,
-                                                          0, (head + 1) * C::LQ, C::DV);
+  const Parts parts(reinterpret_cast<float*>(smem), reinterpret_cast<float*>(smem + C::SHARES_AT));
+  EpilogueTile<FINISHED, C::DV, THREADS, 64, Functor> tile(functor, thread, 0, head * C::LQ + first,
+                                                           0, (head + 1) * C::LQ, C::DV);
   tile.fetch();
-  __syncthreads();  // the ring becomes the staging buffer
-  if (TRANSPOSERS == 0 || warp < WARPS) parts.stage(state, part, row);
+  const bool consumes = TRANSPOSERS == 0 || warp < WARPS;
+  if constexpr (SPLIT > 1) {
+    ptx::barrier_cluster_arrive();  // done with its ring, which becomes the staging buffer
+    ptx::barrier_cluster_wait();
+    if (consumes) parts.template send<SPLIT>(state, rank * PARTS + part, row, parts_full);
+    ptx::mbarrier_wait(parts_full, 0);
+    parts.receive(thread);
+  } else {
+    __syncthreads();  // the ring becomes the staging buffer
+    if (consumes) parts.stage(state, part, row);
+  }
   parts.settle(thread);
   tile.run(row_values, [&](int r, int c) { return parts.template merged<Functor::VECTOR>(r, c); });
 }

@@ -262,6 +262,43 @@ class PartsMerge {
     }
   }
 
+#if __CUDA_ARCH__ >= 900
+  // Bytes that a block of a cluster gets, itself included.
+  static constexpr int BYTES = PARTS * ROWS * (Softmax::DV16 * 16 + 2) * 4;
+
+  // Sends the 16 rows from `row` on of a part to those of SPLIT blocks of the cluster that finish
+  // them, of which each has the next ROWS; their `barrier`s count the bytes. Sums and largest
+  // scores go behind each row.
+  template <int SPLIT>
+  __device__ __forceinline__ void send(const Softmax& state, int part, int row, u32 barrier) const {
+    static_assert(ROWS % 8 == 0 && PARTS % SPLIT == 0, "eight rows of a fragment go to one block");
+    const int lane = state.lane;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int owner = (row + half * 8) / ROWS, r = (row + half * 8) % ROWS + lane / 4;
+      const u32 to = ptx::mapa(ptx::shared_address(staged_ + (part * ROWS + r) * LD), owner);
+      const u32 counts = ptx::mapa(barrier, owner);
+#pragma unroll
+      for (int n = 0; n < Softmax::DV16 * 2; ++n) {
+        const float* out = state.out[n] + half * 2;
+        ptx::st_async(to + (n * 8 + lane % 4 * 2) * 4, out[0], out[1], counts);
+      }
+      const float total = lanes_sum<4>(state.total[half]);
+      if (lane % 4 == 0) ptx::st_async(to + Softmax::DV16 * 16 * 4, total, state.top[half], counts);
+    }
+  }
+
+  // When all of them have come. All threads.
+  __device__ __forceinline__ void receive(int thread) const {
+#pragma unroll 1
+    for (int i = thread; i < PARTS * ROWS; i += THREADS) {
+      const auto of_row = load<2>(staged_ + i * LD + Softmax::DV16 * 16);
+      shares_[i] = of_row[0];
+      tops_[i] = of_row[1];
+    }
+  }
+#endif
+
   // When all have staged theirs: what share of the whole each part has. All threads.
   __device__ __forceinline__ void settle(int thread) const {
     __syncthreads();

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -15,7 +15,7 @@ from gtco.codegen.sketches.attention import AttentionSketch
 from gtco.codegen.sketches.gemm import pad_to
 from gtco.codegen.sketches.heads import box_rows, check_tensor_map, map_text, tensor_map
 from gtco.ir.graph import Group
-from gtco.target import Target
+from gtco.target import PORTABLE_CLUSTER, Target
 
 WARPGROUP_QUERIES = 64
 """Rows of `wgmma`'s M side."""
@@ -23,6 +23,8 @@ MOST_KEYS = 640
 """Of a tile: more of them find no room in shared memory or in registers."""
 PARTS = (1, 2)
 """Warpgroups that share 64 queries."""
+SPLITS = (1, 2, 4, 8)
+"""Blocks of a cluster that share queries."""
 LOOP_REGISTERS = 32
 """Of a thread, beside its scores and results."""
 TILE_US = 0.25
@@ -52,13 +54,15 @@ class _SharedMemory:
 
 
 class AttentionWgmma(AttentionSketch):
-    """Block -> 64 queries a warpgroup; keys may be split over warpgroups; a ring of tiles of keys
-    and values by TMA. A warpgroup more transposes values of tf32, which wgmma takes K-major alone.
+    """Block -> 64 queries a warpgroup; keys may be split over warpgroups, and over the blocks of a
+    cluster; a ring of tiles of keys and values by TMA. A warpgroup more transposes values of tf32,
+    which wgmma takes K-major alone.
     """
 
     name: ClassVar[str] = "attention_wgmma"
     version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
+    later_knobs: ClassVar[Mapping[str, int]] = {"split": 1}
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -87,6 +91,7 @@ class AttentionWgmma(AttentionSketch):
             ),
             Knob("parts", PARTS),
             Knob("stages", (1, 2, 3, 4)),
+            Knob("split", SPLITS),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -97,15 +102,18 @@ class AttentionWgmma(AttentionSketch):
         """Microseconds, roughly."""
         target, threads = self.target, _consumers(schedule)
         block, resident = self._loop_work(schedule), self._resident(schedule)
-        blocks = self.heads * -(-self.queries // block.tile_p)
+        split = schedule["split"]
+        blocks = self.heads * -(-self.queries // block.tile_p) * split
         together = min(-(-blocks // target.sm_count), resident)
         flops = block.tile_p * block.steps * schedule["block_k"] * timing.TANH_FLOPS
         pointwise_us = flops / timing.fp32_per_us(together * threads, target)
         products = self.anchor.attrs.get("products")
         rate = target.products_tflops(self.dtype, products)
         rate *= target.constants.mma_efficiency[self.name]
-        model_us = timing.chain_us(block, blocks, resident, rate, target, pointwise_us=pointwise_us)
-        waves = -(-blocks // (target.sm_count * resident))
+        model_us = timing.chain_us(
+            block, blocks, resident, rate, target, pointwise_us=pointwise_us, cluster=split
+        )
+        waves = -(-blocks // (timing.multiprocessors_for(split, target) * resident))
         refills = max(0, block.steps - block.stages)
         turns_us = TILE_US * block.steps + REFILL_US * refills + MERGE_US * (schedule["parts"] - 1)
         return model_us + waves * turns_us
@@ -136,8 +144,32 @@ class AttentionWgmma(AttentionSketch):
         shares_at = max(end, self._staged_bytes(parts, queries))  # staged over the tiles
         row_values_at = shares_at + 2 * parts * queries * 4
         barriers_at = row_values_at + pad_to(queries * 4 * self.row_fields, 16)
-        nbytes = barriers_at + 8 * (1 + (3 + self.transposes) * stages)
+        barriers = 1 + (3 + self.transposes) * stages + (schedule["split"] > 1)
+        nbytes = barriers_at + 8 * barriers
         return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
+
+    def _tiles(self, schedule: Schedule) -> int:
+        """Of keys, that a block multiplies at most."""
+        tiles = -(-self.keys // schedule["block_k"])
+        return -(-tiles // schedule["split"])
+
+    def _loop_work(self, schedule: Schedule) -> BlockWork:
+        whole = super()._loop_work(schedule)
+        steps, queries = self._tiles(schedule), schedule["block_q"] * self.width
+        filled = queries * self.dtype.itemsize
+        filled += (whole.fill_bytes - filled) * steps // whole.steps
+        split = schedule["split"]
+        # Stores of 8 bytes are half as fast as a product's, and its own part goes the same way.
+        sent = schedule["block_q"] * self.value_width * 4 if split > 1 else 0
+        return replace(
+            whole,
+            fill_bytes=filled,
+            l2_bytes=filled,
+            steps=steps,
+            mma_flops=whole.mma_flops * steps // whole.steps,
+            split=split,
+            peer_bytes=sent,
+        )
 
     def _value_bytes(self, schedule: Schedule) -> int:
         """Of a tile of values."""
@@ -155,10 +187,16 @@ class AttentionWgmma(AttentionSketch):
 
     def _check(self, schedule: Schedule) -> None:
         block_k, parts, stages = (schedule[name] for name in ("block_k", "parts", "stages"))
-        threads = self._threads(schedule)
+        split, threads = schedule["split"], self._threads(schedule)
         check(threads <= 512, f"{threads} threads, of which none has registers for its scores")
         check(block_k % (16 * parts) == 0, f"{block_k} keys in {parts} parts: wgmma takes 16")
-        tiles = -(-self.keys // block_k)
+        tiles = self._tiles(schedule)
+        if split > 1:
+            check(not self.anchor.attrs.get("causal"), "split: causal blocks have other keys each")
+            all_tiles = -(-self.keys // block_k)
+            none = f"split: of {all_tiles} tiles of keys one of {split} blocks gets none"
+            check((split - 1) * tiles < all_tiles, none)
+            check(split <= PORTABLE_CLUSTER, f"a cluster of {split} blocks")
         check(stages <= tiles, f"{stages} stages, and fewer tiles of keys")
         check(stages > 1 or tiles == 1, "a ring of one stage, which is refilled beside a product")
         registers = self._registers(schedule)
@@ -189,7 +227,7 @@ using namespace gtco;
 struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
-  static constexpr int BOX = {box}, STAGES = {schedule["stages"]};
+  static constexpr int BOX = {box}, STAGES = {schedule["stages"]}, SPLIT = {schedule["split"]};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
@@ -207,10 +245,11 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
         return self.program(
             schedule,
             source,
-            (-(-self.queries // block_q), self.heads, 1),
+            (-(-self.queries // block_q) * schedule["split"], self.heads, 1),
             threads,
             smem.nbytes,
             (*maps.values(), *(argument for _, argument in region.parameters.values())),
+            (schedule["split"], 1, 1),
         )
 
 

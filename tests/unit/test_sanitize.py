@@ -31,12 +31,13 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
     }  # fmt: skip
     expected = {kind.name for kind in SKETCHES} - (hopper if arch == "sm_80" else set())
     assert {program.sketch for program in found} == expected
-    assert len(found) <= 162
+    assert len(found) <= 168
     assert all(program.grid[0] * program.grid[1] * program.grid[2] <= 128 for program in found)
     if arch == "sm_90a":
         schedules = [program.schedule for program in found if program.sketch == "gemm_wgmma"]
         copies = [each.schedule["tma"] for each in found if each.sketch == "attention"]
         assert set(copies) == {0, 1}
+        assert {1, 2} <= {each.schedule["split"] for each in found if "attention_w" in each.sketch}
         for knob in ("split", "multicast"):
             assert {1, 2, 4} <= {schedule[knob] for schedule in schedules}
             assert {0, 1} <= {schedule["swap"] for schedule in schedules if schedule[knob] > 1}

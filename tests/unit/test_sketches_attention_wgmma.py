@@ -21,8 +21,9 @@ from tests.kernel_checks import inputs_of, sample, wrong_outputs
 H100 = TARGETS["sm_90a"]
 
 
-def schedule(block_q: int, block_k: int, parts: int, stages: int) -> Schedule:
-    return {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": stages}
+def schedule(block_q: int, block_k: int, parts: int, stages: int, split: int = 1) -> Schedule:
+    knobs = {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": stages}
+    return {**knobs, "split": split}
 
 
 CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
@@ -48,6 +49,23 @@ CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
     "bool mask": (
         lambda: groups.cross((2, 2), 37, 70, 24, mask=groups.BOOL, mask_lead=(2, 1)),
         schedule(64, 32, 2, 2),
+    ),
+    "four blocks with a tile each": (lambda: groups.packed(150, 1, 64), schedule(64, 48, 1, 1, 4)),
+    "two blocks with rings, in parts; an epilogue": (
+        lambda: groups.packed(97, 2, 64, epilogue=True, batch=2),
+        schedule(128, 32, 2, 2, 2),
+    ),
+    "eight blocks, the last without a whole tile; heads of 80": (
+        lambda: groups.cross((2,), 70, 230, 80, 72),
+        schedule(64, 32, 1, 1, 8),
+    ),
+    "two blocks, bool mask": (
+        lambda: groups.cross((2, 2), 37, 90, 24, mask=groups.BOOL, mask_lead=(2, 1)),
+        schedule(64, 32, 2, 2, 2),
+    ),
+    "four blocks, added mask, warpgroups without queries": (
+        lambda: groups.cross((2,), 17, 60, 40, 72, groups.BF16, mask=groups.F32),
+        schedule(256, 16, 1, 1, 4),
     ),
     "added mask, warpgroups without queries": (
         lambda: groups.cross((2,), 17, 33, 40, 72, groups.BF16, mask=groups.F32),
@@ -92,6 +110,24 @@ def test_large_tiles_of_tf32_find_their_registers(knobs: Schedule, width: int) -
     compiled = compile_uncached(program.code, program.name, program.arch)
     assert compiled.spill_bytes == 0
     assert "serialized" not in compiled.log
+
+
+def test_a_split_leaves_no_block_without_keys() -> None:
+    sketch = AttentionWgmma(groups.packed(150, 1, 64), H100)
+    with pytest.raises(Illegal, match="of 5 tiles of keys one of 4 blocks gets none"):
+        sketch.emit(schedule(64, 32, 1, 1, 4))
+    causal = AttentionWgmma(groups.cross((1, 2), 130, 200, 64, causal=True), H100)
+    with pytest.raises(Illegal, match="causal"):
+        causal.emit(schedule(64, 64, 1, 1, 4))
+
+
+@pytest.mark.compiler
+@pytest.mark.parametrize("split", (2, 4))
+def test_a_split_of_tf32_is_right_on_the_cpu(split: int) -> None:
+    group = groups.tf32_of(160, 64)
+    values = inputs_of(group)
+    program = AttentionWgmma(group, H100).emit(schedule(64, {2: 80, 4: 48}[split], 1, 1, split))
+    assert not wrong_outputs(program, group, values, run_on_host)
 
 
 @pytest.mark.compiler
