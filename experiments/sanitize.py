@@ -151,7 +151,7 @@ CASES: dict[str, Case] = {
     ),
     "shared keys": Case(
         lambda: attention_groups.cross((2,), 17, 100, 24, 40, BF16, mask=BF16),
-        {"attention_wgmma": ({"split": 2, "parts": 2}, {"split": 4})},
+        {"attention_wgmma": ({"split": 2, "parts": 2}, {"split": 4}, {"rest": 16})},
     ),
     "two masks": Case(lambda: attention_groups.decomposed(2, (5, 13), (8, 12), 24), {}),
     "causal": Case(lambda: attention_groups.cross((2,), 70, 33, 16, causal=True), _ANY),

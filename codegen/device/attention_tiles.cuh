@@ -25,11 +25,12 @@ struct ChunkedRows {
 };
 
 // How TMA puts boxes of rows there: ROWS of them, in atoms of 32, 64 or 128 bytes of columns, one
-// atom behind the other, whose swizzle is the same XOR. So one atom lies as ChunkedRows do.
-template <int ROWS, int WIDTH, int E>
+// atom behind the other, whose swizzle is the same XOR. So one atom lies as ChunkedRows do. Of
+// WHOLE ones each has 128 bytes, which is what wgmma reads, however few chunks there are.
+template <int ROWS, int WIDTH, int E, bool WHOLE = false>
 struct AtomRows {
   static constexpr int CHUNKS = WIDTH / E;
-  static constexpr int ATOM_CHUNKS = CHUNKS <= 2 ? 2 : (CHUNKS <= 4 ? 4 : 8);
+  static constexpr int ATOM_CHUNKS = WHOLE || CHUNKS > 4 ? 8 : CHUNKS <= 2 ? 2 : 4;
   static constexpr int ATOMS = ceil_div(CHUNKS, ATOM_CHUNKS), PITCH = ATOMS * ATOM_CHUNKS;
 
   // Elements from the tile's start to (row, E * chunk).
@@ -44,10 +45,17 @@ struct UsesTma : Constant<bool, false> {};
 template <class Config>
 struct UsesTma<Config, decltype(static_cast<void>(Config::TMA))> : Constant<bool, Config::TMA> {};
 
+template <class Config, class = void>
+struct HasWholeAtoms : Constant<bool, false> {};
+template <class Config>
+struct HasWholeAtoms<Config, decltype(static_cast<void>(Config::WHOLE_ATOMS))>
+    : Constant<bool, Config::WHOLE_ATOMS> {};
+
 template <class Config, int ROWS, int WIDTH, int E, bool TMA = UsesTma<Config>::value>
 struct TileRows : ChunkedRows<WIDTH, E> {};
 template <class Config, int ROWS, int WIDTH, int E>
-struct TileRows<Config, ROWS, WIDTH, E, true> : AtomRows<ROWS, WIDTH, E> {};
+struct TileRows<Config, ROWS, WIDTH, E, true>
+    : AtomRows<ROWS, WIDTH, E, HasWholeAtoms<Config>::value> {};
 
 // Elements of an operand that lie side by side and are copied at once, where they are fewer than a
 // chunk's.

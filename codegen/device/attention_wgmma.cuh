@@ -11,19 +11,22 @@
 // the tiles of keys, sends the others what it has of the queries that they finish, over their ring
 // once they are done with it, and finishes its own.
 //
+// Beside whole warpgroups a block may have a REST of 16 queries, so that blocks divide the queries
+// of a head, and the multiprocessors, better than by 64s: four more warps have them on mma.sync,
+// each a part of each tile of keys.
+//
 // Of tf32 wgmma reads no operand but K-major, so that the values are wanted by columns. A warpgroup
 // more, which has no queries, transposes each tile of them where it lies, while the others have
 // the scores.
 //
-// Config: Element, LQ, LK, D, DV, BLOCK_Q, BLOCK_K, BOX, PARTS, SPLIT, STAGES, CAUSAL, SCALE, and
-// where things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands Q,
-// K, V: `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64
+// Config: Element, LQ, LK, D, DV, BLOCK_Q, REST, BLOCK_K, BOX, PARTS, SPLIT, STAGES, CAUSAL, SCALE,
+// and where things lie (bytes): KEYS_AT, VALUES_AT, SHARES_AT, ROW_VALUES_AT, BARRIERS_AT. Operands
+// Q, K, V: `copy(to, column, row, head, barrier)` brings a box of 128 bytes of columns and of 64
 // queries or BOX keys, or 32 values of tf32, zeros beyond the last. Mask: as in softmax.cuh.
 #pragma once
 
-#include "epilogue.cuh"
+#include "attention.cuh"
 #include "ring.cuh"
-#include "softmax.cuh"
 #include "wgmma.cuh"
 
 namespace gtco {
@@ -127,6 +130,13 @@ __device__ __forceinline__ void multiply_values(float (&out)[ceil_div(DV, 16) * 
   ptx::wgmma_wait_group<0>(reinterpret_cast<float (&)[ceil_div(DV, 16) * 8]>(out));
 }
 
+// The configuration of the warps that have the REST queries, whose tile has a box of 64.
+template <class C>
+struct RestOf : C {
+  static constexpr bool TMA = true, WHOLE_ATOMS = true;
+  static constexpr int BLOCK_Q = 64, WARPS_K = 4;
+};
+
 template <class C, class Q, class K, class V, class Mask, class Functor>
 __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys, const V& values,
                                                 const Mask& mask, const Functor& functor) {
@@ -134,13 +144,17 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   constexpr int BLOCK_Q = C::BLOCK_Q, PARTS = C::PARTS, SPLIT = C::SPLIT, STAGES = C::STAGES;
   constexpr int TILE = C::BLOCK_K, BOX = C::BOX, BOXES = TILE / BOX;
   constexpr int ALL_TILES = ceil_div(C::LK, TILE), SPLIT_TILES = ceil_div(ALL_TILES, SPLIT);
-  constexpr int FINISHED = BLOCK_Q / SPLIT;  // queries of a block
-  constexpr int KEYS = TILE / PARTS;         // of a warpgroup
+  constexpr int REST = C::REST, ROWS = BLOCK_Q + REST;
+  constexpr int FINISHED = ROWS / SPLIT;  // queries of a block
+  constexpr int KEYS = TILE / PARTS;      // of a warpgroup
   using Values = ValueTile<Element, C::DV, PARTS, KEYS>;
   using Softmax = SoftmaxRows<C, Mask, KEYS>;
+  using RestC = RestOf<C>;
   constexpr int WARPS = BLOCK_Q / 16 * PARTS, TRANSPOSERS = Values::TRANSPOSERS;
-  constexpr int THREADS = (WARPS + TRANSPOSERS) * 32;
-  using Parts = PartsMerge<Softmax, FINISHED, PARTS * SPLIT, THREADS>;
+  constexpr int REST_WARPS = REST > 0 ? RestC::WARPS_K : 0;
+  constexpr int THREADS = (WARPS + TRANSPOSERS + REST_WARPS) * 32;
+  using Parts = PartsMerge<Softmax, BLOCK_Q / SPLIT, PARTS * SPLIT, THREADS>;
+  using RestParts = PartsMerge<Softmax, REST, RestC::WARPS_K, THREADS>;
   constexpr int PRODUCTS = ceil_div(KEYS, 256), N = KEYS / PRODUCTS;
   constexpr int E = 128 / sizeof(Element), D_ATOMS = ceil_div(C::D, E);
   constexpr int QUERY_ATOM = 64 * 128, ATOM = TILE * 128;  // bytes of E columns
@@ -150,9 +164,10 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   static_assert(BLOCK_Q % 64 == 0 && BOX % 8 == 0, "whole warpgroups, and rows of the swizzle");
   static_assert(SPLIT == 1 || (!C::CAUSAL && (SPLIT - 1) * SPLIT_TILES < ALL_TILES),
                 "each block of a cluster has keys");
+  static_assert(REST == 0 || (REST == 16 && SPLIT == 1 && TRANSPOSERS == 0), "a row of warps");
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  const u32 q_tile = ptx::shared_address(smem);                 // (BLOCK_Q / 64, D_ATOMS, 64, E)
+  const u32 q_tile = ptx::shared_address(smem);                 // (ROWS / 64, D_ATOMS, 64, E)
   const u32 k_ring = ptx::shared_address(smem + C::KEYS_AT);    // (STAGES, D_ATOMS, TILE, E)
   const u32 v_ring = ptx::shared_address(smem + C::VALUES_AT);  // STAGES as of Values
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
@@ -164,9 +179,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
   const int row = group * 64 + warp % 4 * 16;  // the warp's first of the block's queries
-  const int head = blockIdx.y, query0 = blockIdx.x / SPLIT * BLOCK_Q;
+  const int head = blockIdx.y, query0 = blockIdx.x / SPLIT * ROWS;
   const int rank = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile0 = rank * SPLIT_TILES;
-  const int key_count = C::CAUSAL ? min_of(C::LK, query0 + BLOCK_Q) : C::LK;
+  const int key_count = C::CAUSAL ? min_of(C::LK, query0 + ROWS) : C::LK;
   const int tiles = min_of(SPLIT_TILES, ceil_div(key_count, TILE) - tile0);
   const int first = query0 + rank * FINISHED;  // of the queries that this block finishes
   if (thread == 0) {
@@ -174,7 +189,7 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     for (int s = 0; s < STAGES; ++s) {
       ptx::mbarrier_init(keys_full + 8 * s, 1);
       ptx::mbarrier_init(values_full + 8 * s, 1);
-      ptx::mbarrier_init(empty + 8 * s, WARPS);
+      ptx::mbarrier_init(empty + 8 * s, WARPS + REST_WARPS);
       if constexpr (TRANSPOSERS > 0) ptx::mbarrier_init(transposed + 8 * s, TRANSPOSERS);
     }
     if constexpr (SPLIT > 1) ptx::mbarrier_init(parts_full, 1);
@@ -199,9 +214,10 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
                                values_full + 8 * slot);
   };
   if (thread == 0) {
-    ptx::mbarrier_arrive_expect_tx(queries_full, BLOCK_Q / 64 * D_ATOMS * QUERY_ATOM);
+    constexpr int BOXES_Q = ceil_div(ROWS, 64) * D_ATOMS;
+    ptx::mbarrier_arrive_expect_tx(queries_full, BOXES_Q * QUERY_ATOM);
 #pragma unroll
-    for (int i = 0; i < BLOCK_Q / 64 * D_ATOMS; ++i)
+    for (int i = 0; i < BOXES_Q; ++i)
       queries.copy(q_tile + i * QUERY_ATOM, i % D_ATOMS * E, query0 + i / D_ATOMS * 64, head,
                    queries_full);
 #pragma unroll 1
@@ -225,7 +241,8 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     }
   };
   RingPlace<STAGES> from{0, 0};
-  if (TRANSPOSERS == 0 || warp < WARPS) {
+  const bool consumes = TRANSPOSERS + REST_WARPS == 0 || warp < WARPS;
+  if (consumes) {
     load_mask(0);
     ptx::mbarrier_wait(queries_full, 0);
 #pragma unroll 1
@@ -273,6 +290,53 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
       }
       if (tile + 1 < tiles) load_mask(tile + 1);
     }
+  } else if constexpr (REST > 0) {
+    using Rest = AttentionWarp<RestC, Mask>;
+    Rest rest;
+    rest.lane = lane;
+    const int first_query = query0 + BLOCK_Q, in_tile = (warp - WARPS) * Rest::KEYS;
+    MaskTile<RestC, Mask, Rest::KEYS> rest_mask;
+    ptx::mbarrier_wait(queries_full, 0);
+    __syncwarp();  // ldmatrix takes whole warps
+    rest.load_queries(reinterpret_cast<const Element*>(smem + BLOCK_Q / 64 * D_ATOMS * QUERY_ATOM),
+                      0);
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile, from.advance()) {
+      const int s = from.slot, key = tile * TILE + in_tile;
+      const bool any = first_query < C::LQ && key < key_count;
+      if constexpr (Mask::PRESENT) {
+        if (any) rest_mask.load(mask, lane, head, first_query, key, tile == 0);
+      }
+      ptx::mbarrier_wait(keys_full + 8 * s, from.phase);
+      __syncwarp();
+      float scores[Rest::KEYS / 8][4] = {};
+      if (any) {
+        rest.multiply_keys(
+            scores, reinterpret_cast<const Element*>(smem + C::KEYS_AT + s * KEY_BYTES), in_tile);
+        rest.mask_scores(scores, rest_mask, first_query, key);
+        rest.rescale(scores);
+      }
+      ptx::mbarrier_wait(values_full + 8 * s, from.phase);
+      __syncwarp();
+      if (any)
+        rest.multiply_values(
+            scores, reinterpret_cast<const Element*>(smem + C::VALUES_AT + s * VALUE_BYTES),
+            in_tile);
+      __syncwarp();
+      if constexpr (!ALL_IN_FLIGHT) {
+        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < Softmax::DV16 * 2; ++n) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) state.out[n][j] = rest.out[n][j];
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      state.top[half] = rest.top[half];
+      state.total[half] = rest.total[half];
+    }
   } else if constexpr (TRANSPOSERS > 0) {
 #pragma unroll 1
     for (int tile = 0; tile < tiles; ++tile, from.advance()) {
@@ -286,11 +350,13 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     }
   }
 
-  const Parts parts(reinterpret_cast<float*>(smem), reinterpret_cast<float*>(smem + C::SHARES_AT));
+  float* const staged = reinterpret_cast<float*>(smem);
+  float* const shares = reinterpret_cast<float*>(smem + C::SHARES_AT);
+  const Parts parts(staged, shares);
+  const RestParts rest_parts(staged + PARTS * BLOCK_Q * Parts::LD, shares + 2 * PARTS * BLOCK_Q);
   EpilogueTile<FINISHED, C::DV, THREADS, 64, Functor> tile(functor, thread, 0, head * C::LQ + first,
                                                            0, (head + 1) * C::LQ, C::DV);
   tile.fetch();
-  const bool consumes = TRANSPOSERS == 0 || warp < WARPS;
   if constexpr (SPLIT > 1) {
     ptx::barrier_cluster_arrive();  // done with its ring, which becomes the staging buffer
     ptx::barrier_cluster_wait();
@@ -299,10 +365,20 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
     parts.receive(thread);
   } else {
     __syncthreads();  // the ring becomes the staging buffer
-    if (consumes) parts.stage(state, part, row);
+    if (consumes) {
+      parts.stage(state, part, row);
+    } else if constexpr (REST > 0) {
+      rest_parts.stage(state, warp - WARPS, 0);
+    }
   }
   parts.settle(thread);
-  tile.run(row_values, [&](int r, int c) { return parts.template merged<Functor::VECTOR>(r, c); });
+  if constexpr (REST > 0) rest_parts.settle(thread);
+  tile.run(row_values, [&](int r, int c) {
+    if constexpr (REST > 0) {
+      if (r >= BLOCK_Q) return rest_parts.template merged<Functor::VECTOR>(r - BLOCK_Q, c);
+    }
+    return parts.template merged<Functor::VECTOR>(r, c);
+  });
 }
 #endif
 

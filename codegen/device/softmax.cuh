@@ -235,6 +235,8 @@ struct SoftmaxRows {
 template <class Softmax, int ROWS, int PARTS, int THREADS>
 class PartsMerge {
  public:
+  static constexpr int LD = Softmax::DV16 * 16 + 8;  // rows of a fragment meet different banks
+
   // (PARTS, ROWS, LD) and (2, PARTS, ROWS) floats of shared memory.
   __device__ __forceinline__ PartsMerge(float* staged, float* shares)
       : staged_(staged), shares_(shares), tops_(shares + PARTS * ROWS) {}
@@ -342,8 +344,6 @@ class PartsMerge {
   }
 
  private:
-  static constexpr int LD = Softmax::DV16 * 16 + 8;  // rows of a fragment meet different banks
-
   float *const staged_, *const shares_, *const tops_;
 };
 

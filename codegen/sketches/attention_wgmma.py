@@ -25,6 +25,10 @@ PARTS = (1, 2)
 """Warpgroups that share 64 queries."""
 SPLITS = (1, 2, 4, 8)
 """Blocks of a cluster that share queries."""
+RESTS = (0, 16)
+"""Queries of a block beside those of its warpgroups."""
+REST_WARPS = 4
+"""Of a block, which have them."""
 LOOP_REGISTERS = 32
 """Of a thread, beside its scores and results."""
 TILE_US = 0.25
@@ -56,13 +60,14 @@ class _SharedMemory:
 class AttentionWgmma(AttentionSketch):
     """Block -> 64 queries a warpgroup; keys may be split over warpgroups, and over the blocks of a
     cluster; a ring of tiles of keys and values by TMA. A warpgroup more transposes values of tf32,
-    which wgmma takes K-major alone.
+    which wgmma takes K-major alone. Or one more has a rest of 16 queries on
+    `mma.sync`.
     """
 
     name: ClassVar[str] = "attention_wgmma"
     version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
-    later_knobs: ClassVar[Mapping[str, int]] = {"split": 1}
+    later_knobs: ClassVar[Mapping[str, int]] = {"split": 1, "rest": 0}
     ring: ClassVar[frozenset[str]] = frozenset({"stages"})
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -92,6 +97,7 @@ class AttentionWgmma(AttentionSketch):
             Knob("parts", PARTS),
             Knob("stages", (1, 2, 3, 4)),
             Knob("split", SPLITS),
+            Knob("rest", (0,), range(16, 17)) if self.transposes else Knob("rest", RESTS),
         )
 
     def defaults(self) -> Iterable[Schedule]:
@@ -122,6 +128,9 @@ class AttentionWgmma(AttentionSketch):
         part = schedule["block_k"] // schedule["parts"]
         results = -(-self.value_width // 16) * 8
         held = part // 2 + results + self._mask_registers(part) + LOOP_REGISTERS
+        if schedule["rest"]:
+            rest = {**schedule, "block_q": schedule["rest"], "warps_k": REST_WARPS}
+            held = max(held, super()._registers(rest))
         if not self.transposes:
             return held
         # Where products of tf32 want their weights, as counted in kernels of many keys.
@@ -137,13 +146,15 @@ class AttentionWgmma(AttentionSketch):
 
     def _smem(self, schedule: Schedule) -> _SharedMemory:
         stages, queries, parts = (schedule[name] for name in ("stages", "block_q", "parts"))
-        atom = schedule["block_k"] * 128
-        keys_at = queries * self.width_atoms * 128
+        atom, rest = schedule["block_k"] * 128, schedule["rest"]
+        boxes = -(-(queries + rest) // WARPGROUP_QUERIES)
+        keys_at = boxes * WARPGROUP_QUERIES * self.width_atoms * 128
         values_at = keys_at + stages * self.width_atoms * atom
         end = values_at + stages * self._value_bytes(schedule)
-        shares_at = max(end, self._staged_bytes(parts, queries))  # staged over the tiles
-        row_values_at = shares_at + 2 * parts * queries * 4
-        barriers_at = row_values_at + pad_to(queries * 4 * self.row_fields, 16)
+        rows = parts * queries + REST_WARPS * rest  # that are merged
+        shares_at = max(end, self._staged_bytes(1, rows))  # staged over the tiles
+        row_values_at = shares_at + 2 * rows * 4
+        barriers_at = row_values_at + pad_to((queries + rest) * 4 * self.row_fields, 16)
         barriers = 1 + (3 + self.transposes) * stages + (schedule["split"] > 1)
         nbytes = barriers_at + 8 * barriers
         return _SharedMemory(keys_at, values_at, shares_at, row_values_at, barriers_at, nbytes)
@@ -154,8 +165,9 @@ class AttentionWgmma(AttentionSketch):
         return -(-tiles // schedule["split"])
 
     def _loop_work(self, schedule: Schedule) -> BlockWork:
-        whole = super()._loop_work(schedule)
-        steps, queries = self._tiles(schedule), schedule["block_q"] * self.width
+        rows = _rows(schedule)
+        whole = super()._loop_work({**schedule, "block_q": rows})
+        steps, queries = self._tiles(schedule), rows * self.width
         filled = queries * self.dtype.itemsize
         filled += (whole.fill_bytes - filled) * steps // whole.steps
         split = schedule["split"]
@@ -179,7 +191,8 @@ class AttentionWgmma(AttentionSketch):
         return self.value_atoms * keys * 128
 
     def _threads(self, schedule: Schedule) -> int:
-        return _consumers(schedule) + (TRANSPOSING_THREADS if self.transposes else 0)
+        beside = TRANSPOSING_THREADS * self.transposes + REST_WARPS * 32 * (schedule["rest"] > 0)
+        return _consumers(schedule) + beside
 
     def block_work(self, program: KernelProgram) -> BlockWork:
         beside = TRANSPOSING_THREADS if self.transposes else 0
@@ -190,7 +203,12 @@ class AttentionWgmma(AttentionSketch):
         split, threads = schedule["split"], self._threads(schedule)
         check(threads <= 512, f"{threads} threads, of which none has registers for its scores")
         check(block_k % (16 * parts) == 0, f"{block_k} keys in {parts} parts: wgmma takes 16")
-        tiles = self._tiles(schedule)
+        tiles, rest = self._tiles(schedule), schedule["rest"]
+        if rest:
+            check(not self.transposes, "rest: values of tf32 lie by columns")
+            check(split == 1, f"rest: {rest} queries, and {split} blocks that share the others")
+            uneven = f"rest: {block_k} keys over {REST_WARPS} warps, of which mma takes 16"
+            check(block_k % (16 * REST_WARPS) == 0, uneven)
         if split > 1:
             check(not self.anchor.attrs.get("causal"), "split: causal blocks have other keys each")
             all_tiles = -(-self.keys // block_k)
@@ -227,6 +245,7 @@ using namespace gtco;
 struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
+  static constexpr int REST = {schedule["rest"]};
   static constexpr int BOX = {box}, STAGES = {schedule["stages"]}, SPLIT = {schedule["split"]};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
@@ -245,7 +264,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
         return self.program(
             schedule,
             source,
-            (-(-self.queries // block_q) * schedule["split"], self.heads, 1),
+            (-(-self.queries // _rows(schedule)) * schedule["split"], self.heads, 1),
             threads,
             smem.nbytes,
             (*maps.values(), *(argument for _, argument in region.parameters.values())),
@@ -256,3 +275,8 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
 def _consumers(schedule: Schedule) -> int:
     """Threads of a block with queries: a warpgroup for each part of the keys of 64 of them."""
     return schedule["block_q"] // WARPGROUP_QUERIES * schedule["parts"] * 128
+
+
+def _rows(schedule: Schedule) -> int:
+    """Queries of a block, or of a cluster that shares them."""
+    return schedule["block_q"] + schedule["rest"]

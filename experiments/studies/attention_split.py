@@ -1,11 +1,13 @@
-"""Is attention on `wgmma` faster where the blocks of a cluster share the keys?
+"""Is attention on `wgmma` faster where the blocks of a cluster share the keys, or where a block has
+a rest of queries beside those of its warpgroups?
 
-    python -m experiments.studies.attention_split OUT.json [--workloads A,B] [--programs N]
-        [--quick]
+    python -m experiments.studies.attention_split OUT.json [--workloads A,B] [--kinds A,B]
+        [--programs N] [--quick]
 
-Of each workload the sketch's first N schedules of each split are tried, and as many of attention on
-`mma.sync`. Every program is judged against fp64 before it is timed. The best few of each kind are
-judged again on fresh inputs and timed in interleaved rounds, in chains of dependent launches.
+Of each workload the sketch's first N schedules of each kind are tried: of attention on `mma.sync`,
+of so many blocks that share the keys (1: no other), of blocks with a rest. Every program is judged
+against fp64 before it is timed. The best few of each kind are judged again on fresh inputs and
+timed in interleaved rounds, in chains of dependent launches.
 
 With --quick small workloads run on the CPU, in the host build: a rehearsal that claims no times.
 """
@@ -15,7 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -45,6 +47,8 @@ from gtco.target import HOST, Target
 FINALISTS = 4
 """Of each kind."""
 MMA = "mma"
+REST = "rest"
+KINDS = (MMA, *map(str, SPLITS), REST)
 MOST_DRAWN = 2000
 """Schedules of a workload that are looked at."""
 
@@ -54,6 +58,11 @@ WORKLOADS: Mapping[str, Workload] = {
     "vit_h": Workload((1, 16), 257, 257, 80, packed=True),
     "setr": Workload((1, 16), 576, 576, 64, packed=True),
     "dit_xl": Workload((2, 16), 256, 256, 72, packed=True),
+    "radio": Workload((1, 16), 1029, 1029, 80, packed=True),
+    "glm": Workload((1, 12), 1536, 1536, 128),
+    "qwen3_vl": Workload((1, 16), 1344, 1344, 72),
+    "owlv2": Workload((1, 12), 2305, 2305, 64),
+    "dinov2_l": Workload((1, 16), 1370, 1370, 64),
     "vit_b_512": Workload((1, 12), 1025, 1025, 64, packed=True),
     "detr_encoder": Workload((1, 8), 1050, 1050, 32),
     "detr_cross": Workload((1, 8), 100, 1050, 32),
@@ -65,23 +74,21 @@ WORKLOADS: Mapping[str, Workload] = {
 
 
 def kind_of(candidate: Candidate) -> str:
-    """The other sketch, or how many blocks share the keys."""
-    if candidate.sketch.name == AttentionWgmma.name:
-        return str(candidate.program.schedule["split"])
-    return MMA
+    """One of `KINDS`."""
+    if candidate.sketch.name != AttentionWgmma.name:
+        return MMA
+    schedule = candidate.program.schedule
+    return REST if schedule["rest"] else str(schedule["split"])
 
 
-KINDS = (MMA, *map(str, SPLITS))
-
-
-def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
+def drawn(group: Group, target: Target, programs: int, kinds: Iterable[str]) -> list[Candidate]:
     """The first `programs` schedules of each kind."""
     every: list[Candidate] = []
     for sketch in (Attention, AttentionWgmma):
         every += Sampler((sketch(group, target),), seed=0).defaults(MOST_DRAWN)
     return [
         each
-        for kind in KINDS
+        for kind in kinds
         for each in itertools.islice((each for each in every if kind_of(each) == kind), programs)
     ]
 
@@ -141,7 +148,7 @@ def row(
 
 def table(rows: Iterable[Mapping[str, Any]]) -> str:
     """A line a workload."""
-    kinds = [MMA + ".sync, us", *(f"{split} blocks, us" for split in SPLITS)]
+    kinds = [f"{kind}, us" for kind in KINDS]
     cells = []
     for each in rows:
         times = [microseconds(each["best_us"][kind]) for kind in KINDS]
@@ -150,20 +157,25 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     return markdown(("workload", "sizes", "right, of", *kinds), cells)
 
 
-def workload_names(text: str) -> tuple[str, ...]:
-    """Those named in a comma-separated list."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in WORKLOADS:
-            raise argparse.ArgumentTypeError(f"takes {', '.join(WORKLOADS)}; not {name!r}")
-    return names
+def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Reads a comma-separated list of some of those."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"takes {', '.join(known)}; not {name!r}")
+        return names
+
+    return read
 
 
 @torch.no_grad()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--workloads", type=workload_names, default=tuple(WORKLOADS))
+    parser.add_argument("--workloads", type=names_of(WORKLOADS), default=tuple(WORKLOADS))
+    parser.add_argument("--kinds", type=names_of(KINDS), default=KINDS)
     parser.add_argument("--programs", type=int, default=12, help="of each kind")
     parser.add_argument("--quick", action="store_true", help="a rehearsal on the CPU, no times")
     given = parser.parse_args()
@@ -181,7 +193,8 @@ def main() -> None:
         with Trials(host=given.quick) as runner:
             subject = Subject(workload_key(group, device.target), group)
             asked = [
-                (each, runner.run(subject, each)) for each in drawn(group, device.target, programs)
+                (each, runner.run(subject, each))
+                for each in drawn(group, device.target, programs, given.kinds)
             ]
             for _, future in asked:
                 future.exception()

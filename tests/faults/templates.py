@@ -27,6 +27,7 @@ def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
     own = re.findall(r'#include "(.+)"', source)
     for header in (
         *own,
+        "attention.cuh",
         "copied.cuh",
         "promotion.cuh",
         "wgmma_sides.cuh",

@@ -16,15 +16,20 @@ from tests.groups import tf32
 
 pytestmark = pytest.mark.compiler
 
-KINDS: dict[str, Schedule] = {
-    "a ring": {"block_q": 128, "block_k": 32, "parts": 1, "stages": 2},
-    "two parts": {"block_q": 64, "block_k": 64, "parts": 2, "stages": 2},
+
+def schedule(block_q: int, block_k: int, parts: int, split: int = 1, rest: int = 0) -> Schedule:
+    knobs = {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": 2}
+    return {**knobs, "split": split, "rest": rest}
+
+
+KINDS = {"a ring": schedule(128, 32, 1), "two parts": schedule(64, 64, 2)}
+
+TF32_KINDS = {
+    "a ring": schedule(128, 32, 1),
+    "two parts": schedule(64, 96, 2),  # of a square and a half
 }
 
-TF32_KINDS: dict[str, Schedule] = {
-    "a ring": {"block_q": 128, "block_k": 32, "parts": 1, "stages": 2},
-    "two parts": {"block_q": 64, "block_k": 96, "parts": 2, "stages": 2},  # of a square and a half
-}
+CUT_KINDS = {"shared keys": schedule(64, 32, 1, split=2), "a rest": schedule(64, 64, 2, rest=16)}
 
 FAULTS = {
     "no wgmma.fence before products that read registers": (
@@ -39,13 +44,13 @@ FAULTS = {
     ),
     "keys that nobody waits for": (
         "a ring",
-        "ptx::mbarrier_wait(keys_full + 8 * s, from.phase);",
-        "",
+        "ptx::mbarrier_wait(keys_full + 8 * s, from.phase);\n      ptx::wgmma_fence();",
+        "ptx::wgmma_fence();",
     ),
     "queries that nobody waits for": (
         "two parts",
-        "ptx::mbarrier_wait(queries_full, 0);",
-        "",
+        "load_mask(0);\n    ptx::mbarrier_wait(queries_full, 0);",
+        "load_mask(0);",
     ),
     "values that nobody waits for": (
         "two parts",
@@ -59,8 +64,8 @@ FAULTS = {
     ),
     "a warp without queries that gives nothing back": (
         "a ring",
-        "if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);",
-        "if (lane == 0 && has_queries) ptx::mbarrier_arrive(empty + 8 * s);",
+        "lane == 0) ptx::mbarrier_arrive(empty + 8 * s);\n      }\n      if (tile",
+        "lane == 0 && has_queries) ptx::mbarrier_arrive(empty + 8 * s);\n      }\n      if (tile",
     ),
     "a barrier that expects too few bytes": (
         "a ring",
@@ -99,6 +104,65 @@ FAULTS = {
     ),
 }
 
+CUT_FAULTS = {
+    "parts that nobody waits for": ("shared keys", "ptx::mbarrier_wait(parts_full, 0);", ""),
+    "parts sent over a ring in use": (
+        "shared keys",
+        "ptx::barrier_cluster_arrive();  // done with its ring, which becomes the staging buffer\n"
+        "    ptx::barrier_cluster_wait();",
+        "",
+    ),
+    "the first block's keys for all": ("shared keys", "tile0 = rank * SPLIT_TILES", "tile0 = 0"),
+    "a barrier that expects less than comes": (
+        "shared keys",
+        "expect_tx(parts_full, Parts::BYTES)",
+        "expect_tx(parts_full, Parts::BYTES / 2)",
+    ),
+    "rows sent to another block": (
+        "shared keys",
+        "const int owner = (row + half * 8) / ROWS,",
+        "const int owner = SPLIT - 1 - (row + half * 8) / ROWS,",
+    ),
+    "sums that nobody reads": ("shared keys", "shares_[i] = of_row[0];", "shares_[i] = 1.0f;"),
+    "keys that the rest does not wait for": (
+        "a rest",
+        "ptx::mbarrier_wait(keys_full + 8 * s, from.phase);\n      __syncwarp();",
+        "__syncwarp();",
+    ),
+    "values that the rest does not wait for": (
+        "a rest",
+        "ptx::mbarrier_wait(values_full + 8 * s, from.phase);\n      __syncwarp();",
+        "__syncwarp();",
+    ),
+    "queries that the rest does not wait for": (
+        "a rest",
+        "ptx::mbarrier_wait(queries_full, 0);\n    __syncwarp();",
+        "__syncwarp();",
+    ),
+    "a rest that gives nothing back": (
+        "a rest",
+        "__syncwarp();\n      if constexpr (!ALL_IN_FLIGHT) {\n"
+        "        if (lane == 0) ptx::mbarrier_arrive(empty + 8 * s);",
+        "__syncwarp();\n      if constexpr (!ALL_IN_FLIGHT) {\n",
+    ),
+    "the first warp's keys for the whole rest": (
+        "a rest",
+        "in_tile = (warp - WARPS) * Rest::KEYS;",
+        "in_tile = 0;",
+    ),
+    "a rest staged over the others": (
+        "a rest",
+        "staged + PARTS * BLOCK_Q * Parts::LD",
+        "staged",
+    ),
+    "the rest's sums over the others'": (
+        "a rest",
+        "shares + 2 * PARTS * BLOCK_Q)",
+        "shares)",
+    ),
+}
+"""Of queries cut otherwise than into whole warpgroups of one block."""
+
 MASK_FAULTS = {
     "the mask of the tile before": (
         "a ring",
@@ -107,8 +171,8 @@ MASK_FAULTS = {
     ),
     "the mask of another part": (
         "two parts",
-        "const int key = tile * TILE + part * KEYS;",
-        "const int key = tile * TILE;",
+        "const int key = (tile0 + tile) * TILE + part * KEYS;",
+        "const int key = (tile0 + tile) * TILE;",
     ),
 }
 
@@ -188,8 +252,8 @@ TF32_FAULTS = {
     ),
     "weights in the order of 16 bits": (
         "a ring",
-        "weights[k][i % 2 * 2 + i / 2]",
-        "weights[k][i]",
+        "cvt_tf32(weights[k][i % 2 * 2 + i / 2])",
+        "cvt_tf32(weights[k][i])",
     ),
 }
 
@@ -231,6 +295,22 @@ def test_a_planted_fault_is_caught(fault: str) -> None:
     check_caught(program(kind, old, new), group())
 
 
+def cut_program(kind: str, old: str = "", new: str = "") -> tuple[KernelProgram, Group]:
+    """The kernel over three tiles of keys or more, with `old` replaced in its template."""
+    cut = attention_groups.cross((2,), 70, 150, 24, 40)
+    return planted(AttentionWgmma(cut, TARGETS["sm_90a"]).emit(CUT_KINDS[kind]), old, new), cut
+
+
+@pytest.mark.parametrize("kind", CUT_KINDS)
+def test_the_kernel_of_other_cuts_is_right(kind: str) -> None:
+    assert verdicts(*cut_program(kind)) == []
+
+
+@pytest.mark.parametrize("fault", CUT_FAULTS)
+def test_a_fault_in_other_cuts_is_caught(fault: str) -> None:
+    check_caught(*cut_program(*CUT_FAULTS[fault]))
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_kernel_of_tf32_is_right(kind: str) -> None:
     assert verdicts(tf32_program(kind), tf32_group()) == []
@@ -257,8 +337,7 @@ def test_a_fault_in_the_mask_is_caught(fault: str) -> None:
 def sum_program(block_k: int, old: str = "", new: str = "") -> tuple[KernelProgram, Group]:
     """The kernel of two masks over 8 rows of 12 keys with `old` replaced in its template."""
     summed = attention_groups.decomposed(2, (5, 13), (8, 12), 24)
-    knobs = {"block_q": 64, "block_k": block_k, "parts": 1, "stages": 2}
-    made = AttentionWgmma(summed, TARGETS["sm_90a"]).emit(knobs)
+    made = AttentionWgmma(summed, TARGETS["sm_90a"]).emit(schedule(64, block_k, 1))
     return planted(made, old, new), summed
 
 

@@ -8,6 +8,7 @@ struct Config {
   static constexpr bool CAUSAL = false;
   static constexpr float SCALE = 0.125f;
   static constexpr int BLOCK_Q = 64, BLOCK_K = 208, PARTS = 1;
+  static constexpr int REST = 0;
   static constexpr int BOX = 208, STAGES = 1, SPLIT = 1;
   static constexpr int KEYS_AT = 8192, VALUES_AT = 34816;
   static constexpr int SHARES_AT = 61440;

@@ -37,7 +37,9 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
         schedules = [program.schedule for program in found if program.sketch == "gemm_wgmma"]
         copies = [each.schedule["tma"] for each in found if each.sketch == "attention"]
         assert set(copies) == {0, 1}
-        assert {1, 2} <= {each.schedule["split"] for each in found if "attention_w" in each.sketch}
+        shared = [each.schedule for each in found if each.sketch == "attention_wgmma"]
+        assert {1, 2, 4} <= {each["split"] for each in shared}
+        assert {0, 16} == {each["rest"] for each in shared}
         for knob in ("split", "multicast"):
             assert {1, 2, 4} <= {schedule[knob] for schedule in schedules}
             assert {0, 1} <= {schedule["swap"] for schedule in schedules if schedule[knob] > 1}

@@ -21,9 +21,11 @@ from tests.kernel_checks import inputs_of, sample, wrong_outputs
 H100 = TARGETS["sm_90a"]
 
 
-def schedule(block_q: int, block_k: int, parts: int, stages: int, split: int = 1) -> Schedule:
+def schedule(
+    block_q: int, block_k: int, parts: int, stages: int, split: int = 1, rest: int = 0
+) -> Schedule:
     knobs = {"block_q": block_q, "block_k": block_k, "parts": parts, "stages": stages}
-    return {**knobs, "split": split}
+    return {**knobs, "split": split, "rest": rest}
 
 
 CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
@@ -62,6 +64,34 @@ CASES: dict[str, tuple[Callable[[], Group], Schedule]] = {
     "two blocks, bool mask": (
         lambda: groups.cross((2, 2), 37, 90, 24, mask=groups.BOOL, mask_lead=(2, 1)),
         schedule(64, 32, 2, 2, 2),
+    ),
+    "a rest, all tiles in flight": (
+        lambda: groups.packed(150, 1, 64),
+        schedule(64, 64, 1, 3, rest=16),
+    ),
+    "a rest, a ring, an epilogue": (
+        lambda: groups.packed(150, 2, 64, epilogue=True, batch=2),
+        schedule(64, 64, 1, 2, rest=16),
+    ),
+    "a rest beside parts, heads of 32": (
+        lambda: groups.cross((1, 2), 100, 200, 32),
+        schedule(64, 64, 2, 2, rest=16),
+    ),
+    "a rest, heads of 80 and 72": (
+        lambda: groups.cross((2,), 70, 230, 80, 72),
+        schedule(64, 64, 1, 2, rest=16),
+    ),
+    "a rest, causal": (
+        lambda: groups.cross((1, 2), 170, 200, 64, causal=True),
+        schedule(64, 64, 1, 2, rest=16),
+    ),
+    "a rest, bool mask": (
+        lambda: groups.cross((2, 2), 79, 90, 24, mask=groups.BOOL, mask_lead=(2, 1)),
+        schedule(64, 64, 1, 2, rest=16),
+    ),
+    "a rest beside two warpgroups, added mask": (
+        lambda: groups.cross((2,), 290, 70, 40, 72, groups.BF16, mask=groups.F32),
+        schedule(128, 64, 1, 2, rest=16),
     ),
     "four blocks, added mask, warpgroups without queries": (
         lambda: groups.cross((2,), 17, 60, 40, 72, groups.BF16, mask=groups.F32),
@@ -119,6 +149,28 @@ def test_a_split_leaves_no_block_without_keys() -> None:
     causal = AttentionWgmma(groups.cross((1, 2), 130, 200, 64, causal=True), H100)
     with pytest.raises(Illegal, match="causal"):
         causal.emit(schedule(64, 64, 1, 1, 4))
+
+
+def test_what_a_rest_needs() -> None:
+    sketch = AttentionWgmma(groups.packed(150, 1, 64), H100)
+    with pytest.raises(Illegal, match="48 keys over 4 warps"):
+        sketch.emit(schedule(64, 48, 1, 2, rest=16))
+    with pytest.raises(Illegal, match="2 blocks that share"):
+        sketch.emit(schedule(64, 64, 1, 2, 2, rest=16))
+    with pytest.raises(Illegal, match="tf32"):
+        AttentionWgmma(groups.tf32_of(160, 64), H100).emit(schedule(64, 64, 1, 2, rest=16))
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "heads", "expected"),
+    [(576, 576, 16, {"rest": 16}), (100, 1050, 8, {"split": 4}), (197, 197, 12, {})],
+)
+def test_blocks_are_cut_to_fill_the_multiprocessors(
+    queries: int, keys: int, heads: int, expected: Schedule
+) -> None:
+    sketch = AttentionWgmma(groups.cross((heads,), queries, keys, 64), H100)
+    first = next(iter(sketch.defaults()))
+    assert {"split": first["split"], "rest": first["rest"]} == {"split": 1, "rest": 0, **expected}
 
 
 @pytest.mark.compiler
