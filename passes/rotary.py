@@ -46,9 +46,9 @@ from gtco.passes.weighted_sums import (
     seen,
     spelled,
 )
-from gtco.passes.windows import cuts_tokens
+from gtco.passes.windows import whole_of_windows
 
-MAX_ELEMENTS = 1 << 23
+MAX_ELEMENTS = 1 << 24
 """Elements of the largest operand, or of an item of it, that are named one by one."""
 
 
@@ -394,15 +394,10 @@ def _match_windows(known: _Rotations, edit: Editor, node: Node) -> _Windows | No
 
 def _ahead_of_slices(edit: Editor, node: Node) -> tuple[str, str, str] | None:
     """[batch, heads, tokens, width] of which `node`, if it is attention, reads some tokens each."""
-    found = []
-    for name in node.inputs[:3] if node.op == "attention" else ():
-        view = edit.producer(name)
-        while view is not None and view.op in ("reshape", "permute"):
-            view = edit.producer(view.inputs[0])
-        if not cuts_tokens(view):
-            return None
-        found.append(view.inputs[0])
-    return (found[0], found[1], found[2]) if found else None
+    operands = node.inputs[:3] if node.op == "attention" else ()
+    found = [whole_of_windows(edit, name) for name in operands]
+    known = [name for name in found if name is not None]
+    return (known[0], known[1], known[2]) if known and len(known) == len(found) else None
 
 
 def _readers(edit: Editor, value: str) -> list[Node]:

@@ -37,7 +37,18 @@ def attended(
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
     ("lengths", "nodes"),
-    [((4, 4, 4), 1), ((4, 4, 2, 4, 4, 2), 4), ((3, 5, 5), 2), ((5, 4, 3), 3), ((6, 6, 2, 2), 2)],
+    [
+        ((4, 4, 4), 1),
+        ((4, 4, 2, 4, 4, 2), 4),  # two rows with a window cut at the border, of all tokens
+        ((4, 4, 2) * 4, 4),  # four of them, of which the last stays by itself
+        ((4, 4, 2, 4, 4, 2, 3), 3),
+        ((4, 4, 2, 4, 4, 2, 2, 2, 1), 4),  # the same above a row of windows that are cut
+        ((4, 2, 4, 2, 2, 1) * 2, 8),  # of two images, each of which is looked at by itself
+        ((4, 2, 4, 2, 4, 3), 4),
+        ((3, 5, 5), 2),
+        ((5, 4, 3), 3),
+        ((6, 6, 2, 2), 2),
+    ],
 )
 def test_equal_neighbours_are_one(
     lengths: tuple[int, ...], nodes: int, batch: int, turned: bool, causal: bool
