@@ -122,7 +122,10 @@ def _in_rows(operands: Sequence[tuple[str, _Window | None]]) -> Iterator[_Rows]:
             runs = (*runs, run)
             length = sum(map(len, runs))
             count = _repeats(windows, length)
-            if len(runs) > 1 and windows[0].tokens == count * windows[length - 1].end:
+            all_tokens = (
+                windows[0].start == 0 and windows[count * length - 1].end == windows[0].tokens
+            )
+            if len(runs) > 1 and all_tokens:
                 # Rows of all tokens would be another view of what those are a view of, and no value
                 # would be left that is rotated as a whole (passes/rotary.py).
                 count -= 1

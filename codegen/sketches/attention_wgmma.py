@@ -60,8 +60,7 @@ class _SharedMemory:
 class AttentionWgmma(AttentionSketch):
     """Block -> 64 queries a warpgroup; keys may be split over warpgroups, and over the blocks of a
     cluster; a ring of tiles of keys and values by TMA. A warpgroup more transposes values of tf32,
-    which wgmma takes K-major alone. Or one more has a rest of 16 queries on
-    `mma.sync`.
+    which wgmma takes K-major alone. Or one more has a rest of 16 queries on `mma.sync`.
     """
 
     name: ClassVar[str] = "attention_wgmma"

@@ -35,6 +35,7 @@ EXPRESSED = {
     "block_n",
     "stages",
     "split",
+    "rest",
     "threads",
     "cooperative",
     "depth",
