@@ -261,13 +261,17 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
     return markdown(header, cells)
 
 
-def workload_names(text: str) -> tuple[str, ...]:
-    """Those named in a comma-separated list."""
-    names = tuple(name.strip() for name in text.split(",") if name.strip())
-    for name in names:
-        if name not in WORKLOADS:
-            raise argparse.ArgumentTypeError(f"takes {', '.join(WORKLOADS)}; not {name!r}")
-    return names
+def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
+    """Reads a comma-separated list of some of `known`."""
+
+    def read(text: str) -> tuple[str, ...]:
+        names = tuple(name.strip() for name in text.split(",") if name.strip())
+        for name in names:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"takes {', '.join(known)}; not {name!r}")
+        return names
+
+    return read
 
 
 def measured(names: Iterable[str], programs: int, quick: bool) -> dict[str, Any]:
@@ -303,7 +307,7 @@ def measured(names: Iterable[str], programs: int, quick: bool) -> dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--workloads", type=workload_names, default=tuple(WORKLOADS))
+    parser.add_argument("--workloads", type=names_of(WORKLOADS), default=tuple(WORKLOADS))
     parser.add_argument("--programs", type=int, help="tiles of each; 16, with --quick 2")
     parser.add_argument("--quick", action="store_true", help="a rehearsal on the CPU, no times")
     given = parser.parse_args()

@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from experiments.studies.attention_copies import (
     Workload,
     clock_on_cpu,
     clock_on_gpu,
+    names_of,
 )
 from gtco.codegen.sampler import Candidate, Sampler
 from gtco.codegen.sketches.attention import Attention
@@ -155,19 +156,6 @@ def table(rows: Iterable[Mapping[str, Any]]) -> str:
         right = f"{each['right']} of {len(each['tried'])}"
         cells.append((each["workload"], each["sizes"], right, *times))
     return markdown(("workload", "sizes", "right, of", *kinds), cells)
-
-
-def names_of(known: Iterable[str]) -> Callable[[str], tuple[str, ...]]:
-    """Reads a comma-separated list of some of those."""
-
-    def read(text: str) -> tuple[str, ...]:
-        names = tuple(name.strip() for name in text.split(",") if name.strip())
-        for name in names:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"takes {', '.join(known)}; not {name!r}")
-        return names
-
-    return read
 
 
 @torch.no_grad()

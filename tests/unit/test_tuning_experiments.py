@@ -17,7 +17,12 @@ from experiments import ablation, kernel_table, measure_pools
 from experiments.ablation import DRAFT, GREEDY, MEASURED, NONE, Tuning, differences, tuned_arms
 from experiments.partitions import unfused
 from experiments.publish import provenance
-from experiments.studies import attention_copies, attention_projection, live_search
+from experiments.studies import (
+    attention_copies,
+    attention_projection,
+    attention_split,
+    live_search,
+)
 from gtco.codegen.sampler import Candidate
 from gtco.compiler import fuse_with
 from gtco.cost_model.knowledge import CHAIN, FINAL, Knowledge
@@ -244,6 +249,20 @@ def test_both_copies_of_attention_are_rehearsed_without_times(
     assert {each["copy"] for each in row["programs"]} == {"cp.async", "TMA", "attention_wgmma"}
     assert all(each["run_us"] is None for each in row["programs"])
     assert "swin_stage1" in capsys.readouterr().out
+
+
+@pytest.mark.compiler
+def test_cuts_of_attention_are_rehearsed_without_times(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "split.json"
+    words = ["--quick", "--workloads", "detr_cross", "--kinds", "mma,2,rest", "--programs", "1"]
+    monkeypatch.setattr(sys, "argv", ["attention_split", str(out), *words])
+    attention_split.main()
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["right"] == 3 and {each["kind"] for each in row["tried"]} == {"mma", "2", "rest"}
+    assert set(row["best_us"].values()) == {None}
+    assert "detr_cross" in capsys.readouterr().out
 
 
 def test_copies_of_attention_are_compared_at_one_tile() -> None:
