@@ -2,8 +2,12 @@
 // and weighs the TAPS x TAPS pixels around its place in the image, which follows torch's rules in
 // fp32. Finding that place takes more instructions than weighing two channels does.
 //
+// Of an image that is made wider a thread may have ACROSS pixels side by side: they lie between
+// fewer columns than they are, whose rows are weighed once for all of them.
+//
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), P, Q (rows and columns of the
-// result), SCALE_H, SCALE_W (pixels of the image for one of the result), REPEAT, THREADS. Image has
+// result), SCALE_H, SCALE_W (pixels of the image for one of the result), REPEAT, ACROSS, THREADS.
+// Image has
 // `at(image, y, x, channel)`. Axis has TAPS and `place(dst, scale, size, at, weight)`.
 #pragma once
 
@@ -60,6 +64,11 @@ struct Cubic {
   }
 };
 
+__device__ __forceinline__ constexpr int ceil_of(float x) {
+  return static_cast<float>(static_cast<int>(x)) < x ? static_cast<int>(x) + 1
+                                                     : static_cast<int>(x);
+}
+
 template <class C, class Axis, class Image, class Functor>
 __device__ __forceinline__ void resize(const Image& image, const Functor& functor, int block) {
   constexpr int V = Functor::VECTOR, T = Axis::TAPS;
@@ -105,6 +114,67 @@ __device__ __forceinline__ void resize(const Image& image, const Functor& functo
       }
 #pragma unroll
       for (int i = 0; i < V; ++i) acc[i] = T == 1 ? line[i] : fmaf(down[y], line[i], acc[i]);
+    }
+    const auto inputs = functor.template inputs<V>(row, col, active);
+    functor.template operator()<V>(row, col, values, active, inputs, acc);
+  }
+}
+
+template <class C, class Axis, class Image, class Functor>
+__device__ __forceinline__ void resize_across(const Image& image, const Functor& functor,
+                                              int block) {
+  constexpr int V = Functor::VECTOR, T = Axis::TAPS, ACROSS = C::ACROSS;
+  constexpr int VECTORS = C::COLUMNS / V, GROUPS = C::Q / ACROSS;
+  // Columns that the first pixel's lie ahead of the last one's, at most.
+  constexpr int SPAN = ceil_of((ACROSS - 1) * C::SCALE_W);
+  static_assert(T == 2 && C::SCALE_W < 1.0f && C::Q % ACROSS == 0, "whole groups, made wider");
+  const int blocks = ceil_div(C::IMAGES * C::P * GROUPS * VECTORS, C::THREADS);
+  const int item = in_order(block, blocks) * C::THREADS + threadIdx.x;
+  const int col = item % VECTORS * V, group = item / VECTORS;
+  const bool active = group < C::IMAGES * C::P * GROUPS;
+  const int n = active ? group / (C::P * GROUPS) : 0;
+  int ys[T], xs[ACROSS][T];
+  float down[T], across[ACROSS][T];
+  Axis::place(group / GROUPS % C::P, C::SCALE_H, C::HEIGHT, ys, down);
+#pragma unroll
+  for (int j = 0; j < ACROSS; ++j)
+    Axis::place(group % GROUPS * ACROSS + j, C::SCALE_W, C::WIDTH, xs[j], across[j]);
+
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  Packed<typename C::Element, V> pixels[SPAN + T][T];
+#pragma unroll
+  for (int x = 0; x < SPAN + T; ++x)
+#pragma unroll
+    for (int y = 0; y < T; ++y)
+      pixels[x][y] = load_packed<V>(image.at(n, ys[y], min_of(xs[0][0] + x, C::WIDTH - 1), col));
+  Vec<float, V> columns[SPAN + T];
+#pragma unroll
+  for (int x = 0; x < SPAN + T; ++x) {
+    const auto upper = unpack<V>(pixels[x][0]), lower = unpack<V>(pixels[x][1]);
+#pragma unroll
+    for (int i = 0; i < V; ++i) columns[x][i] = fmaf(down[1], lower[i], down[0] * upper[i]);
+  }
+#pragma unroll
+  for (int j = 0; j < ACROSS; ++j) {
+    const int row = group * ACROSS + j;
+    // Chosen and not weighed with zero: what this pixel does not lie at may be NaN. At the right
+    // border both columns are the last.
+    Vec<float, V> left = columns[0], right = columns[1];
+#pragma unroll
+    for (int x = 1; x <= SPAN; ++x) {
+      const bool here = xs[j][0] == xs[0][0] + x;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        left[i] = here ? columns[x][i] : left[i];
+        right[i] = here ? columns[x + 1][i] : right[i];
+      }
+    }
+    const auto acc =
+        map<V>([&](int i) { return fmaf(across[j][1], right[i], across[j][0] * left[i]); });
+    typename Functor::Row values{};
+    if constexpr (Functor::ROW_VALUES > 0) {
+      if (active) values = functor.row_values(row, true);
     }
     const auto inputs = functor.template inputs<V>(row, col, active);
     functor.template operator()<V>(row, col, values, active, inputs, acc);

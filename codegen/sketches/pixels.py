@@ -122,6 +122,7 @@ class Pixels(Sketch):
         declarations = ", ".join(text for text, _ in region.parameters.values())
         names = ", ".join(region.parameters)
         items = region.rows * region.columns // (region.vector * repeat) * schedule.get("share", 1)
+        items //= schedule.get("across", 1)
         call = call.replace(EPILOGUE, f"Epilogue{{{names}}}")
         parts = [Part(f"{structs}\n{functor}", f"{call};", -(-items // threads)), *copied]
         source = f"""#include "{self.header}"

@@ -7,31 +7,63 @@ from typing import Any, ClassVar
 
 from gtco.codegen.emit import Region, index
 from gtco.codegen.scalars import C_TYPES, literal
-from gtco.codegen.sketch import Schedule
+from gtco.codegen.sketch import Knob, Schedule, check
 from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
 from gtco.ir.graph import Node
 
+ACROSS = (1, 2, 4)
+"""Pixels of a thread, side by side."""
+
 
 class Resize(Pixels):
-    """A thread has some vectors of channels of one pixel of the result."""
+    """A thread has some vectors of channels of one pixel of the result, or one of some pixels."""
 
     name: ClassVar[str] = "resize"
     version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 2
+    later_knobs: ClassVar[Mapping[str, int]] = {"across": 1}
     header: ClassVar[str] = "resize.cuh"
 
     @staticmethod
     def takes(node: Node) -> bool:
         return "size" in node.attrs
 
+    def knobs(self) -> tuple[Knob, ...]:
+        pixels = tuple(each for each in ACROSS if each == 1 or not self._why_not_across(each))
+        return (*super().knobs(), Knob("across", pixels, range(1, max(ACROSS) + 1)))
+
+    def _default(self, share: int) -> Schedule:
+        return {**super()._default(share), "across": 1}
+
+    def _why_not_across(self, across: int) -> str:
+        """Why a thread has not so many pixels side by side, or ""."""
+        _, _, width, _ = self.images[0][1].shape
+        _, _, columns, _ = self.anchor.outputs[0].sizes
+        if self.anchor.attrs["mode"] != "bilinear":
+            return f"across: {self.anchor.attrs['mode']} pixels share no columns"
+        if self._steps()[1] >= 1.0:
+            return f"across: {width} columns are not made more by {columns}"
+        if columns % across:
+            return f"across: {across} pixels do not divide {columns}"
+        return ""
+
+    def _steps(self) -> list[float]:
+        ((_, layout),) = self.images
+        _, height, width, _ = layout.shape
+        _, rows, columns, _ = self.anchor.outputs[0].sizes
+        return steps((height, width), (rows, columns), self.anchor.attrs)
+
     def _operands(self, region: Region, schedule: Schedule) -> tuple[str, str]:
         ((base, layout),) = self.images
         images, height, width, columns = layout.shape
         _, rows, across, _ = self.anchor.outputs[0].sizes
-        scales = [
-            literal(step) for step in steps((height, width), (rows, across), self.anchor.attrs)
-        ]
+        scales = [literal(step) for step in self._steps()]
+        pixels = schedule["across"]
+        if pixels > 1:
+            why = self._why_not_across(pixels)
+            check(not why, why)
+            check(schedule["repeat"] == 1, f"across: {pixels} pixels have one vector of each")
         image = region.parameter(base, "in")
         at = index(layout, ("n", "y", "x", "channel"))
         element = C_TYPES[self.dtype]
@@ -40,6 +72,7 @@ class Resize(Pixels):
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
   static constexpr int COLUMNS = {columns}, P = {rows}, Q = {across};
   static constexpr int REPEAT = {schedule["repeat"]}, THREADS = {schedule["threads"]};
+  static constexpr int ACROSS = {pixels};
   static constexpr float SCALE_H = {scales[0]}, SCALE_W = {scales[1]};
 }};
 
@@ -50,7 +83,8 @@ struct Image {{
   }}
 }};
 """
-        call = f"resize<Config, {self._axis()}>(Image{{{image}}}, {EPILOGUE}, {BLOCK})"
+        name = "resize" if pixels == 1 else "resize_across"
+        call = f"{name}<Config, {self._axis()}>(Image{{{image}}}, {EPILOGUE}, {BLOCK})"
         return structs, call
 
     def _axis(self) -> str:

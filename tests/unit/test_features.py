@@ -36,6 +36,7 @@ EXPRESSED = {
     "stages",
     "split",
     "rest",
+    "across",  # in blocks; no pool has it yet
     "threads",
     "cooperative",
     "depth",
