@@ -13,8 +13,8 @@ from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
 from gtco.codegen.sketches.conv_patches import ConvPatches, Kernel, Shape, width_of
 from gtco.codegen.sketches.gemm import check_tensor_map, pad_to
-from gtco.codegen.sketches.operands import MoreMaps, pieces_of, single_stride
-from gtco.codegen.sketches.windows import WindowOperand
+from gtco.codegen.sketches.operands import MoreMaps, pieces_of
+from gtco.codegen.sketches.windows import WindowOperand, single_stride
 from gtco.codegen.timing import WGMMA_ROWS
 from gtco.ir.spec import HALVES
 

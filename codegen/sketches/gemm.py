@@ -23,9 +23,14 @@ from gtco.codegen.sketches.operands import (
     Operand,
     Piece,
     pieces_of,
-    single_stride,
 )
-from gtco.codegen.sketches.windows import AXES, WindowOperand, of_whole_rows, windows_of
+from gtco.codegen.sketches.windows import (
+    AXES,
+    WindowOperand,
+    of_whole_rows,
+    single_stride,
+    windows_of,
+)
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.spec import HALVES
 from gtco.ir.views import NotAView, resolve

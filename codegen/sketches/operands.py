@@ -11,8 +11,8 @@ from functools import cached_property
 import torch
 
 from gtco.codegen.emit import Region, axis_index, index
-from gtco.codegen.sketches.windows import WindowOperand
-from gtco.ir.views import Axis, Layout, NotAView
+from gtco.codegen.sketches.windows import WindowOperand, single_stride
+from gtco.ir.views import Layout, NotAView
 
 
 @dataclass(frozen=True)
@@ -248,10 +248,3 @@ def _apart(layout: Layout) -> str:
   __device__ __forceinline__ static int row_place(int batch, int row) {{ return {row}; }}
   __device__ __forceinline__ static int k_place(int k) {{ return {k}; }}
 """
-
-
-def single_stride(axis: Axis) -> int | None:
-    """The one stride of a dimension, 0 if it has one element, None if it is nested."""
-    if not axis:
-        return 0
-    return axis[0][1] if len(axis) == 1 else None

@@ -119,7 +119,7 @@ class WindowOperand:
             self.groups == 1 or whole,
             f"groups of {self.channels} channels, which begin within the 128 bytes of a copy",
         )
-        strides = [_single_stride(axis) for axis in self.layout.dims]
+        strides = [single_stride(axis) for axis in self.layout.dims]
         check(
             all(stride is not None for stride in strides) and strides[-1] in (0, 1),
             f"the image {self.layout} has no single stride for each dimension",
@@ -154,7 +154,7 @@ class WindowOperand:
         strides = []
         whole = channels
         for axis, size in zip(self.layout.dims[-2::-1], sizes, strict=True):
-            strides.append(_single_stride(axis) or whole)
+            strides.append(single_stride(axis) or whole)
             whole = strides[-1] * size
         return TensorMapArgument(
             self.base,
@@ -179,7 +179,7 @@ class WindowOperand:
         grouped = self.groups > 1
         first = "int group" if grouped else "int"
         channel = "\n    at.channel += group * CHANNELS;" if grouped else ""
-        strides = [_single_stride(axis) for axis in self.layout.dims[1:]]
+        strides = [single_stride(axis) for axis in self.layout.dims[1:]]
         step = (strides[-2] or 0) * self.stride[-1] * dtype.itemsize
         return f"""struct {label} {{  // %{parameter}, {self.layout}
 {self.fields}
@@ -272,7 +272,7 @@ def _constants(names: Sequence[str], sizes: Sequence[int]) -> str:
     return f"static constexpr int {', '.join(each)};"
 
 
-def _single_stride(axis: Axis) -> int | None:
+def single_stride(axis: Axis) -> int | None:
     """The one stride of a dimension, 0 if it has one element, None if it is nested."""
     if not axis:
         return 0
