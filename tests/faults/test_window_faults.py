@@ -43,6 +43,7 @@ from tests.unit.test_passes_windows import (
     in_another_order,
     of_other_keys,
     of_other_scales,
+    rows_around_others,
 )
 
 WINDOWS = {
@@ -50,7 +51,13 @@ WINDOWS = {
     "keys of other windows": ("len({(start, end) for _, start, end in found}) > 1", "False"),
     "scales of the first": ("and dict(self.node.attrs) == dict(other.node.attrs)", ""),
     "heads among the windows": (
-        'name = edit.add("permute", name, dims=(0, 2, 1, 3, 4))', "pass"
+        'name = edit.add("permute", name, dims=(0, 2, 3, 1, 4, 5))', "pass"
+    ),
+    "rows with others between": ("before.is_like(after) and before.end == after.start", "True"),
+    "the first windows of a row for all": ("at = run[0].start - first.start", "at = 0"),
+    "rows one run after the other": (
+        "        for i in range(row.count)\n        for y in made\n",
+        "        for y in made\n        for i in range(row.count)\n",
     ),
 }  # fmt: skip
 
@@ -62,6 +69,8 @@ def test_a_fault_in_joined_windows_is_caught(fault: str | None) -> None:
     cases = []
     for function, tokens in (
         (lambda _, x: attended(x, (4, 4, 2, 4, 4)), 18),
+        (lambda _, x: attended(x, (4, 4, 2, 4, 4, 2, 3)), 23),
+        (rows_around_others, 8),
         (of_other_keys, 8),
         (in_another_order, 8),
         (of_other_scales, 8),

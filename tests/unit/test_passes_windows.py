@@ -79,6 +79,17 @@ def in_another_order(_: nn.Module, x: Tensor) -> Tensor:
     return torch.cat(parts[::-1], 2)
 
 
+def rows_around_others(_: nn.Module, x: Tensor) -> Tensor:
+    """Two rows of windows, and behind both what lies between them."""
+    q, k, v = x.unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4).unbind(0)
+    lengths = tuple(part * (x.shape[1] // 8) for part in (2, 1, 2, 2, 1))
+    first, second, between, third, fourth = (
+        F.scaled_dot_product_attention(*each)
+        for each in zip(*(y.split(lengths, 2) for y in (q, k, v)), strict=True)
+    )
+    return torch.cat((first, second, third, fourth, between), 2)
+
+
 def read_elsewhere(_: nn.Module, x: Tensor) -> Tensor:
     q, k, v = x.unflatten(-1, (3, HEADS, WIDTH)).permute(2, 0, 3, 1, 4).unbind(0)
     parts = [
@@ -98,7 +109,8 @@ def of_other_scales(_: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "function", [of_other_keys, in_another_order, read_elsewhere, of_other_scales]
+    "function",
+    [of_other_keys, in_another_order, rows_around_others, read_elsewhere, of_other_scales],
 )
 def test_others_stay(function: object) -> None:
     graph, args = captured(function, random(1, 8, 3 * CHANNELS, dtype=torch.float32))
