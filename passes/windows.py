@@ -17,7 +17,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any, TypeGuard
 
 from gtco.ir.graph import Graph, Node
@@ -48,21 +47,21 @@ class _Window:
     start: int
     end: int
 
-    @property
-    def length(self) -> int:
-        return self.end - self.start
-
-    def is_like(self, other: _Window) -> bool:
-        """Whether both are windows of the same, and computed alike."""
-        return self.whole == other.whole and dict(self.node.attrs) == dict(other.node.attrs)
-
     def is_ahead_of(self, other: _Window) -> bool:
-        """Whether one node can compute both, `other` as the next window."""
-        return self.is_like(other) and self.end == other.start and self.length == other.length
+        """Whether `other` is the next window of the same, and computed alike."""
+        return (
+            self.whole == other.whole
+            and self.end == other.start
+            and dict(self.node.attrs) == dict(other.node.attrs)
+        )
+
+
+def _length(window: _Window) -> int:
+    return window.end - window.start
 
 
 Run = tuple[_Window, ...]
-"""Windows one behind another, which one node can compute."""
+"""Windows of one length, one behind another, which one node can compute."""
 
 
 @dataclass(frozen=True)
@@ -111,15 +110,15 @@ def _in_rows(operands: Sequence[tuple[str, _Window | None]]) -> Iterator[_Rows]:
     """Those together that leave the fewest nodes."""
     at = 0
     while at < len(operands):
-        windows = []
+        windows: list[_Window] = []  # one behind another
         for _, window in operands[at:]:
-            if window is None:
+            if window is None or (windows and not windows[-1].is_ahead_of(window)):
                 break
             windows.append(window)
         best, saved = _Rows((operands[at][0],), (), 1), 0
         runs: tuple[Run, ...] = ()
-        for run in itertools.islice(_runs(windows), MOST_RUNS):
-            runs = (*runs, run)
+        for _, run in itertools.islice(itertools.groupby(windows, _length), MOST_RUNS):
+            runs = (*runs, tuple(run))
             length = sum(map(len, runs))
             count = _repeats(windows, length)
             all_tokens = (
@@ -137,21 +136,9 @@ def _in_rows(operands: Sequence[tuple[str, _Window | None]]) -> Iterator[_Rows]:
         at += len(best.operands)
 
 
-def _runs(windows: Sequence[_Window]) -> Iterator[Run]:
-    """Those that one node can compute, as long as they go."""
-    begin = 0
-    for end in range(1, len(windows) + 1):
-        if end == len(windows) or not windows[end - 1].is_ahead_of(windows[end]):
-            yield tuple(windows[begin:end])
-            begin = end
-
-
 def _repeats(windows: Sequence[_Window], length: int) -> int:
-    """How often as many windows come as the first `length` are, all of them one behind another."""
-    follows = [before.is_like(after) and before.end == after.start
-               for before, after in pairwise(windows)]  # fmt: skip
-    behind = 1 + next((i for i, each in enumerate(follows) if not each), len(follows))
-    lengths = [window.length for window in windows[:behind]]
+    """How often as many windows come as the first `length` are."""
+    lengths = list(map(_length, windows))
     count = 1
     while lengths[count * length : (count + 1) * length] == lengths[:length]:
         count += 1
@@ -202,10 +189,10 @@ def _joined(edit: Editor, row: _Rows, turned: bool) -> list[str]:
     """What the windows of all rows compute, by a node for each run, as the concat reads it: all
     tokens, or where there are several runs those of each by itself."""
     first = row.runs[0][0]
-    period = sum(window.length for run in row.runs for window in run)
+    period = sum(_length(window) for run in row.runs for window in run)
     made = []
     for run in row.runs:
-        count, length = len(run), run[0].length
+        count, length = len(run), _length(run[0])
         at = run[0].start - first.start
         apart = []
         for name in first.whole:

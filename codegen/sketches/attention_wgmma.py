@@ -15,7 +15,7 @@ from gtco.codegen.sketches.attention import AttentionSketch
 from gtco.codegen.sketches.gemm import pad_to
 from gtco.codegen.sketches.heads import box_rows, check_tensor_map, map_text, tensor_map
 from gtco.ir.graph import Group
-from gtco.target import PORTABLE_CLUSTER, Target
+from gtco.target import Target
 
 WARPGROUP_QUERIES = 64
 """Rows of `wgmma`'s M side."""
@@ -213,7 +213,6 @@ class AttentionWgmma(AttentionSketch):
             all_tiles = -(-self.keys // block_k)
             none = f"split: of {all_tiles} tiles of keys one of {split} blocks gets none"
             check((split - 1) * tiles < all_tiles, none)
-            check(split <= PORTABLE_CLUSTER, f"a cluster of {split} blocks")
         check(stages <= tiles, f"{stages} stages, and fewer tiles of keys")
         check(stages > 1 or tiles == 1, "a ring of one stage, which is refilled beside a product")
         registers = self._registers(schedule)

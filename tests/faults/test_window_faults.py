@@ -53,7 +53,7 @@ WINDOWS = {
     "heads among the windows": (
         'name = edit.add("permute", name, dims=(0, 2, 3, 1, 4, 5))', "pass"
     ),
-    "rows with others between": ("before.is_like(after) and before.end == after.start", "True"),
+    "rows with others between": ("not windows[-1].is_ahead_of(window)", "False"),
     "the first windows of a row for all": ("at = run[0].start - first.start", "at = 0"),
     "rows one run after the other": (
         "        for i in range(row.count)\n        for y in made\n",
