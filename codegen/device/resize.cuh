@@ -6,9 +6,9 @@
 // fewer columns than they are, whose rows are weighed once for all of them.
 //
 // Config: Element, IMAGES, HEIGHT, WIDTH, COLUMNS (channels), P, Q (rows and columns of the
-// result), SCALE_H, SCALE_W (pixels of the image for one of the result), REPEAT, ACROSS, THREADS.
-// Image has
-// `at(image, y, x, channel)`. Axis has TAPS and `place(dst, scale, size, at, weight)`.
+// result), SCALE_H, SCALE_W (pixels of the image for one of the result), REPEAT, ACROSS, FACTOR,
+// THREADS. Image has `at(image, y, x, channel)`. Axis has TAPS and
+// `place(dst, scale, size, at, weight)`.
 #pragma once
 
 #include "epilogue.cuh"
@@ -120,37 +120,95 @@ __device__ __forceinline__ void resize(const Image& image, const Functor& functo
   }
 }
 
-template <class C, class Axis, class Image, class Functor>
+// Between which columns ACROSS pixels side by side lie, from pixel `dst` on.
+template <class C, class Axis>
+struct AnyColumns {
+  // Columns that the first pixel's lie ahead of the last one's, at most.
+  static constexpr int SPAN = ceil_of((C::ACROSS - 1) * C::SCALE_W), COUNT = SPAN + 2;
+  int at[C::ACROSS][2];
+  float weight[C::ACROSS][2];
+
+  __device__ __forceinline__ explicit AnyColumns(int dst) {
+#pragma unroll
+    for (int j = 0; j < C::ACROSS; ++j)
+      Axis::place(dst + j, C::SCALE_W, C::WIDTH, at[j], weight[j]);
+  }
+  __device__ __forceinline__ int first() const { return at[0][0]; }
+  // Chosen and not weighed with zero: what a pixel does not lie at may be NaN. At the right border
+  // both columns are the last.
+  template <int V>
+  __device__ __forceinline__ Vec<float, V> between(const Vec<float, V> (&columns)[COUNT],
+                                                   int j) const {
+    Vec<float, V> left = columns[0], right = columns[1];
+#pragma unroll
+    for (int x = 1; x <= SPAN; ++x) {
+      const bool here = at[j][0] == at[0][0] + x;
+#pragma unroll
+      for (int i = 0; i < V; ++i) {
+        left[i] = here ? columns[x][i] : left[i];
+        right[i] = here ? columns[x + 1][i] : right[i];
+      }
+    }
+    return map<V>([&](int i) { return fmaf(weight[j][1], right[i], weight[j][0] * left[i]); });
+  }
+};
+
+// Of an image that is made FACTOR times as wide, an even number: where FACTOR divides ACROSS, or
+// twice ACROSS divides FACTOR, all threads have the same pixels between the same of their columns.
+// Beyond a border lies the border's own column.
+template <class C>
+struct EvenColumns {
+  static constexpr int FACTOR = C::FACTOR;
+  // Columns from the first pixel's left one to that of pixel `j`.
+  static constexpr int behind(int j) { return (2 * j + 1 + FACTOR) / (2 * FACTOR); }
+  static constexpr int COUNT = behind(C::ACROSS - 1) + 2;
+  static_assert(FACTOR % 2 == 0, "no pixel lies at a column");
+  static_assert(C::ACROSS % FACTOR == 0 || FACTOR % (2 * C::ACROSS) == 0, "the same for all");
+  int column, within;  // of FACTOR pixels, the first of these
+
+  __device__ __forceinline__ explicit EvenColumns(int dst)
+      : column((2 * dst + 1 + FACTOR) / (2 * FACTOR) - 1),
+        within(C::ACROSS % FACTOR == 0 ? 0 : dst % FACTOR) {}
+  __device__ __forceinline__ int first() const { return column; }
+  template <int V>
+  __device__ __forceinline__ Vec<float, V> between(const Vec<float, V> (&columns)[COUNT],
+                                                   int j) const {
+    const int twice = (2 * (within + j) + 1 + FACTOR) % (2 * FACTOR);
+    const float weight = static_cast<float>(twice) * (0.5f / FACTOR);
+    const auto &left = columns[behind(j)], &right = columns[behind(j) + 1];
+    return map<V>([&](int i) { return fmaf(weight, right[i], (1.0f - weight) * left[i]); });
+  }
+};
+
+template <class C, class Columns, class Axis, class Image, class Functor>
 __device__ __forceinline__ void resize_across(const Image& image, const Functor& functor,
                                               int block) {
-  constexpr int V = Functor::VECTOR, T = Axis::TAPS, ACROSS = C::ACROSS;
+  constexpr int V = Functor::VECTOR, ACROSS = C::ACROSS, COUNT = Columns::COUNT;
   constexpr int VECTORS = C::COLUMNS / V, GROUPS = C::Q / ACROSS;
-  // Columns that the first pixel's lie ahead of the last one's, at most.
-  constexpr int SPAN = ceil_of((ACROSS - 1) * C::SCALE_W);
-  static_assert(T == 2 && C::SCALE_W < 1.0f && C::Q % ACROSS == 0, "whole groups, made wider");
+  static_assert(Axis::TAPS == 2 && C::SCALE_W < 1.0f && C::Q % ACROSS == 0,
+                "whole groups, made wider");
   const int blocks = ceil_div(C::IMAGES * C::P * GROUPS * VECTORS, C::THREADS);
   const int item = in_order(block, blocks) * C::THREADS + threadIdx.x;
   const int col = item % VECTORS * V, group = item / VECTORS;
   const bool active = group < C::IMAGES * C::P * GROUPS;
   const int n = active ? group / (C::P * GROUPS) : 0;
-  int ys[T], xs[ACROSS][T];
-  float down[T], across[ACROSS][T];
+  int ys[2];
+  float down[2];
   Axis::place(group / GROUPS % C::P, C::SCALE_H, C::HEIGHT, ys, down);
-#pragma unroll
-  for (int j = 0; j < ACROSS; ++j)
-    Axis::place(group % GROUPS * ACROSS + j, C::SCALE_W, C::WIDTH, xs[j], across[j]);
+  const Columns where(group % GROUPS * ACROSS);
 
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  Packed<typename C::Element, V> pixels[SPAN + T][T];
+  Packed<typename C::Element, V> pixels[COUNT][2];
 #pragma unroll
-  for (int x = 0; x < SPAN + T; ++x)
+  for (int x = 0; x < COUNT; ++x) {
+    const int column = max_of(0, min_of(where.first() + x, C::WIDTH - 1));
 #pragma unroll
-    for (int y = 0; y < T; ++y)
-      pixels[x][y] = load_packed<V>(image.at(n, ys[y], min_of(xs[0][0] + x, C::WIDTH - 1), col));
-  Vec<float, V> columns[SPAN + T];
+    for (int y = 0; y < 2; ++y) pixels[x][y] = load_packed<V>(image.at(n, ys[y], column, col));
+  }
+  Vec<float, V> columns[COUNT];
 #pragma unroll
-  for (int x = 0; x < SPAN + T; ++x) {
+  for (int x = 0; x < COUNT; ++x) {
     const auto upper = unpack<V>(pixels[x][0]), lower = unpack<V>(pixels[x][1]);
 #pragma unroll
     for (int i = 0; i < V; ++i) columns[x][i] = fmaf(down[1], lower[i], down[0] * upper[i]);
@@ -158,20 +216,7 @@ __device__ __forceinline__ void resize_across(const Image& image, const Functor&
 #pragma unroll
   for (int j = 0; j < ACROSS; ++j) {
     const int row = group * ACROSS + j;
-    // Chosen and not weighed with zero: what this pixel does not lie at may be NaN. At the right
-    // border both columns are the last.
-    Vec<float, V> left = columns[0], right = columns[1];
-#pragma unroll
-    for (int x = 1; x <= SPAN; ++x) {
-      const bool here = xs[j][0] == xs[0][0] + x;
-#pragma unroll
-      for (int i = 0; i < V; ++i) {
-        left[i] = here ? columns[x][i] : left[i];
-        right[i] = here ? columns[x + 1][i] : right[i];
-      }
-    }
-    const auto acc =
-        map<V>([&](int i) { return fmaf(across[j][1], right[i], across[j][0] * left[i]); });
+    const auto acc = where.template between<V>(columns, j);
     typename Functor::Row values{};
     if constexpr (Functor::ROW_VALUES > 0) {
       if (active) values = functor.row_values(row, true);

@@ -10,10 +10,13 @@ from gtco.codegen.scalars import C_TYPES, literal
 from gtco.codegen.sketch import Knob, Schedule, check
 from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
+from gtco.codegen.sketches.stencil import THREADS
 from gtco.ir.graph import Node
 
 ACROSS = (1, 2, 4)
 """Pixels of a thread, side by side."""
+SECTOR = 32
+"""Bytes that memory takes at once."""
 
 
 class Resize(Pixels):
@@ -34,6 +37,15 @@ class Resize(Pixels):
         return (*super().knobs(), Knob("across", pixels, range(1, max(ACROSS) + 1)))
 
     def _default(self, share: int) -> Schedule:
+        """Several pixels a thread where enough threads are left and each stores whole sectors of
+        32 bytes, or all that a pixel has."""
+        numel, enough = self.anchor.outputs[0].numel, 2 * THREADS * self.target.sm_count
+        columns = self.anchor.outputs[0].sizes[-1]
+        whole = columns * self.dtype.itemsize % SECTOR == 0 or columns == self.vector
+        for across in reversed(ACROSS[1:]) if whole else ():
+            threads = numel // (self.vector * across)
+            if threads >= enough and not self._why_not_across(across):
+                return {"vector": self.vector, "repeat": 1, "threads": 256, "across": across}
         return {**super()._default(share), "across": 1}
 
     def _why_not_across(self, across: int) -> str:
@@ -47,6 +59,14 @@ class Resize(Pixels):
         if columns % across:
             return f"across: {across} pixels do not divide {columns}"
         return ""
+
+    def _factor(self, across: int) -> int:
+        """By which even number the image is made wider, if all threads with so many pixels have
+        them between the same of their columns; else 0."""
+        factor = round(1 / self._steps()[1])
+        exact = factor * self._steps()[1] == 1.0 and not self.anchor.attrs["align_corners"]
+        same = across % factor == 0 or factor % (2 * across) == 0
+        return factor if exact and factor % 2 == 0 and same else 0
 
     def _steps(self) -> list[float]:
         ((_, layout),) = self.images
@@ -64,6 +84,7 @@ class Resize(Pixels):
             why = self._why_not_across(pixels)
             check(not why, why)
             check(schedule["repeat"] == 1, f"across: {pixels} pixels have one vector of each")
+        factor = self._factor(pixels) if pixels > 1 else 0
         image = region.parameter(base, "in")
         at = index(layout, ("n", "y", "x", "channel"))
         element = C_TYPES[self.dtype]
@@ -72,7 +93,7 @@ class Resize(Pixels):
   static constexpr int IMAGES = {images}, HEIGHT = {height}, WIDTH = {width};
   static constexpr int COLUMNS = {columns}, P = {rows}, Q = {across};
   static constexpr int REPEAT = {schedule["repeat"]}, THREADS = {schedule["threads"]};
-  static constexpr int ACROSS = {pixels};
+  static constexpr int ACROSS = {pixels}, FACTOR = {factor};
   static constexpr float SCALE_H = {scales[0]}, SCALE_W = {scales[1]};
 }};
 
@@ -83,9 +104,11 @@ struct Image {{
   }}
 }};
 """
-        name = "resize" if pixels == 1 else "resize_across"
-        call = f"{name}<Config, {self._axis()}>(Image{{{image}}}, {EPILOGUE}, {BLOCK})"
-        return structs, call
+        template = f"resize<Config, {self._axis()}>"
+        if pixels > 1:
+            where = "EvenColumns<Config>" if factor else f"AnyColumns<Config, {self._axis()}>"
+            template = f"resize_across<Config, {where}, {self._axis()}>"
+        return structs, f"{template}(Image{{{image}}}, {EPILOGUE}, {BLOCK})"
 
     def _axis(self) -> str:
         mode, align = self.anchor.attrs["mode"], str(self.anchor.attrs["align_corners"]).lower()
