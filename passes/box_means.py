@@ -97,10 +97,9 @@ def _replace(edit: Editor, match: _Boxes) -> str:
     if edit.shape(value) != match.shape:
         value = edit.add("reshape", value, shape=match.shape)
     value = edit.add("box_means", value, box=match.box)
-    boxes = edit.shape(value)[1:-1]
-    if math.prod(boxes) > 1:
-        dims = tuple(range(1, 1 + len(boxes)))
-        value = edit.add("mean", value, dims=dims, keepdim=mean.attrs["keepdim"])
+    # Of one box, too: a gate begins with a mean (passes/squeeze.py).
+    dims = tuple(range(1, edit.specs[value].rank - 1))
+    value = edit.add("mean", value, dims=dims, keepdim=mean.attrs["keepdim"])
     dtype, sizes = mean.outputs[0].dtype, mean.outputs[0].sizes
     if dtype != torch.float32:
         value = edit.add("cast", value, dtype=dtype)

@@ -8,6 +8,8 @@
     %y = merge_moments(%b[0], %b[1], groups=32, chunks=64, count=64)
                                         ->    %y = group_stats(%x, groups=32, chunks=64)
 
+A mean of one box is a view, unless the kernel of a gate takes it.
+
 Whether the kernel of the pixels leaves them, the sketches say: their limits depend on the target
 and stand there. Moments are undone as well where that kernel is predicted to be so much slower than
 another one that the image is better read once more.
@@ -25,6 +27,7 @@ from gtco.passes.box_means import MAKERS
 from gtco.passes.dataflow import Flow, bits, make_group, materialize_views
 from gtco.passes.legality import explain
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
+from gtco.passes.squeeze import Gates
 
 BOXES = ("box_means", "box_moments")
 
@@ -65,24 +68,30 @@ def whole_means(
                 refused.add(means.name)
 
     def match(edit: Editor, node: Node) -> tuple[Node, Node] | None:
-        means = node if node.op == "box_means" else edit.producer(node.inputs[0], "box_means")
-        if means is None or means.name not in refused:
-            return None
-        of_one_box = not any(user.op == "mean" for user in edit.users(means.name))
-        return (node, means) if of_one_box or node is not means else None
+        means = edit.producer(node.inputs[0], "box_means")
+        return (node, means) if means is not None and means.name in refused else None
 
     def match_moments(edit: Editor, merged: Node) -> tuple[Node, Node] | None:
         moments = edit.producer(through_views(edit.producer, merged.inputs[0])[0])
         found = moments is not None and moments.name in refused
         return (merged, moments) if found and moments is not None else None
 
+    gates = Gates(flow)
+    alone = {node.name for node in flow.compute if node.op == "mean" and gates.of(node) is None}
+
+    def match_one(edit: Editor, node: Node) -> Node | None:
+        means = edit.producer(node.inputs[0], "box_means")
+        same = means is not None and means.outputs[0].numel == node.outputs[0].numel
+        return node if same and node.name in alone else None
+
     rules: tuple[Rule[Any], ...] = (
-        Rule("mean(box_means(x), boxes) -> mean(x, pixels)", ("mean", "box_means"),
+        Rule("mean(box_means(x), boxes) -> mean(x, pixels)", ("mean",),
              match, _replace, never_refused),
         Rule("merge_moments(box_moments(x)) -> group_stats(x)", ("merge_moments",),
              match_moments, _replace_moments, never_refused),
+        Rule("mean(one box) -> reshape(one box)", ("mean",), match_one, _view, never_refused),
     )  # fmt: skip
-    return rewrite(graph, rules, log) if refused else graph
+    return rewrite(graph, rules, log)
 
 
 def _with_its_maker(flow: Flow, means: Node) -> tuple[Node, ...]:
@@ -117,9 +126,13 @@ def _replace(edit: Editor, match: tuple[Node, Node]) -> str:
     if edit.dtype(value) != spec.dtype:
         value = edit.add("cast", value, dtype=spec.dtype)
     dims = tuple(range(1, edit.specs[value].rank - 1))
-    value = edit.add("mean", value, dims=dims, keepdim=mean.attrs.get("keepdim", True))
+    value = edit.add("mean", value, dims=dims, keepdim=mean.attrs["keepdim"])
     same = edit.shape(value) == spec.sizes
     return value if same else edit.add("reshape", value, shape=spec.sizes)
+
+
+def _view(edit: Editor, mean: Node) -> str:
+    return edit.add("reshape", mean.inputs[0], shape=mean.outputs[0].sizes)
 
 
 def _replace_moments(edit: Editor, match: tuple[Node, Node]) -> str:

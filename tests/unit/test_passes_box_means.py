@@ -67,7 +67,7 @@ def test_boxes_of_a_depthwise_convolution(
     result = check(mean_of_boxes, made, args_of(made))
     (means,) = (node for node in result.nodes if node.op == "box_means")
     assert means.outputs[0] == TensorSpec(boxes, F32)
-    assert ops(result)["mean"] == (1 if boxes[1] * boxes[2] > 1 else 0)
+    assert ops(result)["mean"] == 1
     assert not ops(mean_of_boxes(result)) - ops(result), "once is enough"
 
 
@@ -164,4 +164,4 @@ def test_squeeze_and_excitation_as_a_whole(side: int) -> None:
     fused = gtco.fuse(gtco.capture(model, x))
     kinds = {family(group): [node.op for node in group.compute] for group in fused.groups}
     assert kinds["stencil"][-1] == "box_means"
-    assert ("squeeze" in kinds) == (side > 7), "of one box nothing is left to reduce"
+    assert "squeeze" in kinds, "of one box, too"

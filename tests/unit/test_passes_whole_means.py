@@ -41,6 +41,26 @@ def test_as_they_were(image: tuple[int, ...], keepdim: bool) -> None:
     assert boxes(made) == 1 and boxes(result) == 0 and ops(result)["mean"] == 1
 
 
+def left(group: Group) -> None:
+    """Every kernel leaves its boxes."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_a_mean_of_one_box_is_a_view(dtype: torch.dtype) -> None:
+    made = mean_of_boxes(depthwise(3, 7, 8, 8, dtype=dtype))
+    result = check(partial(whole_means, refusal=left, price=unknown), made, args_of(made))
+    assert boxes(result) == 1 and (ops(made)["mean"], ops(result)["mean"]) == (1, 0)
+    several = mean_of_boxes(depthwise(3, 14, 16, 8, dtype=dtype))
+    assert ops(whole_means(several, refusal=left, price=unknown))["mean"] == 1
+
+
+def test_but_of_a_gate() -> None:
+    model, x = Gate(32).eval(), torch.randn(2, 32, 7, 7)
+    plan, _ = make_plan(model, (x,), None, Options.of(target="sm_90a"))
+    held = [[node.op for node in launch.group.compute] for launch in plan.launches]
+    assert ["mean", "linear", "relu", "linear", "sigmoid"] in held
+
+
 def test_runs_of_a_product(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(box_means, "LARGE_BYTES", 1)
     made = mean_of_boxes(linear(2, 4, 12, 24, dtype=torch.float32))
