@@ -64,15 +64,24 @@ def _deviation_scale(edit: Editor, node: Node) -> tuple[str, str] | None:
 
 
 def _layer_norm(edit: Editor, node: Node) -> tuple[str, float] | None:
-    """(x, eps)."""
-    pair = _deviation_scale(edit, node)
+    """(x, eps). A cast may end it, back to the type of x: exporters square in a wider one."""
+    ended = edit.producer(node.inputs[0], "mul", "div") if node.op == "cast" else node
+    pair = ended and _deviation_scale(edit, ended)
     variance = pair and _with_number(edit, pair[1], "add")
     if not pair or not variance:
         return None
     square = _row_mean(edit, variance[0])
     if square is None or _squared(edit, square) != pair[0]:
         return None
-    deviation = edit.producer(pair[0], "sub")
+    value = pair[0]
+    if ended is not node:
+        widened = edit.producer(value, "cast")
+        if widened is None or edit.dtype(widened.inputs[0]) != node.outputs[0].dtype:
+            return None
+        (value,) = widened.inputs
+        if not views.loses_nothing(edit.dtype(value), edit.dtype(pair[0])):
+            return None
+    deviation = edit.producer(value, "sub")
     if deviation is None or len(deviation.inputs) != 2:
         return None
     x, mean = deviation.inputs
@@ -257,7 +266,7 @@ def _one_gelu(edit: Editor, match: tuple[str, str]) -> str:
 
 RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
-    Rule("(x - mean(x)) / sqrt(var(x) + eps) -> layer_norm(x)", ("mul", "div"),
+    Rule("(x - mean(x)) / sqrt(var(x) + eps) -> layer_norm(x)", ("mul", "div", "cast"),
          _layer_norm, _one_layer_norm),
     Rule("layer_norm(x) * g -> layer_norm(x, g)", ("mul",), _affine_of_norm, _norm_with_affine),
     Rule("layer_norm(x, g) + b -> layer_norm(x, g, b)", ("add",),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -76,6 +78,42 @@ def spread(x: Tensor) -> Tensor:
 def test_what_only_looks_like_a_layer_norm_stays(function: Callable[..., Tensor]) -> None:
     graph, args = captured(function, random(2, 3, 8), z=2 + random(2, 3, 8, seed=1))
     assert "layer_norm" not in ops(check(fuse_normalization, canonicalize(graph), args))
+
+
+def squared_in(wide: torch.dtype, end: torch.dtype) -> Callable[..., Tensor]:
+    """A layer norm as exporters to ONNX write it in 16 bits: deviations are widened for the rest,
+    and scaled by g in the type that its result ends in."""
+
+    def norm(c: Any, x: Tensor) -> Tensor:
+        d = apart(x).to(wide)
+        return (d / ((d**2).mean(-1, keepdim=True) + 1e-5).sqrt()).to(end) * c.g.to(end)
+
+    return norm
+
+
+@pytest.mark.parametrize("wide", [torch.float32, torch.float64])
+def test_a_layer_norm_whose_squares_are_of_a_wider_type(wide: torch.dtype) -> None:
+    x, g = random(2, 3, 8, dtype=torch.float16), random(8, dtype=torch.float16)
+    graph, args = captured(squared_in(wide, torch.float16), x, g=g)
+    result = fuse_normalization(canonicalize(graph))
+    assert ops(result) == {"layer_norm": 1}
+    exact = squared_in(torch.float64, torch.float64)(SimpleNamespace(g=g.double()), x.double())
+    (found,), (eager,) = interpret(result, args), interpret(graph, args)
+    assert rmse(found, exact) <= 1.1 * rmse(eager, exact)
+
+
+@pytest.mark.parametrize(
+    ("of", "wide", "end"),
+    [
+        (torch.float16, torch.float32, torch.bfloat16),
+        (torch.float32, torch.float16, torch.float32),
+        (torch.bfloat16, torch.float16, torch.bfloat16),
+    ],
+    ids=["of another type", "of a narrower one", "of one with fewer exponents"],
+)
+def test_but_no_other(of: torch.dtype, wide: torch.dtype, end: torch.dtype) -> None:
+    graph, _ = captured(squared_in(wide, end), random(2, 3, 8, dtype=of), g=random(8, dtype=of))
+    assert "layer_norm" not in ops(fuse_normalization(canonicalize(graph)))
 
 
 def test_a_layer_norm_without_epsilon() -> None:
