@@ -37,6 +37,7 @@ from gtco.passes.rejoined import rejoin_parts
 from gtco.passes.rewrite import Log
 from gtco.passes.rolls import move_rolls
 from gtco.passes.rotary import fuse_rotary
+from gtco.passes.rows_to_groups import rows_to_groups
 from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
 from gtco.passes.split_group_norm import split_group_norm
@@ -62,6 +63,7 @@ class Pass(Protocol):
 PIPELINE: tuple[Pass, ...] = (
     canonicalize,
     fold_constants,
+    rows_to_groups,  # ahead of channels_last, which moves the views of an image's channels
     merge_branches,  # ahead of fold_convolutions, which rounds weights
     fold_convolutions,
     convolve_before_enlarging,  # behind what folds into weights
