@@ -7,7 +7,8 @@
 Views, casts and copies that do nothing go (the rules of `views.py`), a constant operand of one
 element becomes the attribute `other`, a power a square or a root, a constant row added to a linear
 its bias, and so does a number added to some of its columns, as in the `1 + scale` of a diffusion
-transformer; equal nodes become one.
+transformer; the concat of what lies behind a row and what lies ahead of it is a roll, which ONNX
+does not have; equal nodes become one.
 """
 
 from __future__ import annotations
@@ -159,6 +160,41 @@ def _with_shifted_bias(edit: Editor, match: _Shifted) -> str:
     return value
 
 
+# -- rolls ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Roll:
+    x: str
+    shifts: tuple[int, ...]
+
+
+def _swapped(edit: Editor, node: Node) -> _Roll | None:
+    """Two parts of x, the last one first. Columns are no rows: a product ahead may make them so."""
+    (spec,) = node.outputs
+    dim = node.attrs["dim"] % spec.rank
+    if len(node.inputs) != 2 or dim == spec.rank - 1:
+        return None
+    first, second = (edit.shape(value)[dim] for value in node.inputs)
+    x = views.whole_of(edit, node.inputs[0], dim, second, first + second)
+    if x is None or x != views.whole_of(edit, node.inputs[1], dim, 0, second):
+        return None
+    shifts = tuple(first if at == dim else 0 for at in range(spec.rank))
+    return _Roll(x, shifts) if edit.specs[x] == spec else None
+
+
+def _twice(edit: Editor, node: Node) -> _Roll | None:
+    inner = edit.producer(node.inputs[0], "roll")
+    if inner is None:
+        return None
+    pairs = zip(node.attrs["shifts"], inner.attrs["shifts"], node.outputs[0].sizes, strict=True)
+    return _Roll(inner.inputs[0], tuple((a + b) % max(1, size) for a, b, size in pairs))
+
+
+def _rolled(edit: Editor, match: _Roll) -> str:
+    return edit.add("roll", match.x, shifts=match.shifts) if any(match.shifts) else match.x
+
+
 RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("op(x, constant c of one element) -> op(x, other=c)", _BINARY,
@@ -169,6 +205,8 @@ RULES: tuple[Rule[Any], ...] = (
     Rule("linear(x, w) + constant row b -> linear(x, w, b)", ("add",), _biased, _with_bias),
     Rule("slice(linear(x, w, b)) + number -> slice(linear(x, w, b'))", ("add",),
          _shifted_columns, _with_shifted_bias),
+    Rule("concat(x[n:], x[:n]) -> roll(x)", ("concat",), _swapped, _rolled),
+    Rule("roll(roll(x)) -> roll(x)", ("roll",), _twice, _rolled),
 )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from gtco.ir.graph import Graph, GraphBuilder
 from gtco.ir.spec import TensorSpec
 from gtco.passes import rolls
+from gtco.passes.canonicalize import canonicalize
 from gtco.passes.legality import explain
 from gtco.passes.rewrite import Log
 from gtco.passes.rolls import move_rolls
@@ -144,3 +145,48 @@ def test_the_norm_of_a_number_stays() -> None:
     log = Log()
     check(move_rolls, graph, args, log)
     assert not log.refusals
+
+
+def turned(x: Tensor, dim: int, at: int) -> Tensor:
+    """A roll as ONNX writes it."""
+    behind, ahead = x.narrow(dim, at, x.shape[dim] - at), x.narrow(dim, 0, at)
+    return torch.cat([behind, ahead], dim)
+
+
+@pytest.mark.parametrize(
+    ("function", "shifts"),
+    [
+        (lambda x: turned(x, 1, 2), (0, 4, 0, 0)),
+        (lambda x: turned(turned(x, 1, 2), 2, 3), (0, 4, 1, 0)),
+        (lambda x: turned(turned(x, 1, 2), 1, 3), (0, 1, 0, 0)),
+        (lambda x: turned(turned(x, 1, 2), 1, 4), None),
+        (lambda x: x.roll((1, -1), (1, 2)).roll(-1, 1), (0, 0, 3, 0)),
+    ],
+)
+def test_spelled_out(function: Callable[[Tensor], Tensor], shifts: tuple[int, ...] | None) -> None:
+    graph, args = captured(lambda _, x: function(x.exp()), random(2, H, W, C))
+    result = check(canonicalize, graph, args)
+    assert ops(result) == ({"exp": 1} if shifts is None else {"exp": 1, "roll": 1})
+    assert [node.attrs["shifts"] for node in result.nodes if node.op == "roll"] == (
+        [] if shifts is None else [shifts]
+    )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, y: torch.cat([x[:, 2:], y[:, :2]], 1),
+        lambda x, y: torch.cat([x[:, 2:], x[:, :1]], 1),
+        lambda x, y: torch.cat([x[:, 3:], x[:, :2]], 1),
+        lambda x, y: torch.cat([x[:, 2:], x[:, :2], y], 1),
+        lambda x, y: torch.cat([x[:, 2:4], x[:, :2]], 1),
+        lambda x, y: torch.cat([x[:, 3:], x[:, :3]], 0),
+        lambda x, y: torch.cat([x[..., 2:], x[..., :2]], -1),
+    ],
+    ids=["of another", "less", "a gap", "more", "not to the end", "along another", "columns"],
+)
+def test_what_is_no_roll_stays(function: Callable[[Tensor, Tensor], Tensor]) -> None:
+    graph, args = captured(
+        lambda _, x, y: function(x.exp(), y), random(2, H, H, C), random(2, H, H, C)
+    )
+    assert "roll" not in ops(check(canonicalize, graph, args))
