@@ -92,10 +92,19 @@ def _resize(
     axes = _resized_axes(call, x, coordinates)
     check_size([axes[axis].out if axis in axes else size for axis, size in enumerate(x.shape)])
     if mode == "nearest":
-        for axis, along in axes.items():
-            points = [along.coordinate(i, coordinates) for i in range(along.out)]
-            taken = [_nearest(call, point, nearest, along.scale) for point in points]
-            x = take(x, axis, [min(max(index, 0), along.size - 1) for index in taken])
+        taken = {
+            axis: [
+                min(max(_nearest(call, point, nearest, along.scale), 0), along.size - 1)
+                for point in (along.coordinate(i, coordinates) for i in range(along.out))
+            ]
+            for axis, along in axes.items()
+        }
+        if (kind := _kind_of_nearest(x, axes, taken)) is not None:
+            size = [axes[axis].out if axis in axes else x.shape[axis] for axis in range(2, x.dim())]
+            x = F.interpolate(x, size, mode=kind)
+        else:
+            for axis, elements in taken.items():
+                x = take(x, axis, elements)
     elif (plain := _interpolate(x, axes, mode, coordinates, a, exclude, antialias)) is not None:
         return plain
     else:
@@ -156,6 +165,26 @@ def _nearest(call: Call, point: float, mode: str, scale: float) -> int:
         case "ceil":
             return math.ceil(point)
     raise call.refuse(f"nearest_mode={mode!r} is not supported")
+
+
+def _kind_of_nearest(
+    x: Tensor, axes: Mapping[int, Axis], taken: Mapping[int, list[int]]
+) -> str | None:
+    """The mode of torch's that takes the same elements of images or volumes, if one does."""
+    if x.dim() not in (4, 5) or not x.is_floating_point() or min(axes, default=0) < 2:
+        return None
+    for mode, offset in (("nearest", 0.0), ("nearest-exact", 0.5)):
+        same = all(
+            taken[axis]
+            == ((torch.arange(along.out) + offset) * torch.tensor(along.size / along.out))
+            .long()
+            .clamp(max=along.size - 1)
+            .tolist()
+            for axis, along in axes.items()
+        )
+        if same:
+            return mode
+    return None
 
 
 def _interpolate(

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gtco.frontend.onnx import load_onnx
+from gtco.frontend.torch_export import capture
 from tests.onnx_cases import floats, ints, node_model, run_ort
 
 ort = pytest.importorskip("onnxruntime")
@@ -101,3 +102,37 @@ def test_forms(form: tuple[str, int, list[Any], int, dict[str, Any]]) -> None:
     found = result if isinstance(result, tuple) else (result,)
     for a, b in zip(found, run_ort(model, inputs[0]), strict=True):
         torch.testing.assert_close(a, torch.from_numpy(b), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [2.0, 3.0, 0.5, 1.5])
+@pytest.mark.parametrize("rounding", ["floor", "ceil", "round_prefer_floor", "round_prefer_ceil"])
+@pytest.mark.parametrize("place", ["asymmetric", "half_pixel", "align_corners"])
+@pytest.mark.parametrize("shape", [(2, 3, 6, 4), (1, 2, 4, 6, 2)], ids=["image", "volume"])
+def test_the_nearest_pixels(
+    shape: tuple[int, ...], place: str, rounding: str, scale: float
+) -> None:
+    scales = np.array([1, 1, *(scale for _ in shape[2:])], np.float32)
+    given = {"coordinate_transformation_mode": place, "nearest_mode": rounding}
+    x = floats(*shape)
+    model = node_model("Resize", 13, [x, np.array([], np.float32), scales], 1, **given)
+    (wanted,) = run_ort(model, x)
+    assert np.array_equal(load_onnx(model)(torch.from_numpy(x)).numpy(), wanted)
+
+
+@pytest.mark.parametrize(
+    ("place", "rounding", "scale", "mode"),
+    [
+        ("asymmetric", "floor", 2.0, "nearest"),
+        ("half_pixel", "round_prefer_floor", 2.0, "nearest"),
+        ("half_pixel", "round_prefer_ceil", 0.5, "nearest-exact"),
+        ("asymmetric", "floor", 1.5, "nearest"),
+        ("half_pixel", "ceil", 2.0, None),
+    ],
+)
+def test_which_are_one_resize(place: str, rounding: str, scale: float, mode: str | None) -> None:
+    given = {"coordinate_transformation_mode": place, "nearest_mode": rounding}
+    scales = np.array([1, 1, scale, scale], np.float32)
+    model = node_model("Resize", 13, [IMAGE, np.array([], np.float32), scales], 1, **given)
+    graph = capture(load_onnx(model), (torch.from_numpy(IMAGE),)).graph
+    modes = [node.attrs["mode"] for node in graph.nodes if node.op == "resize"]
+    assert modes == ([] if mode is None else [mode])
