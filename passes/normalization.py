@@ -6,6 +6,9 @@
 %r = rsqrt(add(%q, other=1e-06))
 %y = add(mul(mul(%d, %r), %g), %b)
 
+Flax scales the root first, (x - mean) * (rsqrt * g) + b, and Keras moves the mean behind it,
+x * (rsqrt * g) + (b - mean * (rsqrt * g)).
+
 %e = erf(mul(%x, other=0.7071))
 %y = mul(mul(%x, other=0.5), add(%e, other=1))    ->    %y = gelu(%x)
 """
@@ -70,9 +73,6 @@ def _layer_norm(edit: Editor, node: Node) -> tuple[str, float] | None:
     variance = pair and _with_number(edit, pair[1], "add")
     if not pair or not variance:
         return None
-    square = _row_mean(edit, variance[0])
-    if square is None or _squared(edit, square) != pair[0]:
-        return None
     value = pair[0]
     if ended is not node:
         widened = edit.producer(value, "cast")
@@ -85,7 +85,71 @@ def _layer_norm(edit: Editor, node: Node) -> tuple[str, float] | None:
     if deviation is None or len(deviation.inputs) != 2:
         return None
     x, mean = deviation.inputs
-    return (x, variance[1]) if _row_mean(edit, mean) == x else None
+    if _row_mean(edit, mean) != x or not _is_variance(edit, variance[0], pair[0], x, mean):
+        return None
+    return x, variance[1]
+
+
+def _is_variance(edit: Editor, value: str, deviation: str, x: str, mean: str) -> bool:
+    """Whether `value` is the mean of squares of `deviation`, or that of squares of x less that of
+    `mean`, not below zero perhaps, as Flax computes it."""
+    if (squares := _row_mean(edit, value)) is not None:
+        return _squared(edit, squares) == deviation
+    clamped = _with_number(edit, value, "maximum")
+    if clamped is not None and clamped[1] == 0:
+        return _is_variance(edit, clamped[0], deviation, x, mean)
+    less = edit.producer(value, "sub")
+    if less is None or len(less.inputs) != 2:
+        return False
+    squares = _row_mean(edit, less.inputs[0])
+    of_x = squares is not None and _squared(edit, squares) == x
+    return of_x and _squared(edit, less.inputs[1]) == mean
+
+
+def _scaled_root(edit: Editor, node: Node) -> tuple[str, str, str] | None:
+    """(x - mean, rsqrt, g) of `(x - mean) * (rsqrt * g)`."""
+    for d, r in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
+        scaled = edit.producer(node.inputs[r], "mul")
+        if scaled is None or edit.producer(node.inputs[d], "sub") is None:
+            continue
+        for root, g in (scaled.inputs, scaled.inputs[::-1]) if len(scaled.inputs) == 2 else ():
+            if edit.producer(root, "rsqrt") is not None and g in edit.constants:
+                return node.inputs[d], root, g
+    return None
+
+
+@dataclass(frozen=True)
+class _Moved:
+    """`x * scale + (shift - mean * scale)`."""
+
+    x: str
+    mean: str
+    scale: str
+    shift: str
+
+
+def _shifted_by_mean(edit: Editor, node: Node) -> _Moved | None:
+    for a, b in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
+        scaled, less = edit.producer(node.inputs[a], "mul"), edit.producer(node.inputs[b], "sub")
+        if scaled is None or less is None or len(scaled.inputs) != 2 or len(less.inputs) != 2:
+            continue
+        moved = edit.producer(less.inputs[1], "mul")
+        if moved is None or len(moved.inputs) != 2:
+            continue
+        for x, scale in (scaled.inputs, scaled.inputs[::-1]):
+            means = [name for name in moved.inputs if name != scale]
+            if scale in moved.inputs and len(means) == 1 and _row_mean(edit, means[0]) == x:
+                return _Moved(x, means[0], scale, less.inputs[0])
+    return None
+
+
+def _of_deviations(edit: Editor, match: _Moved) -> str:
+    pair = (match.x, match.mean)
+    squared = (
+        node.name for node in edit.users(match.mean) if (node.op, node.inputs) == ("sub", pair)
+    )
+    deviation = next(squared, None) or edit.add("sub", *pair)
+    return edit.add("add", edit.add("mul", deviation, match.scale), match.shift)
 
 
 @dataclass(frozen=True)
@@ -268,6 +332,10 @@ RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("(x - mean(x)) / sqrt(var(x) + eps) -> layer_norm(x)", ("mul", "div", "cast"),
          _layer_norm, _one_layer_norm),
+    Rule("(x - mean) * (rsqrt * g) -> (x - mean) * rsqrt * g", ("mul",), _scaled_root,
+         lambda edit, match: edit.add("mul", edit.add("mul", *match[:2]), match[2])),
+    Rule("x * s + (b - mean * s) -> (x - mean) * s + b", ("add",),
+         _shifted_by_mean, _of_deviations),
     Rule("layer_norm(x) * g -> layer_norm(x, g)", ("mul",), _affine_of_norm, _norm_with_affine),
     Rule("layer_norm(x, g) + b -> layer_norm(x, g, b)", ("add",),
          _affine_of_norm, _norm_with_affine),

@@ -50,6 +50,35 @@ def test_spelled_out(function: Callable[..., Tensor], expected: str) -> None:
     assert ops(check(fuse_normalization, canonicalize(graph), args)) == {expected: 1}
 
 
+def mean(x: Tensor) -> Tensor:
+    return x.mean(-1, keepdim=True)
+
+
+def less(x: Tensor) -> Tensor:
+    return mean(x * x) - mean(x) ** 2
+
+
+def inverse(c: nn.Module, variance: Tensor) -> Tensor:
+    return torch.rsqrt(variance + 1e-5) * c.g  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x: (x - mean(x)) * inverse(c, spread(x)) + c.b,
+        lambda c, x: inverse(c, less(x)) * (x - mean(x)) + c.b,
+        lambda c, x: (x - mean(x)) * inverse(c, less(x).clamp(min=0)) + c.b,
+        lambda c, x: x * inverse(c, spread(x)) + (c.b - mean(x) * inverse(c, spread(x))),
+        lambda c, x: (c.b - inverse(c, less(x)) * mean(x)) + x * inverse(c, less(x)),
+    ],
+    ids=["Flax", "Flax, fast variance", "Flax, not below zero", "Keras", "Keras, fast variance"],
+)
+def test_as_other_frameworks_write_it(function: Callable[..., Tensor]) -> None:
+    graph, args = captured(function, random(2, 3, 8), g=random(8), b=random(8, seed=1))
+    result = check(fuse_normalization, canonicalize(graph), args)
+    assert ops(result) == {"layer_norm": 1}
+
+
 def apart(x: Tensor) -> Tensor:
     return x - x.mean(-1, keepdim=True)
 
@@ -70,6 +99,12 @@ def spread(x: Tensor) -> Tensor:
         lambda c, x: (x + x.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
         lambda c, x: apart(x) * (spread(x) + 1e-5).sqrt(),
         lambda c, x: apart(x) / ((x.var(-1, False, True)).sqrt() + 1e-5),
+        lambda c, x: apart(x) * torch.rsqrt(mean(x * x) - mean(x) + 9),
+        lambda c, x: apart(x) * torch.rsqrt(mean(c.z * c.z) - mean(x) ** 2 + 9),
+        lambda c, x: apart(x) * torch.rsqrt(mean(x * x) - mean(c.z) ** 2 + 9),
+        lambda c, x: apart(x) * torch.rsqrt(less(x).clamp(min=1) + 1e-5),
+        lambda c, x: x * torch.rsqrt(less(x) + 9) + (1 - mean(x) * torch.rsqrt(less(x) + 8)),
+        lambda c, x: x * torch.rsqrt(less(x) + 9) + (1 - mean(c.z) * torch.rsqrt(less(x) + 9)),
         lambda c, x: apart(x) / (x.var(-1, True, True) + 1e-5).sqrt(),
         lambda c, x: apart(x) * torch.rsqrt(spread(x) + c.z[..., :1] ** 2),
         lambda c, x: apart(x) * torch.rsqrt(spread(x) * 2 + 1e-5),
