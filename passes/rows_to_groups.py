@@ -42,14 +42,13 @@ def _one_group_norm(edit: Editor, match: tuple[Node, str]) -> str:
 
 def _unchanged(edit: Editor, node: Node) -> str | None:
     """x if `node` is x times ones, or x plus zeros."""
-    neutral = 1 if node.op == "mul" else 0
-    if len(node.inputs) == 1:
-        return node.inputs[0] if node.attrs["other"] == neutral else None
-    for x, c in (node.inputs, node.inputs[::-1]):
+    neutral, x = 1 if node.op == "mul" else 0, node.inputs[0]
+    same = len(node.inputs) == 1 and node.attrs["other"] == neutral
+    for value, c in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
         constant = edit.constant(c)
-        if constant is not None and bool((constant == neutral).all()):
-            return x if edit.specs[x] == node.outputs[0] else None
-    return None
+        if not same and constant is not None and bool((constant == neutral).all()):
+            same, x = True, value
+    return x if same and edit.specs[x] == node.outputs[0] else None
 
 
 RULES: tuple[Rule[Any], ...] = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,7 @@ from gtco.passes.fold_constants import fold_constants
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.rewrite import Log
 from gtco.passes.split_norm import split_norms
+from tests.faults.test_pass_faults import planted
 from tests.pass_checks import Golden, captured, check, ops, random, reasons, rmse
 
 # -- layer norm and GELU -------------------------------------------------------------------------
@@ -87,32 +89,57 @@ def spread(x: Tensor) -> Tensor:
     return (apart(x) * apart(x)).mean(-1, keepdim=True)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda c, x: (x - c.z.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
-        lambda c, x: apart(x) * torch.rsqrt(spread(c.z) + 1e-5),
-        lambda c, x: apart(x) * torch.rsqrt((x * x).mean(-1, True) + 1e-5),
-        lambda c, x: apart(x) * torch.rsqrt((apart(x) * apart(c.z)).mean(-1, True) + 9),
-        lambda c, x: (x - x.mean(1, True)) * torch.rsqrt(spread(x) + 1e-5),
-        lambda c, x: (x - x.amax(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
-        lambda c, x: (x + x.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
-        lambda c, x: apart(x) * (spread(x) + 1e-5).sqrt(),
-        lambda c, x: apart(x) / ((x.var(-1, False, True)).sqrt() + 1e-5),
-        lambda c, x: apart(x) * torch.rsqrt(mean(x * x) - mean(x) + 9),
-        lambda c, x: apart(x) * torch.rsqrt(mean(c.z * c.z) - mean(x) ** 2 + 9),
-        lambda c, x: apart(x) * torch.rsqrt(mean(x * x) - mean(c.z) ** 2 + 9),
-        lambda c, x: apart(x) * torch.rsqrt(less(x).clamp(min=1) + 1e-5),
-        lambda c, x: x * torch.rsqrt(less(x) + 9) + (1 - mean(x) * torch.rsqrt(less(x) + 8)),
-        lambda c, x: x * torch.rsqrt(less(x) + 9) + (1 - mean(c.z) * torch.rsqrt(less(x) + 9)),
-        lambda c, x: apart(x) / (x.var(-1, True, True) + 1e-5).sqrt(),
-        lambda c, x: apart(x) * torch.rsqrt(spread(x) + c.z[..., :1] ** 2),
-        lambda c, x: apart(x) * torch.rsqrt(spread(x) * 2 + 1e-5),
-    ],
-)
+LOOK_ALIKES: list[Callable[..., Tensor]] = [
+    lambda c, x: (x - c.z.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
+    lambda c, x: apart(x) * torch.rsqrt(spread(c.z) + 1e-5),
+    lambda c, x: apart(x) * torch.rsqrt((x * x).mean(-1, True) + 1e-5),
+    lambda c, x: apart(x) * torch.rsqrt((apart(x) * apart(c.z)).mean(-1, True) + 9),
+    lambda c, x: (x - x.mean(1, True)) * torch.rsqrt(spread(x) + 1e-5),
+    lambda c, x: (x - x.amax(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
+    lambda c, x: (x + x.mean(-1, True)) * torch.rsqrt(spread(x) + 1e-5),
+    lambda c, x: apart(x) * (spread(x) + 1e-5).sqrt(),
+    lambda c, x: apart(x) / ((x.var(-1, False, True)).sqrt() + 1e-5),
+    lambda c, x: (d := x - mean(c.z)) * torch.rsqrt(mean(d * d) + 1e-5),
+    lambda c, x: apart(x) * torch.rsqrt(mean(x * x) - mean(x) + 9),
+    lambda c, x: apart(x) * torch.rsqrt(mean(c.z * c.z) - mean(x) ** 2 + 9),
+    lambda c, x: apart(x) * torch.rsqrt(mean(x * x) - mean(c.z) ** 2 + 9),
+    lambda c, x: apart(x) * torch.rsqrt(less(x).clamp(min=1) + 1e-5),
+    lambda c, x: x * torch.rsqrt(less(x) + 9) + (c.z - mean(x) * torch.rsqrt(less(x) + 8)),
+    lambda c, x: x * torch.rsqrt(less(x) + 9) + (c.z - mean(c.z) * torch.rsqrt(less(x) + 9)),
+    lambda c, x: apart(x) / (x.var(-1, True, True) + 1e-5).sqrt(),
+    lambda c, x: apart(x) * torch.rsqrt(spread(x) + c.z[..., :1] ** 2),
+    lambda c, x: apart(x) * torch.rsqrt(spread(x) * 2 + 1e-5),
+]
+
+
+@pytest.mark.parametrize("function", LOOK_ALIKES)
 def test_what_only_looks_like_a_layer_norm_stays(function: Callable[..., Tensor]) -> None:
     graph, args = captured(function, random(2, 3, 8), z=2 + random(2, 3, 8, seed=1))
     assert "layer_norm" not in ops(check(fuse_normalization, canonicalize(graph), args))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("of_x and _squared(edit, less.inputs[1]) == mean", "of_x"),
+        ("squares is not None and _squared(edit, squares) == x", "True"),
+        ("_squared(edit, squares) == deviation", "True"),
+        ("clamped is not None and clamped[1] == 0", "clamped is not None"),
+        ("_row_mean(edit, mean) != x or", ""),
+        ("scale in moved.inputs and len(means) == 1", "len(means)"),
+    ],
+)
+def test_faults_of_variances_are_caught(before: str, after: str) -> None:
+    module = planted(sys.modules[fuse_normalization.__module__], before, after)
+    caught = 0
+    for function in LOOK_ALIKES:
+        graph, args = captured(function, random(2, 3, 8), z=2 + random(2, 3, 8, seed=1))
+        try:
+            result = check(module.fuse_normalization, canonicalize(graph), args)
+            caught += "layer_norm" in ops(result)
+        except Exception:
+            caught += 1
+    assert caught
 
 
 def squared_in(wide: torch.dtype, end: torch.dtype) -> Callable[..., Tensor]:

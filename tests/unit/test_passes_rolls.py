@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -172,21 +173,46 @@ def test_spelled_out(function: Callable[[Tensor], Tensor], shifts: tuple[int, ..
     )
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda x, y: torch.cat([x[:, 2:], y[:, :2]], 1),
-        lambda x, y: torch.cat([x[:, 2:], x[:, :1]], 1),
-        lambda x, y: torch.cat([x[:, 3:], x[:, :2]], 1),
-        lambda x, y: torch.cat([x[:, 2:], x[:, :2], y], 1),
-        lambda x, y: torch.cat([x[:, 2:4], x[:, :2]], 1),
-        lambda x, y: torch.cat([x[:, 3:], x[:, :3]], 0),
-        lambda x, y: torch.cat([x[..., 2:], x[..., :2]], -1),
-    ],
-    ids=["of another", "less", "a gap", "more", "not to the end", "along another", "columns"],
-)
-def test_what_is_no_roll_stays(function: Callable[[Tensor, Tensor], Tensor]) -> None:
-    graph, args = captured(
-        lambda _, x, y: function(x.exp(), y), random(2, H, H, C), random(2, H, H, C)
-    )
+NO_ROLLS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "of another": lambda x, y: torch.cat([x[:, 2:], y[:, :2]], 1),
+    "less": lambda x, y: torch.cat([x[:, 2:], x[:, :1]], 1),
+    "a gap": lambda x, y: torch.cat([x[:, 3:], x[:, :2]], 1),
+    "more": lambda x, y: torch.cat([x[:, 2:], x[:, :2], y], 1),
+    "not to the end": lambda x, y: torch.cat([x[:, 2:4], x[:, :2]], 1),
+    "along another": lambda x, y: torch.cat([x[:, 3:], x[:, :3]], 0),
+    "columns": lambda x, y: torch.cat([x[..., 2:], x[..., :2]], -1),
+}
+
+
+def no_roll(name: str) -> tuple[Graph, tuple[Tensor, ...]]:
+    function = NO_ROLLS[name]
+    inputs = random(2, H, H, C), random(2, H, H, C)
+    return captured(lambda _, x, y: function(x.exp(), y), *inputs)
+
+
+@pytest.mark.parametrize("name", NO_ROLLS)
+def test_what_is_no_roll_stays(name: str) -> None:
+    graph, args = no_roll(name)
     assert "roll" not in ops(check(canonicalize, graph, args))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("dim == spec.rank - 1", "False"),
+        ("if x is None or x != views.whole_of(edit, node.inputs[1], dim, 0, second):", "if not x:"),
+        ("first if at == dim", "second if at == dim"),
+        ("(a + b) % max(1, size)", "max(a, b)"),
+    ],
+)
+def test_faults_of_what_is_spelled_out_are_caught(before: str, after: str) -> None:
+    module = planted(sys.modules[canonicalize.__module__], before, after)
+    twice = captured(lambda _, x: turned(turned(x.exp(), 1, 2), 1, 3), random(2, H, W, C))
+    caught = 0
+    for graph, args in (twice, *map(no_roll, NO_ROLLS)):
+        try:
+            result = check(module.canonicalize, graph, args)
+            caught += "roll" in ops(result) and graph is not twice[0]
+        except Exception:
+            caught += 1
+    assert caught

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -10,9 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gtco.compiler import make_plan
+from gtco.ir.graph import GraphBuilder
+from gtco.ir.spec import TensorSpec
 from gtco.options import Options
 from gtco.passes.canonicalize import canonicalize
 from gtco.passes.rows_to_groups import rows_to_groups
+from tests.faults.test_pass_faults import planted
 from tests.pass_checks import captured, check, ops, random
 
 Function = Callable[..., Tensor]
@@ -55,24 +59,60 @@ def test_only_neutral_constants_are_left_out() -> None:
     assert ops(check(rows_to_groups, graph, args)) == {"mul": 3, "add": 3}
 
 
+def test_nor_where_they_change_the_type_or_the_shape() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((3,), torch.int64))
+    ones = b.constant("ones", torch.ones(2, 3, dtype=torch.int64))
+    graph = b.build([b.add("mul", x, other=1.0), b.add("add", x, other=0.0), b.add("mul", x, ones)])
+    assert ops(rows_to_groups(graph)) == {"mul": 2, "add": 1}
+
+
 def rows(x: Tensor, *shape: int) -> Tensor:
     y = x.reshape(shape)
     return F.layer_norm(y, y.shape[-1:])
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda c, x: rows(x, 2, 16, -1).reshape(x.shape),
-        lambda c, x: rows(x, 8, 2, -1).reshape(x.shape),
-        lambda c, x: rows(x, 2, 4, 2, -1).reshape(x.shape),
-        lambda c, x: F.layer_norm(x.reshape(2, 4, -1), (60,), c.g),
-    ],
-    ids=["parts of a channel", "images cut", "rows of rows", "scaled along rows"],
-)  # fmt: skip
+OTHERS: dict[str, Function] = {
+    "parts of a channel": lambda c, x: rows(x, 2, 16, -1).reshape(x.shape),
+    "images cut": lambda c, x: rows(x, 8, 2, -1).reshape(x.shape),
+    "rows of rows": lambda c, x: rows(x, 2, 4, 2, -1).reshape(x.shape),
+    "scaled along rows": lambda c, x: F.layer_norm(x.reshape(2, 4, -1), (60,), c.g),
+}
+
+
+@pytest.mark.parametrize("function", OTHERS.values(), ids=OTHERS)
 def test_others_stay(function: Function) -> None:
     graph, args = captured(function, random(2, 8, 6, 5), g=random(60))
     assert "group_norm" not in ops(check(rows_to_groups, canonicalize(graph), args))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("sizes[0] != shape[0]", "False"),
+        ("len(norm.inputs) != 1", "False"),
+        ("groups=sizes[1]", "groups=1"),
+        ('eps=norm.attrs["eps"]', "eps=0.5"),
+        ("dims=(0, rank - 1, *range(1, rank - 1))", "dims=(0, 3, 2, 1)"),
+        ("1 if node.op == ", "0 if node.op == "),
+    ],
+)
+def test_planted_faults_are_caught(before: str, after: str) -> None:
+    module = planted(sys.modules[rows_to_groups.__module__], before, after)
+    functions: list[Function] = [
+        lambda c, x: rows(x, 2, 4, -1).reshape(x.shape),
+        lambda c, x: rows(x, 2, 4, -1).exp() * 0.0,
+        *OTHERS.values(),
+    ]
+    caught = 0
+    for function in functions:
+        graph, args = captured(function, random(2, 8, 6, 5), g=random(60))
+        try:
+            result = check(module.rows_to_groups, canonicalize(graph), args)
+            caught += function in OTHERS.values() and "group_norm" in ops(result)
+        except Exception:
+            caught += 1
+    assert caught
 
 
 def test_of_large_images_nothing_is_left_to_aten() -> None:
