@@ -25,9 +25,11 @@ def _rows(edit: Editor, norm: Node) -> tuple[Node, str] | None:
         return None
     (x,) = rows.inputs
     shape = edit.shape(x)
-    if len(shape) not in (4, 5) or sizes[0] != shape[0] or shape[1] % sizes[1]:
+    if len(shape) not in (4, 5) or sizes[0] != shape[0]:
         return None
-    return norm, x
+    # A row for each of dimension 1 may be a token's, whose heads are dimensions 2 and 3.
+    together = sizes[1] < shape[1] and shape[1] % sizes[1] == 0
+    return (norm, x) if together else None
 
 
 def _one_group_norm(edit: Editor, match: tuple[Node, str]) -> str:

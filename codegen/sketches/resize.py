@@ -63,10 +63,12 @@ class Resize(Pixels):
     def _factor(self, across: int) -> int:
         """By which even number the image is made wider, if all threads with so many pixels have
         them between the same of their columns; else 0."""
+        if self.anchor.attrs["align_corners"]:
+            return 0
         factor = round(1 / self._steps()[1])
-        exact = factor * self._steps()[1] == 1.0 and not self.anchor.attrs["align_corners"]
+        even = factor * self._steps()[1] == 1.0 and factor % 2 == 0
         same = across % factor == 0 or factor % (2 * across) == 0
-        return factor if exact and factor % 2 == 0 and same else 0
+        return factor if even and same else 0
 
     def _steps(self) -> list[float]:
         ((_, layout),) = self.images

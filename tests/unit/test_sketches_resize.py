@@ -74,6 +74,14 @@ def test_a_thread_may_have_several_pixels_of_a_row(columns: int, align: bool) ->
         assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
 
 
+@pytest.mark.compiler
+@pytest.mark.parametrize("align", [False, True])
+def test_several_pixels_of_an_image_of_one_column(align: bool) -> None:
+    group = stencil_groups.resize((2, 5, 1, 8), (11, 8), align=align)
+    program = Resize(group, TARGETS["sm_90a"]).emit(schedule(8, across=4))
+    assert not wrong_outputs(program, group, inputs_of(group, seed=1), run_on_host)
+
+
 def test_pixels_that_a_thread_cannot_have_together() -> None:
     def emit(shape: tuple[int, ...], size: tuple[int, int], mode: str, repeat: int = 1) -> None:
         sketch = Resize(stencil_groups.resize(shape, size, mode), TARGETS["sm_90a"])
