@@ -14,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.views import through_views
 from gtco.passes import views
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
@@ -43,21 +44,25 @@ def _one_group_norm(edit: Editor, match: tuple[Node, str]) -> str:
 
 
 def _unchanged(edit: Editor, node: Node) -> str | None:
-    """x if `node` is x times ones, or x plus zeros."""
+    """x if `node` is x times ones, or a norm plus zeros: of others a zero may change its sign."""
     neutral, x = 1 if node.op == "mul" else 0, node.inputs[0]
     same = len(node.inputs) == 1 and node.attrs["other"] == neutral
     for value, c in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
         constant = edit.constant(c)
         if not same and constant is not None and bool((constant == neutral).all()):
             same, x = True, value
-    return x if same and edit.specs[x] == node.outputs[0] else None
+    if not same or edit.specs[x] != node.outputs[0]:
+        return None
+    base, _ = through_views(edit.producer, x)
+    norm = edit.producer(base, "layer_norm", "group_norm")
+    return x if node.op == "mul" or norm is not None else None
 
 
 RULES: tuple[Rule[Any], ...] = (
     *views.RULES,
     Rule("layer_norm(reshape(x)) -> reshape(group_norm(x))", ("layer_norm",),
          _rows, _one_group_norm, never_refused),
-    Rule("x * ones, x + zeros -> x", ("mul", "add"),
+    Rule("x * ones, norm(x) + zeros -> x", ("mul", "add"),
          _unchanged, lambda _, x: x, never_refused),
 )  # fmt: skip
 

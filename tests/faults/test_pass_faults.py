@@ -219,11 +219,11 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     ),
     "the mean of another tensor": (
         normalization, "fuse_normalization", mean_of_another,
-        "if _row_mean(edit, mean) == x else None", "if _row_mean(edit, mean) else None",
+        "if _row_mean(edit, mean) != x or", "if _row_mean(edit, mean) is None or",
     ),
     "the spread of another tensor": (
         normalization, "fuse_normalization", spread_of_another,
-        "if square is None or _squared(edit, square) != pair[0]:", "if square is None:",
+        "return _squared(edit, squares) == deviation", "return True",
     ),
     "keys in another order of columns than queries": (
         rotary, "fuse_rotary", rotated_heads, "(of_k, k.order)", "(of_k, k.order.flip(0))",

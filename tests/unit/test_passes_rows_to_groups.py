@@ -56,7 +56,16 @@ def test_only_neutral_constants_are_left_out() -> None:
 
     given = {"ones": torch.ones(4), "zeros": torch.zeros(4), "small": random(2, 1)}
     graph, args = captured(function, random(3, 2, 4), **given)
-    assert ops(check(rows_to_groups, graph, args)) == {"mul": 3, "add": 3}
+    assert ops(check(rows_to_groups, graph, args)) == {"mul": 3, "add": 5}
+
+
+def test_a_zero_keeps_its_sign_unless_a_norm_made_it() -> None:
+    graph, args = captured(lambda c, x: x + c.zeros + 0.0, random(3, 4), zeros=torch.zeros(4))
+    assert ops(check(rows_to_groups, graph, args)) == {"add": 2}
+    graph, args = captured(
+        lambda c, x: F.layer_norm(x, (4,)) + c.zeros, random(3, 4), zeros=torch.zeros(4)
+    )
+    assert ops(check(rows_to_groups, graph, args)) == {"layer_norm": 1}
 
 
 def test_nor_where_they_change_the_type_or_the_shape() -> None:
