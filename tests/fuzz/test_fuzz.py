@@ -166,8 +166,8 @@ FAULTS: dict[str, tuple[ModuleType, str, str, str, Program, str]] = {
         program(NORM), "wrong fused",
     ),
     "a mean of another tensor taken for the norm's own": (
-        normalization, "fuse_normalization", "if _row_mean(edit, mean) == x else None",
-        "if _row_mean(edit, mean) else None",
+        normalization, "fuse_normalization", "if _row_mean(edit, mean) != x or",
+        "if _row_mean(edit, mean) is None or",
         program(*MEAN_OF_ANOTHER), "wrong fused",
     ),
     "linears in another order than their readers": (
