@@ -6,12 +6,12 @@ Each is a chain of twelve launches in a CUDA graph, and its answer is judged bef
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -94,6 +94,7 @@ class Rival:
         return self._chain.times_us(1, REPLAYS)[0]
 
 
+Name = TypeVar("Name", bound=Hashable)
 Maker = Callable[[], Rival]
 """Makes a rival when it is called: one that cannot be made spoils no other."""
 
@@ -151,9 +152,9 @@ def outcomes(
             yield candidate, record.run_us, record.error
 
 
-def alternated(clocks: Mapping[str, Callable[[], float]]) -> dict[str, list[float]]:
+def alternated(clocks: Mapping[Name, Callable[[], float]]) -> dict[Name, list[float]]:
     """The times of each clock, interleaved."""
-    times: dict[str, list[float]] = {name: [] for name in clocks}
+    times: dict[Name, list[float]] = {name: [] for name in clocks}
     for _ in range(ROUNDS):
         for name, clock in clocks.items():
             times[name].append(clock())

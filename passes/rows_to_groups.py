@@ -45,17 +45,17 @@ def _one_group_norm(edit: Editor, match: tuple[Node, str]) -> str:
 
 def _unchanged(edit: Editor, node: Node) -> str | None:
     """x if `node` is x times ones, or a norm plus zeros: of others a zero may change its sign."""
-    neutral, x = 1 if node.op == "mul" else 0, node.inputs[0]
-    same = len(node.inputs) == 1 and node.attrs["other"] == neutral
-    for value, c in (node.inputs, node.inputs[::-1]) if len(node.inputs) == 2 else ():
-        constant = edit.constant(c)
-        if not same and constant is not None and bool((constant == neutral).all()):
-            same, x = True, value
-    if not same or edit.specs[x] != node.outputs[0]:
-        return None
+    neutral = 1 if node.op == "mul" else 0
+    if len(node.inputs) == 1:
+        same = [x for x in node.inputs if node.attrs["other"] == neutral]
+    else:
+        pairs = ((x, edit.constant(c)) for x, c in (node.inputs, node.inputs[::-1]))
+        same = [x for x, c in pairs if c is not None and bool((c == neutral).all())]
+    x = next((x for x in same if edit.specs[x] == node.outputs[0]), None)
+    if x is None or node.op == "mul":
+        return x
     base, _ = through_views(edit.producer, x)
-    norm = edit.producer(base, "layer_norm", "group_norm")
-    return x if node.op == "mul" or norm is not None else None
+    return x if edit.producer(base, "layer_norm", "group_norm") is not None else None
 
 
 RULES: tuple[Rule[Any], ...] = (

@@ -11,12 +11,11 @@ from gtco.codegen.sketch import Knob, Schedule, check
 from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
 from gtco.codegen.sketches.stencil import THREADS
+from gtco.codegen.tile_loads import SECTOR
 from gtco.ir.graph import Node
 
 ACROSS = (1, 2, 4)
 """Pixels of a thread, side by side."""
-SECTOR = 32
-"""Bytes that memory takes at once."""
 
 
 class Resize(Pixels):

@@ -26,7 +26,7 @@ import torch
 
 from experiments.op_rivals import SEED, alternated, generated, outcomes, said
 from experiments.publish import markdown, microseconds, provenance, publish
-from gtco.codegen.sampler import Candidate, Sampler
+from gtco.codegen.sampler import Candidate, Key, Sampler
 from gtco.codegen.sketch import Illegal
 from gtco.codegen.sketches.attention import Attention
 from gtco.codegen.sketches.attention_wgmma import AttentionWgmma
@@ -171,6 +171,17 @@ def clock_on_cpu(candidate: Candidate, group: Group) -> None:
     values = random_values(group, torch.device("cpu"), SEED)
     if verdict := Judge(group, values)(run_on_host(candidate.program, group, values)):
         raise RuntimeError(verdict)
+
+
+def medians_us(candidates: Iterable[Candidate], group: Group, clocks: Clocks) -> dict[Key, float]:
+    """The time of each program, judged again and then timed in interleaved rounds; {} in a
+    rehearsal."""
+    timed: dict[Key, Clock] = {}
+    for each in candidates:
+        clock = clocks(each, group)
+        if clock is not None:
+            timed[each.key] = clock
+    return {key: statistics.median(times) for key, times in alternated(timed).items()}
 
 
 def row(

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,14 +23,14 @@ from typing import Any
 
 import torch
 
-from experiments.op_rivals import alternated, outcomes
+from experiments.op_rivals import outcomes
 from experiments.publish import markdown, microseconds, provenance, publish
 from experiments.studies.attention_copies import (
-    Clock,
     Clocks,
     Workload,
     clock_on_cpu,
     clock_on_gpu,
+    medians_us,
     names_of,
 )
 from gtco.codegen.sampler import Candidate, Sampler
@@ -118,20 +117,15 @@ def row(
     for kind in KINDS:
         of_kind = [asked[i][0] for _, i in ran if kind_of(asked[i][0]) == kind]
         last += of_kind[:FINALISTS]
-    timed: dict[str, Clock] = {}
-    for each in last:
-        clock = clocks(each, group)
-        if clock is not None:
-            timed[str(dict(each.program.schedule))] = clock
-    rounds_us = alternated(timed)
+    run_us = medians_us(last, group, clocks)
     finalists = [
         {
             "kind": kind_of(each),
             "schedule": dict(each.program.schedule),
-            "run_us": statistics.median(rounds_us[str(dict(each.program.schedule))]),
+            "run_us": run_us[each.key],
         }
         for each in last
-        if timed
+        if run_us
     ]
     best = {
         kind: min((each["run_us"] for each in finalists if each["kind"] == kind), default=None)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
@@ -20,10 +19,15 @@ from typing import Any
 
 import torch
 
-from experiments.op_rivals import alternated, outcomes
+from experiments.op_rivals import outcomes
 from experiments.publish import markdown, microseconds, provenance, publish
-from experiments.studies.attention_copies import Clock, Clocks, clock_on_cpu, clock_on_gpu
-from gtco.codegen.sampler import Candidate, Sampler
+from experiments.studies.attention_copies import (
+    Clocks,
+    clock_on_cpu,
+    clock_on_gpu,
+    medians_us,
+)
+from gtco.codegen.sampler import Candidate, Key, Sampler
 from gtco.codegen.sketches.resize import ACROSS, Resize
 from gtco.cost_model.measure import Subject
 from gtco.cost_model.record import TuningRecord
@@ -75,7 +79,9 @@ def drawn(group: Group, target: Target, programs: int) -> list[Candidate]:
     sampler = Sampler((sketch,), seed=0)
     default = dict(next(iter(sketch.defaults())))
     vectors, repeats, threads, across = (each.choices for each in sketch.knobs())
-    found: dict[str, Candidate] = {}
+    first = sampler.make(sketch, default)
+    assert first is not None, "a default is legal"
+    found: dict[Key, Candidate] = {first.key: first}
     for pixels in across:
         made = []
         for knobs in ({}, *map(dict, _rest(vectors, repeats, threads))):
@@ -117,28 +123,22 @@ def row(
     ]
     first = asked[0][0]
     last = list({each.key: each for each in (first, *last)}.values())
-    timed: dict[str, Clock] = {}
-    for each in last:
-        clock = clocks(each, group)
-        if clock is not None:
-            timed[each.key] = clock
-    rounds_us = {key: statistics.median(times) for key, times in alternated(timed).items()}
+    run_us = medians_us(last, group, clocks)
     best = {
         pixels: min(
-            (rounds_us[each.key] for each in last if timed and across_of(each) == pixels),
+            (run_us[each.key] for each in last if run_us and across_of(each) == pixels),
             default=None,
         )
         for pixels in ACROSS
     }
     finalists = [
-        {"schedule": dict(each.program.schedule), "run_us": rounds_us.get(each.key)}
-        for each in last
+        {"schedule": dict(each.program.schedule), "run_us": run_us.get(each.key)} for each in last
     ]
     return {
         "resize": name,
         "right": len(ran),
         "errors": errors,
-        "default_us": rounds_us.get(first.key),
+        "default_us": run_us.get(first.key),
         "best_us": best,
         "finalists": finalists,
     }

@@ -90,7 +90,8 @@ def _resize(
             f"mode={mode!r} of {x.dtype} is not supported: it does not say how to round"
         )
     axes = _resized_axes(call, x, coordinates)
-    check_size([axes[axis].out if axis in axes else size for axis, size in enumerate(x.shape)])
+    sizes = [axes[axis].out if axis in axes else size for axis, size in enumerate(x.shape)]
+    check_size(sizes)
     if mode == "nearest":
         taken = {
             axis: [
@@ -100,8 +101,7 @@ def _resize(
             for axis, along in axes.items()
         }
         if (kind := _kind_of_nearest(x, axes, taken)) is not None:
-            size = [axes[axis].out if axis in axes else x.shape[axis] for axis in range(2, x.dim())]
-            x = F.interpolate(x, size, mode=kind)
+            x = F.interpolate(x, sizes[2:], mode=kind)
         else:
             for axis, elements in taken.items():
                 x = take(x, axis, elements)
