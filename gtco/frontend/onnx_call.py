@@ -54,18 +54,23 @@ class Call:
         self.op, self.function, self.where, self.opset = op, function, where, opset
         self.attrs, self.inputs, self.outputs = attrs, inputs, outputs
         self.values: Sequence[Tensor | None] = ()
+        self.of_weights = False
         self._read: set[str] = set()
 
     def run(
-        self, arguments: Sequence[Tensor | None], values: Sequence[Tensor | None]
+        self,
+        arguments: Sequence[Tensor | None],
+        values: Sequence[Tensor | None],
+        of_weights: bool,
     ) -> tuple[Tensor | None, ...]:
         """Call the operator's function and refuse an attribute that it did not look at.
 
         Args:
             arguments: the inputs, None for an omitted one.
             values: the inputs that are known at compile time, None for the others.
+            of_weights: whether no input of the model changes any of them.
         """
-        self.values = values
+        self.values, self.of_weights = values, of_weights
         self._read.clear()
         with self.refusing(), bounded(arguments):
             result = self.function(self, *arguments)

@@ -58,16 +58,40 @@ def _group_norm(call: Call, x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
 
 def _batch_norm(
     call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
-) -> Tensor:
-    call.ignore("momentum")
+) -> Tensor | tuple[Tensor, ...]:
+    momentum = call.attr("momentum", 0.9)
     if call.attr("training_mode", 0) or call.wants(1):
-        raise call.refuse("training_mode is on", "export the model in eval mode")
+        if not call.of_weights:
+            raise call.refuse("training_mode is on", "export the model in eval mode")
+        return _standardized(call, x, scale, bias, momentum, mean, variance)
     if not mean.dtype == scale.dtype == x.dtype:  # statistics may be wider than x
         wide = torch.promote_types(mean.dtype, torch.promote_types(scale.dtype, x.dtype))
-        tensors = tuple(each.to(wide) for each in (x, scale, bias, mean, variance))
-        return _batch_norm(call, *tensors).to(x.dtype)
-    eps = call.attr("epsilon", 1e-5)
-    return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, eps)
+        tensors = [each.to(wide) for each in (x, scale, bias, mean, variance)]
+        return _normalized(call, *tensors).to(x.dtype)
+    return _normalized(call, x, scale, bias, mean, variance)
+
+
+def _normalized(
+    call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
+) -> Tensor:
+    return F.batch_norm(x, mean, variance, scale, bias, False, 0.0, call.attr("epsilon", 1e-5))
+
+
+def _standardized(
+    call: Call, x: Tensor, scale: Tensor, bias: Tensor, momentum: float, *running: Tensor
+) -> tuple[Tensor, ...]:
+    """Weights by their own mean and variance, as a weight-standardized convolution has them (Qiao
+    et al. 2019), whatever the mode of the model is."""
+    wide = x.float()
+    axes = [axis for axis in range(x.dim()) if axis != 1]
+    variance, mean = torch.var_mean(wide, axes, correction=0)
+    own = (mean, variance)
+    y = _normalized(call, wide, scale.float(), bias.float(), *own).to(x.dtype)
+    kept = [
+        (old * momentum + new * (1 - momentum)).to(old.dtype)
+        for old, new in zip(running, own, strict=True)
+    ]
+    return (y, *kept, *own)
 
 
 def _rms_norm(call: Call, x: Tensor, scale: Tensor) -> Tensor:

@@ -50,16 +50,19 @@ class Scope:
         buffer: a buffer of the module by its name.
         values: what is on that device and, while `torch.export` traces, has no data.
         known: what is known at compile time, on the CPU.
+        weights: names of `values` that are initializers, or computed from these alone.
     """
 
     device: torch.device
     buffer: Callable[[str], Tensor]
     values: dict[str, Tensor] = field(default_factory=dict)
     known: dict[str, Tensor] = field(default_factory=dict)
+    weights: set[str] = field(default_factory=set)
 
     def bind(self, name: str, value: Tensor, known: bool) -> None:
         (self.known if known else self.values)[name] = value
         (self.values if known else self.known).pop(name, None)
+        self.weights.discard(name)
 
     def __getitem__(self, name: str) -> tuple[Tensor, bool]:
         """A value, and whether it is known at compile time."""
@@ -72,9 +75,12 @@ class Scope:
 
     def run(self, body: Body, inputs: Sequence[tuple[Tensor, bool]] = ()) -> Scope:
         """The scope in which `body` ran: this one's names, its own, its inputs and its results."""
-        inner = Scope(self.device, self.buffer, dict(self.values), dict(self.known))
+        inner = Scope(
+            self.device, self.buffer, dict(self.values), dict(self.known), set(self.weights)
+        )
         inner.values |= {name: self.buffer(buffer) for name, buffer in body.buffers.items()}
         inner.known |= body.known
+        inner.weights |= set(body.buffers)
         for name, (value, known) in zip(body.inputs, inputs, strict=False):
             inner.bind(name, value, known)
         for call in body.calls:
@@ -90,18 +96,22 @@ def _run(call: Call, scope: Scope) -> None:
         return
     constants = [scope.known.get(name) for name in call.inputs]
     known = all(name in scope.known for name in call.inputs if name)
+    fixed = scope.known.keys() | scope.weights
+    of_weights = all(name in fixed for name in call.inputs if name)
     if known:
         with concrete():
-            found = call.run(constants, constants)
+            found = call.run(constants, constants, of_weights)
     elif known := call.op in KNOWN_FROM_SHAPES:
         with concrete():
-            found = call.run([scope.values[call.inputs[0]]], constants)
+            found = call.run([scope.values[call.inputs[0]]], constants, of_weights)
     else:
         given = [scope.on_device(name) if name else None for name in call.inputs]
-        found = call.run(given, constants)
+        found = call.run(given, constants, of_weights)
     for name, result in zip(call.outputs, found, strict=False):
         if name and result is not None:
             scope.bind(name, result, known)
+            if of_weights and not known:
+                scope.weights.add(name)
     missing = [name for name in call.outputs[len(found) :] if name]
     if missing:
         raise call.refuse(f"its results {', '.join(missing)} are not supported")

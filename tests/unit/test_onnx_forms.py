@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from onnx import TensorProto, helper, numpy_helper
 
 from gtco.frontend.onnx import load_onnx
 from gtco.frontend.torch_export import capture
@@ -136,3 +138,40 @@ def test_which_are_one_resize(place: str, rounding: str, scale: float, mode: str
     graph = capture(load_onnx(model), (torch.from_numpy(IMAGE),)).graph
     modes = [node.attrs["mode"] for node in graph.nodes if node.op == "resize"]
     assert modes == ([] if mode is None else [mode])
+
+
+@pytest.mark.parametrize("shape", [(1, 6, 20), (3, 6, 4, 5), (1, 40, 9, 9)], ids=str)
+@pytest.mark.parametrize("opset", [13, 17])
+def test_weights_normalized_by_themselves(shape: tuple[int, ...], opset: int) -> None:
+    """Weight standardization is a batch norm of the weights in training mode; of images that mode
+    is refused (test_onnx_nodes.py)."""
+    channels = shape[1]
+    given = [floats(*shape), floats(channels), floats(channels), floats(channels)]
+    given.append(abs(floats(channels)))
+    names = ["w", "scale", "shift", "mean", "variance"]
+    mode: dict[str, Any] = {"training_mode": 1} if opset > 13 else {}
+    results = ["normal", "new_mean", "new_variance"] + ["own_mean", "own_var"] * (opset == 13)
+    node = helper.make_node("BatchNormalization", names, results, momentum=0.75, **mode)
+    used = results if opset > 13 else results[:1]
+    nodes = [node, *(helper.make_node("Add", ["x", each], [f"y_{each}"]) for each in used)]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1])],
+        [
+            helper.make_tensor_value_info(
+                f"y_{each}", TensorProto.FLOAT, shape if each == "normal" else [channels]
+            )
+            for each in used
+        ],
+        [numpy_helper.from_array(value, name) for name, value in zip(names, given, strict=True)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=8)
+    found = load_onnx(model)(torch.zeros(1))
+    w, scale, shift, mean, variance = (torch.from_numpy(each).double() for each in given)
+    axes = [axis for axis in range(len(shape)) if axis != 1]
+    own_variance, own_mean = torch.var_mean(w, axes, correction=0)
+    normal = F.batch_norm(w, own_mean, own_variance, scale, shift, False, 0.0, 1e-5)
+    expected = [normal, 0.75 * mean + 0.25 * own_mean, 0.75 * variance + 0.25 * own_variance]
+    for x, y in zip(found if len(used) > 1 else [found], expected, strict=False):
+        torch.testing.assert_close(x, y.float(), rtol=1e-5, atol=1e-5)
