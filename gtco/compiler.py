@@ -29,6 +29,7 @@ from gtco.ir.spec import GraphError
 from gtco.models import accepted
 from gtco.options import OptionError, Options
 from gtco.passes import fusion, run_pipeline
+from gtco.passes.channels_together import gather_channels
 from gtco.passes.expand_attention import expand_attention
 from gtco.passes.long_reductions import split_long_reductions
 from gtco.passes.patches import copy_patches
@@ -235,6 +236,7 @@ def _expanded(graph: Graph, target: Target) -> Graph:
     log = Log()
     if target.has_wgmma:
         graph = copy_patches(copy_whole_pixels(graph, log), log)
+    graph = gather_channels(graph, log)  # behind copies whose pixels are padded
     of_target = partial(refusal, target=target)
     price = partial(programmed_us, target=target)
     graph = whole_means(graph, log, refusal=of_target, price=price)

@@ -1,0 +1,95 @@
+"""Convolutions read a copy of an image whose channels lie apart."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from gtco.compiler import make_plan
+from gtco.ir.graph import Graph
+from gtco.options import Options
+from gtco.passes import run_pipeline
+from gtco.passes.channels_together import gather_channels
+from gtco.passes.rewrite import Log
+from tests.pass_checks import captured, check, ops, random
+
+SIDE, CHANNELS = 48, 32
+
+
+def lowered(module: nn.Module, *shape: int) -> tuple[Graph, list[torch.Tensor]]:
+    """The graph as convolutions are made, and its inputs."""
+    graph, args = captured(lambda _, x: module.double().eval()(x), random(*shape))
+    return run_pipeline(graph), list(args)
+
+
+class Residual(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.second = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+        self.beside = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.second(self.first(x).relu())
+        return x + y + self.beside(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "op"),
+    [
+        (nn.Conv2d(CHANNELS, 8, 3, stride=2, padding=2, dilation=2), (1, CHANNELS, 99, 99), "conv"),
+        (nn.Conv2d(CHANNELS, 64, 3, groups=4), (2, CHANNELS, SIDE, SIDE), "grouped_conv"),
+        (nn.Conv3d(16, 8, 3, padding=1), (1, 16, 6, 30, 20), "conv"),
+        (nn.Conv2d(20, 8, 3, padding=1), (1, 20, 60, 60), "conv"),  # no whole 16 bytes
+    ],
+    ids=["strided", "in groups", "of a volume", "of odd pixels"],
+)
+def test_a_convolution_reads_a_copy(module: nn.Module, shape: tuple[int, ...], op: str) -> None:
+    graph, args = lowered(module, *shape)
+    log = Log()
+    result = check(gather_channels, graph, args, log)
+    assert ops(result)["copy"] == 1
+    assert sum(log.applied.values()) == 1
+    (conv,) = (node for node in result.nodes if node.op == op)
+    assert result.producers[conv.inputs[0]].op == "copy"
+
+
+def test_all_that_reads_the_pixels_reads_one_copy() -> None:
+    graph, args = lowered(Residual(), 1, CHANNELS, SIDE, SIDE)
+    result = check(gather_channels, graph, args)
+    assert ops(result)["copy"] == 1
+    (copy,) = (node for node in result.nodes if node.op == "copy")
+    assert [node.name for node in result.users[copy.inputs[0]]] == [copy.name]
+    assert ops(result)["conv"] == 3
+    assert len(result.users[copy.name]) == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "shape"),
+    [
+        (nn.Conv2d(CHANNELS, CHANNELS, 3), (1, CHANNELS, 16, 16)),
+        (nn.Conv2d(CHANNELS, CHANNELS, 1), (1, CHANNELS, 99, 99)),
+        (nn.Conv2d(3, CHANNELS, 7, stride=2, padding=3), (1, 3, 224, 224)),
+        (nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), (1, CHANNELS, 99, 99)),
+    ],
+    ids=["small", "a linear of pixels", "packed", "depthwise"],
+)
+def test_what_stays(module: nn.Module, shape: tuple[int, ...]) -> None:
+    graph, _ = lowered(module, *shape)
+    assert str(gather_channels(graph)) == str(graph)
+
+
+def test_what_a_kernel_makes_has_its_channels_together() -> None:
+    module = nn.Sequential(nn.Conv2d(CHANNELS, CHANNELS, 1), nn.Conv2d(CHANNELS, CHANNELS, 3))
+    graph, _ = lowered(module, 1, CHANNELS, SIDE, SIDE)
+    assert str(gather_channels(graph)) == str(graph)
+
+
+@pytest.mark.parametrize(("target", "sketch"), [("sm_90a", "gemm_wgmma"), ("sm_80", "gemm_mma")])
+def test_a_plan_copies_once(target: str, sketch: str) -> None:
+    x = torch.randn(1, 128, 64, 64).half()
+    module = nn.Conv2d(128, 128, 3, padding=1).half().eval()
+    plan, _ = make_plan(module, (x,), None, Options.of(target=target))
+    found = [launch.program and launch.program.sketch for launch in plan.launches]
+    assert found == ["elementwise", sketch]
