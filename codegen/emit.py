@@ -201,7 +201,7 @@ class PointwiseEmitter:
         self._outputs: dict[str, Layout] = {}
         graph = region.graph
         made = {value for node in nodes for value in node.values} | set(given)
-        self._made = made
+        self._made, self._given = made, frozenset(given)
         self.stats = [node for node in nodes if is_statistic(node)]
         stored = [
             (value, output)
@@ -238,7 +238,10 @@ class PointwiseEmitter:
         """The member that `value` is, through reshapes; None if it comes from outside."""
         graph = self.region.graph
         current = value
-        while (node := graph.producers.get(current)) is not None and node.definition.is_view:
+        while current not in self._given:  # which may be a view
+            node = graph.producers.get(current)
+            if node is None or not node.definition.is_view:
+                break
             if node.op != "reshape" and self._member(value) in self._made:
                 raise Illegal(f"%{value} is a {node.op} of a value made in this kernel")
             current = node.inputs[0]

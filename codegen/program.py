@@ -116,6 +116,7 @@ TURNING = frozenset(
         "squeeze",
         "stencil",
         "stencil_tiles",
+        "transpose",
     }
 )
 """Sketches whose kernels walk either way (order.cuh); those of others go forward whatever is said.

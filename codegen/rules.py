@@ -29,6 +29,7 @@ from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.codegen.sketches.stencil_tiles import StencilTiles
 from gtco.codegen.sketches.topk import TopK
+from gtco.codegen.sketches.transpose import Transpose
 from gtco.ir.graph import Group
 from gtco.passes.origins import at_origins
 from gtco.target import Target
@@ -53,6 +54,7 @@ SKETCHES: tuple[type[Sketch], ...] = (
     Columnwise,
     Rowwise,
     Elementwise,
+    Transpose,
 )
 """Every sketch, the preferred one of a family first."""
 

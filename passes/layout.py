@@ -259,7 +259,7 @@ def _turns_freely(edit: Editor, value: str) -> bool:
     return moved == sorted(moved)
 
 
-def _as_last(edit: Editor, value: str, dims: tuple[int, ...]) -> str:
+def as_last(edit: Editor, value: str, dims: tuple[int, ...]) -> str:
     """An operand of no more dimensions than `dims` as one of an image with its channels last."""
     image = _image(edit, value)
     if image is not None and image.attrs["dims"] == dims:
@@ -280,7 +280,7 @@ def _as_last(edit: Editor, value: str, dims: tuple[int, ...]) -> str:
 
 def _pointwise_last(edit: Editor, match: _Read) -> str:
     node, dims = match.node, match.dims
-    inputs = [_as_last(edit, value, dims) for value in node.inputs]
+    inputs = [as_last(edit, value, dims) for value in node.inputs]
     return edit.add("permute", edit.add(node.op, *inputs, **node.attrs), dims=dims)
 
 
@@ -307,7 +307,7 @@ def _joined(edit: Editor, node: Node) -> _Read | None:
 
 def _joined_last(edit: Editor, match: _Read) -> str:
     dims = match.dims
-    pieces = [_as_last(edit, value, dims) for value in match.node.inputs]
+    pieces = [as_last(edit, value, dims) for value in match.node.inputs]
     y = edit.add("concat", *pieces, dim=dims[match.node.attrs["dim"]])
     return edit.add("permute", y, dims=dims)
 

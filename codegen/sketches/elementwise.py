@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import ClassVar
 
+from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketch import Illegal, Knob, Schedule, Sketch, check
 from gtco.codegen.tile_loads import Space
@@ -70,6 +71,22 @@ class Elementwise(Sketch):
     def _loaded(self, vectors: int) -> int:
         """Values of a thread."""
         return self._emitter().loads * vectors * self.vector
+
+    def requests(self, program: KernelProgram) -> int:
+        """Of elements that lie apart along columns, a thread asks for each by itself; lanes that
+        have the next row's ask for them with it."""
+        points = program.schedule["threads"] * program.schedule["vectors"] * self.vector
+        lanes = -(-self.space.columns // self.vector)
+        asked = 0.0
+        for (rows, columns), itemsize in (
+            (layout.dims, itemsize) for layout, itemsize in self._emitter().reads
+        ):
+            if not columns or columns[-1][1] == 1:
+                continue
+            beside = rows and rows[-1][1] == 1
+            down = min(max(1, 32 // lanes), rows[-1][0]) if beside else 1
+            asked += points / down * timing.requests(1, down * itemsize, itemsize)
+        return int(asked)
 
     def read_again(self, program: KernelProgram) -> int:
         points = program.schedule["threads"] * program.schedule["vectors"] * self.vector

@@ -7,6 +7,7 @@ replay that was launched before keeps the arguments it had.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 
@@ -76,7 +77,10 @@ class CapturedGraph:
                 if isinstance(step, BoundLaunch) and not movable.keys().isdisjoint(step.values):
                     launches.append((step, _last_node(stream.cuda_stream)))
 
-        capture(self._graph, stream, enqueue)
+        with warnings.catch_warnings():
+            if not steps:  # a model of views alone; torch warns that nothing was captured
+                warnings.simplefilter("ignore")
+            capture(self._graph, stream, enqueue)
         self._graph.instantiate()
         self._exec = driver.CUgraphExec(self._graph.raw_cuda_graph_exec())
         nodes = [_KernelNode(launch, handle) for launch, handle in launches]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from gtco.compiler import make_plan
+from gtco.frontend.torch_export import capture
 from gtco.ir.graph import Graph
 from gtco.options import Options
 from gtco.passes import run_pipeline
@@ -15,12 +17,13 @@ from gtco.passes.rewrite import Log
 from tests.pass_checks import captured, check, ops, random
 
 SIDE, CHANNELS = 48, 32
+IMAGE = (CHANNELS, SIDE, SIDE)
 
 
 def lowered(module: nn.Module, *shape: int) -> tuple[Graph, list[torch.Tensor]]:
     """The graph as convolutions are made, and its inputs."""
-    graph, args = captured(lambda _, x: module.double().eval()(x), random(*shape))
-    return run_pipeline(graph), list(args)
+    x = random(*shape)
+    return run_pipeline(capture(module.double().eval(), (x,)).graph), [x]
 
 
 class Residual(nn.Module):
@@ -31,8 +34,8 @@ class Residual(nn.Module):
         self.beside = nn.Conv2d(CHANNELS, CHANNELS, 3, padding=1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y: torch.Tensor = self.second(self.first(x).relu())
-        return x + y + self.beside(x)
+        y: torch.Tensor = x + self.second(self.first(x).relu()) + self.beside(x)
+        return y
 
 
 @pytest.mark.parametrize(
@@ -71,13 +74,58 @@ def test_all_that_reads_the_pixels_reads_one_copy() -> None:
         (nn.Conv2d(CHANNELS, CHANNELS, 3), (1, CHANNELS, 16, 16)),
         (nn.Conv2d(CHANNELS, CHANNELS, 1), (1, CHANNELS, 99, 99)),
         (nn.Conv2d(3, CHANNELS, 7, stride=2, padding=3), (1, 3, 224, 224)),
-        (nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), (1, CHANNELS, 99, 99)),
+        (nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), (1, CHANNELS, 30, 30)),
+        (nn.MaxPool2d(3), (1, 3, 300, 300)),
     ],
-    ids=["small", "a linear of pixels", "packed", "depthwise"],
+    ids=["small", "a linear of pixels", "packed", "small depthwise", "few channels"],
 )
 def test_what_stays(module: nn.Module, shape: tuple[int, ...]) -> None:
     graph, _ = lowered(module, *shape)
     assert str(gather_channels(graph)) == str(graph)
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "reader"),
+    [
+        (nn.Conv2d(CHANNELS, 64, 1), (2, *IMAGE), "linear"),
+        (nn.Conv2d(CHANNELS, CHANNELS, 7, groups=CHANNELS), (1, *IMAGE), "depthwise_conv"),
+        (nn.Sequential(nn.MaxPool2d(3, 2), nn.Conv2d(CHANNELS, 8, 1)), (1, *IMAGE), "max_pool"),
+        (nn.Sequential(nn.Upsample(None, 2), nn.Conv2d(CHANNELS, 8, 1)), (1, *IMAGE), "resize"),
+    ],
+    ids=["a linear of two images", "depthwise", "pooled", "enlarged"],
+)  # fmt: skip
+def test_others_read_a_copy(module: nn.Module, shape: tuple[int, ...], reader: str) -> None:
+    graph, args = lowered(module, *shape)
+    result = check(gather_channels, graph, args)
+    assert ops(result)["copy"] == 1
+    (node,) = (node for node in result.nodes if node.op == reader)
+    base = node.inputs[0]
+    while (made := result.producers[base]).definition.is_view:
+        base = made.inputs[0]
+    assert made.op == "copy"
+
+
+@pytest.mark.parametrize("computed", [False, True], ids=["given", "computed"])
+def test_what_is_made_of_inputs_has_its_channels_last(computed: bool) -> None:
+    """The kernels that compute the pieces turn them; pieces as they are given are copied."""
+
+    def joined(c: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if computed:
+            x, y = x.relu(), y + c.get_buffer("bias")
+        return F.conv2d(torch.cat([x, y], 1), c.get_buffer("w"))
+
+    graph, args = captured(
+        joined, random(1, *IMAGE), random(1, *IMAGE),
+        w=random(8, 2 * CHANNELS, 3, 3), bias=random(CHANNELS, 1, 1),
+    )  # fmt: skip
+    result = check(gather_channels, run_pipeline(graph), args)
+    made = {"relu": 1, "add": 1} if computed else {"copy": 2}
+    assert ops(result) == {**made, "concat": 1, "conv": 1}
+    assert all(
+        node.outputs[0].sizes[1:3] == (SIDE, SIDE)
+        for node in result.nodes
+        if node.op in ("relu", "copy", "concat")
+    )
 
 
 def test_what_a_kernel_makes_has_its_channels_together() -> None:
@@ -92,4 +140,4 @@ def test_a_plan_copies_once(target: str, sketch: str) -> None:
     module = nn.Conv2d(128, 128, 3, padding=1).half().eval()
     plan, _ = make_plan(module, (x,), None, Options.of(target=target))
     found = [launch.program and launch.program.sketch for launch in plan.launches]
-    assert found == ["elementwise", sketch]
+    assert found == ["transpose", sketch]
