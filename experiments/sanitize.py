@@ -43,6 +43,7 @@ from tests import (
     squeeze_groups,
     stencil_groups,
     tile_groups,
+    transpose_groups,
 )
 from tests.kernel_checks import inputs_of, wrong_outputs
 
@@ -197,6 +198,7 @@ CASES: dict[str, Case] = {
     "statistics": Case(lambda: tile_groups.class_token(9, 200, stats=True), _ANY),
     "merged": Case(lambda: tile_groups.merge_stats(9, 200), _ANY),
     "gelu": Case(lambda: tile_groups.gelu_bias(5, 7), _ANY),
+    "channels_apart": Case(transpose_groups.CASES["normalized"], {"transpose": ({}, {})}),
     "concat": Case(lambda: tile_groups.concat_columns(9, 5, 8, 3), _ANY),
     "padded": Case(lambda: tile_groups.padded_patches(1, 14, (0, 1, 0), (0, 0, 4)), _ANY),
     "permuted": Case(tile_groups.permuted, _ANY),
@@ -267,7 +269,7 @@ def run_kernels(target: Target) -> bool:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+    return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8))
 
 
 def run_graph() -> bool:

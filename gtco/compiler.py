@@ -235,8 +235,10 @@ def _expanded(graph: Graph, target: Target) -> Graph:
     of images that its kernels read faster."""
     log = Log()
     if target.has_wgmma:
-        graph = copy_patches(copy_whole_pixels(graph, log), log)
+        graph = copy_whole_pixels(graph, log)
     graph = gather_channels(graph, log)  # behind copies whose pixels are padded
+    if target.has_wgmma:
+        graph = copy_patches(graph, log)  # behind copies that all of an image's readers share
     of_target = partial(refusal, target=target)
     price = partial(programmed_us, target=target)
     graph = whole_means(graph, log, refusal=of_target, price=price)

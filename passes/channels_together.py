@@ -18,6 +18,7 @@ are padded (`whole_pixels`).
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -26,16 +27,19 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.views import Layout, NotAView, apply_view, through_views
 from gtco.passes.dataflow import stored_form
+from gtco.passes.frames import is_reduction, reduced
 from gtco.passes.layout import FIRST, LAST, as_last
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
 RULE = "f(permute(x)) -> f(copy(permute(x)))"
-LEAST_READ = 2**19
+LEAST_READ = 2**14
 """Elements of all windows of a convolution that are worth a copy."""
-LEAST_SIZE = 2**16
+LEAST_SIZE = 2**15
 """Elements of an image that are, where others read it."""
 LEAST_CHANNELS = 8
 """Of such an image."""
+RUN = 8
+"""Elements of 16 bits that kernels of images read at once."""
 
 
 def _of_inputs(edit: Editor, node: Node) -> Node | None:
@@ -110,6 +114,9 @@ def _pixels_of(graph: Graph, node: Node) -> tuple[str, ...]:
         read = node.inputs
     elif definition.family == "stencil" or definition.is_linear or node.op == "normalize_groups":
         read = node.inputs[:1]
+    elif is_reduction(node) and node.op != "merge_stats":
+        sizes, dims = reduced(node, graph.specs[node.inputs[0]].sizes)
+        read = node.inputs[: dims == (len(sizes) - 1,)]
     specs = (graph.specs[value] for value in read)
     return tuple(
         value
@@ -119,35 +126,44 @@ def _pixels_of(graph: Graph, node: Node) -> tuple[str, ...]:
 
 
 def _first_apart(graph: Graph, value: str, reader: Node) -> str | None:
-    """The first of the views that lead to `value` whose channels lie apart, if those of `value` do
-    and no kernel of `reader` reads it as fast."""
+    """The first of the views that lead to `value` whose copy has the channels of `value` together,
+    if they lie apart and no kernel of `reader` reads it as fast."""
     base, chain = through_views(graph.producers.get, value)
     maker = graph.producers.get(base)
     if base in graph.constants or not chain:
         return None
-    generated = maker is not None and (
-        maker.pattern is not Pattern.OPAQUE or maker.definition.family
-    )
-    if generated and not reader.definition.convolves:
+    library = maker is not None and maker.pattern is Pattern.OPAQUE and not maker.definition.family
+    if not (maker is None or library or reader.definition.convolves):
         return None
     names = [base, *(view.name for view in chain)]
-    start = names.index(stored_form(graph, base)) if maker is not None else 0
-    layout, first = Layout.contiguous(graph.specs[names[start]].sizes), None
+    start = 0 if maker is None else names.index(stored_form(graph, base))
+    views = chain[start:]
     try:
-        for view in chain[start:]:
-            layout = apply_view(layout, view)
-            if first is None and _is_apart(layout):
-                first = view.name
-        *_, columns = layout.shape
-        rows, _ = layout.reshape((math.prod(layout.shape) // columns, columns)).dims
+        layout = _seen(graph, names[start], views)
+        rows, _ = layout.reshape((math.prod(layout.shape[:-1]), layout.shape[-1])).dims
+        if not _is_apart(layout) or (reader.definition.is_linear and len(rows) < 2):
+            return None  # of rows of one stride a tensor map describes the columns, too
+        for at, view in enumerate(views, 1):
+            if not _is_apart(_seen(graph, view.name, views[at:])):
+                return view.name
     except NotAView:  # it is copied anyway
-        return None
-    if reader.definition.is_linear and len(rows) < 2:  # a tensor map describes these
-        return None
-    return first if _is_apart(layout) else None
+        pass
+    return None
+
+
+def _seen(graph: Graph, value: str, views: Sequence[Node]) -> Layout:
+    """Where the elements of the last of `views` lie in `value`, stored as it is.
+
+    Raises:
+        NotAView: strides cannot express it.
+    """
+    layout = Layout.contiguous(graph.specs[value].sizes)
+    for view in views:
+        layout = apply_view(layout, view)
+    return layout
 
 
 def _is_apart(layout: Layout) -> bool:
-    """Whether the channels of a pixel lie apart."""
-    channels = layout.dims[-1]
-    return bool(channels) and channels[-1][1] > 1
+    """Whether fewer channels of a pixel lie side by side than would in a copy, of 16 bytes."""
+    last = len(layout.shape) - 1
+    return layout.vector(RUN, last) < Layout.contiguous(layout.shape).vector(RUN, last)

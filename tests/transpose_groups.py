@@ -55,6 +55,16 @@ def sliced(shape: Shape, dtype: torch.dtype) -> Group:
     return Group("sliced", b.build([b.add("exp", b.add("permute", rows, dims=(0, 2, 1)))]))
 
 
+def channels_first(shape: Shape, dtype: torch.dtype) -> Group:
+    """An image with its channels last, as one that has them first."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec(shape, dtype))
+    last = len(shape) - 1
+    y = b.add("permute", x, dims=(0, last, *range(1, last)))
+    bias = b.input("bias", TensorSpec((shape[-1], *(1,) * (last - 1)), dtype))
+    return Group("channels_first", b.build([b.add("sigmoid", b.add("add", y, bias))]))
+
+
 CASES: dict[str, Callable[[], Group]] = {
     "copied_256": partial(copied, (1, 256, 8, 24), F16),
     "copied_odd_pixels": partial(copied, (2, 72, 7, 7), BF16),
@@ -66,5 +76,7 @@ CASES: dict[str, Callable[[], Group]] = {
     "converted_f32": partial(converted, (2, 20, 9, 9), BF16, F32),
     "normalized": partial(normalized, (2, 72, 9, 8), F16),
     "normalized_odd": partial(normalized, (3, 21, 5, 13), BF16),
+    "channels_first": partial(channels_first, (2, 9, 16, 40), F16),
+    "channels_first_odd": partial(channels_first, (1, 7, 7, 33), BF16),
     "sliced": partial(sliced, (2, 85, 6, 12), F16),
 }

@@ -23,6 +23,7 @@ from gtco.codegen.sketches.rowwise import Rowwise
 from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.codegen.sketches.stencil_tiles import StencilTiles
+from gtco.codegen.sketches.transpose import Transpose
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
 from tests import (
@@ -32,6 +33,7 @@ from tests import (
     squeeze_groups,
     stencil_groups,
     tile_groups,
+    transpose_groups,
 )
 from tests.kernel_checks import first_default
 
@@ -118,6 +120,7 @@ _CASES: dict[str, _Case] = {
     "rowwise, merged": (Rowwise, tile_groups.ROWWISE["merge"], {}),
     "elementwise": (Elementwise, tile_groups.ELEMENTWISE["pad_patch_7"], {}),
     "elementwise, group norm": (Elementwise, tile_groups.ELEMENTWISE["groups_320"], {}),
+    "transpose": (Transpose, transpose_groups.CASES["copied_odd_channels"], {}),
 }  # fmt: skip
 CASES = tuple(_CASES)
 

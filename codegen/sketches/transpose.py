@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import ClassVar
 
 from gtco.codegen.emit import PointwiseEmitter, Region, index
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
-from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
 from gtco.ir.graph import Group
 from gtco.ir.spec import FLOATS
-from gtco.ir.views import Layout, resolve
+from gtco.ir.views import Layout, resolve, through_views
 from gtco.target import Target
 
 LANES = 8
@@ -135,28 +136,40 @@ extern "C" __global__ void __launch_bounds__({threads}) ENTRY_POINT({region.decl
 
 def _apart(group: Group) -> tuple[str, Layout]:
     """The one value read from outside whose columns lie apart and whose rows do not, over (rows,
-    columns)."""
+    columns): the last dimension of what is computed, or as many as lie so.
+
+    Raises:
+        Illegal: there is none, or several.
+    """
+    shape = group.compute[0].outputs[0].sizes
+    check(len(shape) > 1, "the nodes have no rows of columns")
+    reason: Illegal | None = None
+    for first in reversed(range(1, len(shape))):
+        try:
+            return _apart_from(
+                group, Region(group, (math.prod(shape[:first]), math.prod(shape[first:])))
+            )
+        except Illegal as error:
+            reason = reason or error
+    assert reason is not None
+    raise reason
+
+
+def _apart_from(group: Group, region: Region) -> tuple[str, Layout]:
+    """The same over the rows and columns of `region`."""
     graph = group.graph
-    sizes = group.compute[0].outputs[0].sizes
-    check(len(sizes) > 1 and sizes[-1] > 1, "the nodes have no rows of columns")
-    region = Region(group, (group.compute[0].outputs[0].numel // sizes[-1], sizes[-1]))
     found: dict[str, Layout] = {}
     for node in group.compute:
         own = node.outputs[0].sizes
-        check(
-            own[-1] == sizes[-1] and node.outputs[0].numel == region.rows * region.columns,
-            f"%{node.name} has other rows than %{group.compute[0].name}",
-        )
+        whole = node.outputs[0].numel == region.rows * region.columns
+        check(whole, f"%{node.name} has other elements than %{group.compute[0].name}")
         for value in node.inputs:
-            base = value
-            while (made := graph.producers.get(base)) is not None and made.definition.is_view:
-                base = made.inputs[0]
-            if made is not None:
+            base, _ = through_views(graph.producers.get, value)
+            if base in graph.producers:
                 continue
             layout = region.operand(value, own).layout
             rows, columns = layout.dims
-            apart = len(columns) == 1 and columns[0][1] > 1 and bool(rows) and rows[-1][1] == 1
-            if apart:
+            if len(columns) == 1 and columns[0][1] > 1 and rows and rows[-1][1] == 1:
                 found[value] = layout
     check(len(found) == 1, f"{len(found)} operands have their columns apart and their rows not")
     ((value, layout),) = found.items()

@@ -45,8 +45,9 @@ class Residual(nn.Module):
         (nn.Conv2d(CHANNELS, 64, 3, groups=4), (2, CHANNELS, SIDE, SIDE), "grouped_conv"),
         (nn.Conv3d(16, 8, 3, padding=1), (1, 16, 6, 30, 20), "conv"),
         (nn.Conv2d(20, 8, 3, padding=1), (1, 20, 60, 60), "conv"),  # no whole 16 bytes
+        (nn.Sequential(nn.PixelUnshuffle(2), nn.Conv2d(64, 8, 3)), (1, 16, 64, 64), "conv"),
     ],
-    ids=["strided", "in groups", "of a volume", "of odd pixels"],
+    ids=["strided", "in groups", "of a volume", "of odd pixels", "of blocks"],
 )
 def test_a_convolution_reads_a_copy(module: nn.Module, shape: tuple[int, ...], op: str) -> None:
     graph, args = lowered(module, *shape)
@@ -71,7 +72,7 @@ def test_all_that_reads_the_pixels_reads_one_copy() -> None:
 @pytest.mark.parametrize(
     ("module", "shape"),
     [
-        (nn.Conv2d(CHANNELS, CHANNELS, 3), (1, CHANNELS, 16, 16)),
+        (nn.Conv2d(CHANNELS, CHANNELS, 3), (1, CHANNELS, 7, 7)),
         (nn.Conv2d(CHANNELS, CHANNELS, 1), (1, CHANNELS, 99, 99)),
         (nn.Conv2d(3, CHANNELS, 7, stride=2, padding=3), (1, 3, 224, 224)),
         (nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), (1, CHANNELS, 30, 30)),

@@ -31,7 +31,7 @@ def test_it_runs_every_sketch_in_few_small_programs(arch: str) -> None:
     }  # fmt: skip
     expected = {kind.name for kind in SKETCHES} - (hopper if arch == "sm_80" else set())
     assert {program.sketch for program in found} == expected
-    assert len(found) <= 168
+    assert len(found) <= 170
     assert all(program.grid[0] * program.grid[1] * program.grid[2] <= 128 for program in found)
     if arch == "sm_90a":
         schedules = [program.schedule for program in found if program.sketch == "gemm_wgmma"]
