@@ -15,6 +15,7 @@ from experiments.models import (
     diffusion,
     dit,
     floats,
+    heads,
     images,
     volumes,
     yolo,
@@ -45,6 +46,10 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "SRResNet": (images.SRResNet, 1_547_350),
     "ESRGAN's generator": (images.RRDBNet, 16_697_987),
     "NAFNet": (images.NAFNet, 29_159_715),
+    "DeepLabV3's head": (heads.AtrousPyramid, 16_130_837),
+    "a feature pyramid": (heads.FeaturePyramid, 3_344_384),
+    "RetinaNet's heads": (heads.DetectionHead, 6_691_415),
+    "a U-Net's step up": (heads.UpBlock, 2_360_320),
     "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 
@@ -77,6 +82,8 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = 
     "four times as large": (lambda: images.SRResNet(1, 8), ((1, 3, 7, 9),)),
     "dense blocks": (lambda: images.RRDBNet(1, 8, 4), ((2, 3, 6, 5),)),
     "a detector": (lambda: yolo.YOLO((8, 16, 24, 32, 40), 1, 5), ((2, 3, 64, 96),)),
+    "dilations": (lambda: heads.AtrousPyramid(24, 8, 5), ((2, 24, 6, 7),)),
+    "a step up": (lambda: heads.UpBlock(24, 16), ((2, 24, 5, 4), (2, 16, 10, 8))),
     "restoration": (lambda: images.NAFNet(8, (1, 1), 1, (1, 1)), ((2, 3, 12, 16),)),
     "encoder layer": (lambda: autogtco.EncoderLayer(64, 96), ((1, 21, 64),) * 2),
     "decoder layer": (
