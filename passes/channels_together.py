@@ -36,10 +36,14 @@ LEAST_READ = 2**14
 """Elements of all windows of a convolution that are worth a copy."""
 LEAST_SIZE = 2**15
 """Elements of an image that are, where others read it."""
+LEAST_OPERANDS = 2**19
+"""Elements of each of several images that are, where a pointwise node reads them: the kernel of one
+turns it by itself (`gtco.codegen.sketches.transpose`)."""
 LEAST_CHANNELS = 8
 """Of such an image."""
 RUN = 8
 """Elements of 16 bits that kernels of images read at once."""
+_BORDERS = frozenset(("pad", "extend"))
 
 
 def _of_inputs(edit: Editor, node: Node) -> Node | None:
@@ -56,15 +60,20 @@ def _is_of_inputs(edit: Editor, value: str) -> bool:
     if made is None:
         sizes = edit.shape(value)
         return value in edit.inputs and len(sizes) in LAST and sizes[1] >= LEAST_CHANNELS
-    turns = made.definition.is_pointwise or (made.op == "concat" and made.attrs["dim"] == 1)
+    joins = made.op == "concat" and made.attrs["dim"] == 1
+    turns = made.definition.is_pointwise or joins or made.op in _BORDERS
     return turns and edit.read_once(value) and any(_is_of_inputs(edit, x) for x in made.inputs)
 
 
 def _of_turned_inputs(edit: Editor, made: Node) -> str:
-    dims = FIRST[made.outputs[0].rank]
-    last = {"dim": len(dims) - 1} if made.op == "concat" else {}
-    turned = [as_last(edit, value, dims) for value in made.inputs]
-    return edit.add(made.op, *turned, **{**made.attrs, **last})
+    rank = made.outputs[0].rank
+    attrs = dict(made.attrs)
+    if made.op == "concat":
+        attrs["dim"] = rank - 1
+    for name in ("before", "after") if made.op in _BORDERS else ():
+        attrs[name] = tuple(made.attrs[name][dim] for dim in LAST[rank])
+    turned = [as_last(edit, value, FIRST[rank]) for value in made.inputs]
+    return edit.add(made.op, *turned, **attrs)
 
 
 _RULES: tuple[Rule[Any], ...] = (
@@ -112,7 +121,15 @@ def _pixels_of(graph: Graph, node: Node) -> tuple[str, ...]:
     read: tuple[str, ...] = ()
     if node.op == "concat" and node.attrs["dim"] % out.rank == out.rank - 1:
         read = node.inputs
-    elif definition.family == "stencil" or definition.is_linear or node.op == "normalize_groups":
+    elif definition.is_pointwise:
+        large = [x for x in node.inputs if graph.specs[x].numel >= LEAST_OPERANDS]
+        apart = [x for x in large if _first_apart(graph, x, node) is not None]
+        read = tuple(apart if len(apart) > 1 else ())
+    elif (
+        definition.family == "stencil"
+        or definition.is_linear
+        or node.op in ("normalize_groups", "roll", *_BORDERS)
+    ):
         read = node.inputs[:1]
     elif is_reduction(node) and node.op != "merge_stats":
         sizes, dims = reduced(node, graph.specs[node.inputs[0]].sizes)
@@ -121,7 +138,7 @@ def _pixels_of(graph: Graph, node: Node) -> tuple[str, ...]:
     return tuple(
         value
         for value, spec in zip(read, specs, strict=True)
-        if spec.numel >= LEAST_SIZE and spec.sizes[-1] >= LEAST_CHANNELS
+        if spec.rank and spec.numel >= LEAST_SIZE and spec.sizes[-1] >= LEAST_CHANNELS
     )
 
 

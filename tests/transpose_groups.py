@@ -65,6 +65,15 @@ def channels_first(shape: Shape, dtype: torch.dtype) -> Group:
     return Group("channels_first", b.build([b.add("sigmoid", b.add("add", y, bias))]))
 
 
+def cropped(shape: Shape, dtype: torch.dtype) -> Group:
+    """Of some of the rows and columns."""
+    b = GraphBuilder()
+    x = _pixels(b, shape, dtype)
+    for dim, size in ((1, shape[2]), (2, shape[3])):
+        x = b.add("slice", x, dim=dim, start=1, end=size - 2, step=1)
+    return Group("cropped", b.build([b.add("neg", x)]))
+
+
 CASES: dict[str, Callable[[], Group]] = {
     "copied_256": partial(copied, (1, 256, 8, 24), F16),
     "copied_odd_pixels": partial(copied, (2, 72, 7, 7), BF16),
@@ -78,5 +87,6 @@ CASES: dict[str, Callable[[], Group]] = {
     "normalized_odd": partial(normalized, (3, 21, 5, 13), BF16),
     "channels_first": partial(channels_first, (2, 9, 16, 40), F16),
     "channels_first_odd": partial(channels_first, (1, 7, 7, 33), BF16),
+    "cropped": partial(cropped, (2, 24, 9, 15), F16),
     "sliced": partial(sliced, (2, 85, 6, 12), F16),
 }

@@ -153,6 +153,8 @@ def _elu(
 
 @_lowers(aten.sign.default)
 def _sign(ctx: Context, x: Value) -> Value:
+    if ctx.dtype(x) == torch.bool:
+        return x
     above, below = (ctx.cast(ctx.add(op, x, other=0), ctx.dtype(x)) for op in ("gt", "lt"))
     return ctx.add("sub", above, below)
 

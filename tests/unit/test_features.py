@@ -145,7 +145,7 @@ def test_every_feature_is_documented_and_finite_where_it_applies() -> None:
 
 UNTRAINED = {
     "attention_projection", "gemm_skinny", "gemm_back_to_back", "conv_mma", "conv_wgmma", "squeeze",
-    "stencil", "stencil_tiles", "resize", "grid_sample", "topk", "columnwise",
+    "stencil", "stencil_tiles", "resize", "grid_sample", "topk", "columnwise", "transpose",
 }  # fmt: skip
 """Sketches that no pool trains the model on: it knows them by their numbers alone."""
 

@@ -167,6 +167,7 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
         lambda x, y: (x.amin((1, 2)), y.amin(-1, keepdim=True), x.amin()),
         lambda x, y: ((x > 1).any(1), (y > x).any(), (x < 2).all(-1, keepdim=True), x.any((0, 2))),
         lambda x, y: (x.sign() + (y * 3).trunc(), (x / x.relu()).sign(), (x * 4).frac()),
+        lambda x, y: ((x > y).sign(), x.int().sign()),
         lambda x, y: (x.flip(0, -1), torch.rot90(y, 1, (1, 2)), F.lp_pool1d(x, 2, 2)),
         lambda x, y: (F.prelu(x, y[0, :, 0]), F.leaky_relu(y, 0.3), F.pad(x, (2, 3), "reflect")),
         lambda x, y: (x.softmax(1), F.softmax(y, -1, dtype=torch.float32)),

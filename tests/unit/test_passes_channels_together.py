@@ -91,9 +91,10 @@ def test_what_stays(module: nn.Module, shape: tuple[int, ...]) -> None:
         (nn.Conv2d(CHANNELS, 64, 1), (2, *IMAGE), "linear"),
         (nn.Conv2d(CHANNELS, CHANNELS, 7, groups=CHANNELS), (1, *IMAGE), "depthwise_conv"),
         (nn.Sequential(nn.MaxPool2d(3, 2), nn.Conv2d(CHANNELS, 8, 1)), (1, *IMAGE), "max_pool"),
+        (nn.Sequential(nn.ReflectionPad2d(2), nn.Conv2d(CHANNELS, 8, 3)), (1, *IMAGE), "extend"),
         (nn.Sequential(nn.Upsample(None, 2), nn.Conv2d(CHANNELS, 8, 1)), (1, *IMAGE), "resize"),
     ],
-    ids=["a linear of two images", "depthwise", "pooled", "enlarged"],
+    ids=["a linear of two images", "depthwise", "pooled", "bordered", "enlarged"],
 )  # fmt: skip
 def test_others_read_a_copy(module: nn.Module, shape: tuple[int, ...], reader: str) -> None:
     graph, args = lowered(module, *shape)
@@ -127,6 +128,16 @@ def test_what_is_made_of_inputs_has_its_channels_last(computed: bool) -> None:
         for node in result.nodes
         if node.op in ("relu", "copy", "concat")
     )
+
+
+@pytest.mark.parametrize(("side", "copies"), [(SIDE, 0), (3 * SIDE, 2)])
+def test_a_sum_of_two_large_images_reads_copies(side: int, copies: int) -> None:
+    def added(c: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.conv2d(x + y, c.get_buffer("w"))
+
+    shape = (1, CHANNELS, side, side)
+    graph, args = captured(added, random(*shape), random(*shape), w=random(8, CHANNELS, 3, 3))
+    assert ops(check(gather_channels, run_pipeline(graph), args))["copy"] == copies
 
 
 def test_what_a_kernel_makes_has_its_channels_together() -> None:
