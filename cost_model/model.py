@@ -10,7 +10,8 @@ activations were just written, so they come from L2. A contraction is priced at 
 blocks run in waves over the multiprocessors, and a wave takes as long as one block's fill or its
 matrix multiplies. Every term grows with the work, so a larger group is never predicted faster.
 Attention with its projection, linears back to back, the gates of squeeze-and-excitation and topk
-have no such tile: each is priced as the program that it would run.
+have no such tile: each is priced as the program that it would run, and so are copies, whose time is
+how their elements lie.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ def roofline_us(group: Group, target: Target) -> float:
         scale_of(group.graph, node) is not None or joined_by(group.graph, node) is not None
         for node in group.compute
     )
-    if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared:
+    copies = kind in ("elementwise", "rowwise") and any(n.op == "copy" for n in group.compute)
+    if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared or copies:
         of_program_us = programmed_us(group, target)
         if of_program_us is not None:
             return of_program_us

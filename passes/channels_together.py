@@ -83,8 +83,8 @@ _RULES: tuple[Rule[Any], ...] = (
 
 def gather_channels(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
-    if any(node.definition.convolves or node.definition.of_images for node in graph.nodes):
-        graph = merge_duplicates(rewrite(graph, _RULES, log), log)
+    turned = rewrite(graph, _RULES, log)
+    graph = graph if turned is graph else merge_duplicates(turned, log)
     apart = {
         view
         for node in graph.nodes

@@ -153,3 +153,25 @@ def test_a_plan_copies_once(target: str, sketch: str) -> None:
     plan, _ = make_plan(module, (x,), None, Options.of(target=target))
     found = [launch.program and launch.program.sketch for launch in plan.launches]
     assert found == ["transpose", sketch]
+
+
+class Sum(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(128, 64, 1)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.conv(x + y)
+        return result
+
+
+def test_a_plan_turns_one_image_as_it_adds_the_other() -> None:
+    """One kernel that read both element by element would be drafted at five times as long."""
+    args = tuple(torch.randn(8, 128, 64, 64).half() for _ in range(2))
+    plan, _ = make_plan(Sum().half().eval(), args, None, Options.of(target="sm_90a"))
+    found = [launch.program and launch.program.sketch for launch in plan.launches]
+    assert found[:2] == ["transpose", "transpose"]
+    assert [ops(launch.group.graph) for launch in plan.launches[:2]] == [
+        {"copy": 1},
+        {"copy": 1, "add": 1},
+    ]
