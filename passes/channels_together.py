@@ -158,7 +158,10 @@ def _first_apart(graph: Graph, value: str, reader: Node) -> str | None:
     try:
         layout = _seen(graph, names[start], views)
         rows, _ = layout.reshape((math.prod(layout.shape[:-1]), layout.shape[-1])).dims
-        if not _is_apart(layout) or (reader.definition.is_linear and len(rows) < 2):
+        if not _is_apart(layout):
+            return None
+        runs = layout.vector(RUN, len(layout.shape) - 1) > 1  # as patches have, which are gathered
+        if reader.definition.is_linear and (runs or len(rows) < 2):
             return None  # of rows of one stride a tensor map describes the columns, too
         for at, view in enumerate(views, 1):
             if not _is_apart(_seen(graph, view.name, views[at:])):

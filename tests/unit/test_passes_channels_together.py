@@ -77,8 +77,9 @@ def test_all_that_reads_the_pixels_reads_one_copy() -> None:
         (nn.Conv2d(3, CHANNELS, 7, stride=2, padding=3), (1, 3, 224, 224)),
         (nn.Conv2d(CHANNELS, CHANNELS, 3, groups=CHANNELS), (1, CHANNELS, 30, 30)),
         (nn.MaxPool2d(3), (1, 3, 300, 300)),
+        (nn.Conv2d(3, CHANNELS, 4, stride=4), (1, 3, 256, 256)),
     ],
-    ids=["small", "a linear of pixels", "packed", "small depthwise", "few channels"],
+    ids=["small", "a linear of pixels", "packed", "small depthwise", "few channels", "patches"],
 )
 def test_what_stays(module: nn.Module, shape: tuple[int, ...]) -> None:
     graph, _ = lowered(module, *shape)
