@@ -38,6 +38,7 @@ from gtco.codegen.sketches.squeeze import Squeeze
 from gtco.codegen.sketches.stencil import Stencil
 from gtco.codegen.sketches.stencil_tiles import StencilTiles
 from gtco.codegen.sketches.topk import TopK
+from gtco.codegen.sketches.transpose import Transpose
 from gtco.ir.graph import Group
 from gtco.runtime.compile_pool import CompileJob, compile_many
 from gtco.runtime.cubin import CompiledKernel, CubinCache
@@ -51,6 +52,7 @@ from tests import (
     squeeze_groups,
     stencil_groups,
     tile_groups,
+    transpose_groups,
 )
 
 F16, BF16 = torch.float16, torch.bfloat16
@@ -95,6 +97,7 @@ CASES: dict[str, tuple[type[Sketch], Callable[[], Group]]] = {
         lambda: tile_groups.normalize_groups(5, 3, 7, 24, groups=3, chunks=7),
     ),
     "elementwise": (Elementwise, lambda: tile_groups.class_token(197, 768)),
+    "transpose": (Transpose, transpose_groups.CASES["normalized"]),
 }
 """Each sketch on groups that have what its knobs touch."""
 

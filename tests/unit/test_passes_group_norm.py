@@ -114,6 +114,7 @@ def test_a_diffusion_block_converts_no_layout_but_its_ends() -> None:
         fused = _fused(640, size)
         families = [group.name.rpartition("_")[0] for group in fused]
         assert families == [*norm, "gemm", *norm, "gemm"]
-        assert not any(node.op == "copy" for group in fused for node in group.nodes)
+        copies = [any(node.op == "copy" for node in group.nodes) for group in fused]
+        assert not any(copies[1:])  # the first kernel may turn what the block is given
         for group, family in zip(fused, families, strict=True):
             assert derive(group, family, H100).sketches

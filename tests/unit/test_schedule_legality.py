@@ -22,6 +22,7 @@ from tests import (
     squeeze_groups,
     stencil_groups,
     tile_groups,
+    transpose_groups,
 )
 from tests.kernel_checks import defaults
 
@@ -53,6 +54,7 @@ GROUPS: dict[str, Callable[[], Group]] = {
     "resize": next(iter(stencil_groups.RESIZES.values())),
     "grid_sample": stencil_groups.SAMPLES["sum_of_heads"],
     "topk": tile_groups.TOPK["of_a_detector"],
+    "transpose": transpose_groups.CASES["normalized"],
 }
 BY_NAME = {kind.name: kind for kind in SKETCHES}
 WRONG = (0, -1, -64, 3, 5, 2**31, 2**70, 1.0, 0.5, True, "2", None, (2,))
