@@ -1,8 +1,8 @@
 // Pointwise kernels of an image whose channels lie apart in memory: a block brings pixels of each
 // channel, which are neighbours, and takes the channels of each pixel out of shared memory.
 //
-// A tile is of 128 bytes of each of 8 V channels. Its 16 bytes lie swizzled by the V channels that
-// a thread has, so that the eight threads of a pixel read eight banks.
+// A tile is of 128 bytes of each of 8 V channels. Pieces of 16 bytes lie swizzled by the V channels
+// that a thread has, so that the eight threads of a pixel read from banks of their own.
 #pragma once
 
 #include "order.cuh"

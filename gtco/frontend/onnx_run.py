@@ -95,9 +95,9 @@ def _run(call: Call, scope: Scope) -> None:
                 scope.bind(name, *made)
         return
     constants = [scope.known.get(name) for name in call.inputs]
-    known = all(name in scope.known for name in call.inputs if name)
-    fixed = scope.known.keys() | scope.weights
-    of_weights = all(name in fixed for name in call.inputs if name)
+    names = [name for name in call.inputs if name]
+    known = all(name in scope.known for name in names)
+    of_weights = all(name in scope.known or name in scope.weights for name in names)
     if known:
         with concrete():
             found = call.run(constants, constants, of_weights)
