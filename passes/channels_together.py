@@ -20,13 +20,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.views import Layout, NotAView, apply_view, through_views
-from gtco.passes.dataflow import stored_form
+from gtco.passes.dataflow import copy_of, stored_form
 from gtco.passes.frames import is_reduction, reduced
 from gtco.passes.layout import FIRST, LAST, as_last
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
@@ -93,17 +92,14 @@ def gather_channels(graph: Graph, log: Log | None = None) -> Graph:
     }
     if not apart:
         return graph
+    taken = set(graph.specs)
     copies: dict[str, str] = {}
     nodes: list[Node] = []
     for node in graph.nodes:
         nodes.append(replace(node, inputs=tuple(copies.get(name, name) for name in node.inputs)))
         for value in apart.intersection(node.values):
-            name = f"{value}_together".replace(".", "_")
-            while name in graph.specs:
-                name += "_"
-            copies[value] = name
-            copy = Node(name, "copy", (value,), MappingProxyType({}), (graph.specs[value],))
-            nodes.append(copy)
+            nodes.append(copy_of(value, graph.specs[value], taken))
+            copies[value] = nodes[-1].name
     if log is not None:
         log.applied[RULE] += len(copies)
     return replace(graph, nodes=tuple(nodes))

@@ -23,6 +23,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from gtco.ir.graph import Graph, Group, Node, subgraph
+from gtco.ir.spec import TensorSpec
 from gtco.ir.views import (
     Layout,
     NotAView,
@@ -288,16 +289,21 @@ def materialize_views(graph: Graph) -> Graph:
             except NotAView:
                 spec = graph.specs[source]
                 if source not in copies:
-                    name = f"{source}_copy".replace(".", "_")
-                    while name in taken:
-                        name += "_"
-                    taken.add(name)
-                    copies[source] = name
-                    nodes.append(Node(name, "copy", (source,), MappingProxyType({}), (spec,)))
+                    nodes.append(copy_of(source, spec, taken))
+                    copies[source] = nodes[-1].name
                 node = replace(node, inputs=(copies[source],))
                 layouts[node.name] = apply_view(Layout.contiguous(spec.sizes), node)
         nodes.append(node)
     return replace(graph, nodes=tuple(nodes)) if copies else graph
+
+
+def copy_of(value: str, spec: TensorSpec, taken: set[str]) -> Node:
+    """A node that copies `value`, of a name that is not `taken` and is then."""
+    name = f"{value}_copy".replace(".", "_")
+    while name in taken:
+        name += "_"
+    taken.add(name)
+    return Node(name, "copy", (value,), MappingProxyType({}), (spec,))
 
 
 def drop_dead(graph: Graph) -> Graph:

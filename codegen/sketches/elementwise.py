@@ -78,9 +78,8 @@ class Elementwise(Sketch):
         points = program.schedule["threads"] * program.schedule["vectors"] * self.vector
         lanes = -(-self.space.columns // self.vector)
         asked = 0.0
-        for (rows, columns), itemsize in (
-            (layout.dims, itemsize) for layout, itemsize in self._emitter().reads
-        ):
+        for layout, itemsize in self._emitter().reads:
+            rows, columns = layout.dims
             if not columns or columns[-1][1] == 1:
                 continue
             beside = rows and rows[-1][1] == 1
