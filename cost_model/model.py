@@ -63,8 +63,10 @@ def roofline_us(group: Group, target: Target) -> float:
         scale_of(group.graph, node) is not None or joined_by(group.graph, node) is not None
         for node in group.compute
     )
-    copies = kind in ("elementwise", "rowwise") and any(n.op == "copy" for n in group.compute)
-    if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared or copies:
+    turned = kind in ("elementwise", "rowwise") and any(
+        node.definition.lays_out for node in group.compute
+    )
+    if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared or turned:
         of_program_us = programmed_us(group, target)
         if of_program_us is not None:
             return of_program_us

@@ -128,6 +128,7 @@ class Op:
         of_pairs: a pointwise op that reads, of columns 2 i and 2 i + 1, the other one.
         never_alone: the kernel of a contraction computes it, behind its products: a pass put it
             there, and no plan has it elsewhere.
+        lays_out: of its operand's values it makes the same ones, in the order of its dimensions.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Op:
     slow: bool = False
     of_pairs: bool = False
     never_alone: bool = False
+    lays_out: bool = False
     stays_finite: bool = False
     ends_masks: bool = False
 
@@ -277,7 +279,7 @@ _ROWS: tuple[Op, ...] = (
     _unary("floor", torch.floor, "math::floor({0})"),
     _unary("ceil", torch.ceil, "math::ceil({0})"),
     _unary("round", torch.round, "math::round({0})"),
-    _unary("copy", lambda x: x.contiguous().clone(), "{0}"),
+    _unary("copy", lambda x: x.contiguous().clone(), "{0}", lays_out=True),
     _unary("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
     Op("quantize", Pattern.BROADCAST, references.quantize, "{0} * {1}"),
     _binary("add", torch.add, "{0} + {1}", commutes=True, stays_finite=True),
