@@ -75,8 +75,9 @@ def compile(
         model: an `nn.Module` in eval mode, an `ExportedProgram`, an fx `GraphModule` or the path
             of an .onnx file.
         args: example positional arguments, or the only one, a tensor; their shapes and dtypes are
-            what is compiled for. For an .onnx file whose inputs all have fixed sizes they may be
-            left out.
+            what is compiled for, and the order in which their elements lie in memory, such as
+            `torch.channels_last`: others are copied. For an .onnx file whose inputs all have
+            fixed sizes they may be left out.
         kwargs: example keyword arguments.
         shapes: of an .onnx file with axes of no fixed size, the sizes to compile for, by input,
             such as `{"x": (1, 3, 224, 224)}`.

@@ -146,10 +146,15 @@ def _patches_fit(edit: Editor, node: Node) -> str | None:
     channels = edit.shape(node.inputs[0])[1]
     if kernel != (1, 1) and channels % WHOLE == 0 and edit.producer(node.inputs[0]) is not None:
         return f"%{node.inputs[0]} is stored channels last, where a window's rows are contiguous"
-    inner = edit.producer(node.inputs[0], "permute")
-    if kernel == (1, 1) and (inner is None or inner.attrs["dims"] != (0, 3, 1, 2)):
+    if kernel == (1, 1) and not _is_last(edit, node.inputs[0]):
         return "the input of this 1x1 convolution is not stored channels last"
     return None
+
+
+def _is_last(edit: Editor, image: str) -> bool:
+    """Whether the channels of `image` lie together in memory."""
+    inner = edit.producer(image, "permute")
+    return inner is not None and inner.attrs["dims"] == (0, 3, 1, 2)
 
 
 def _patch_linear(edit: Editor, node: Node) -> str:
@@ -157,10 +162,16 @@ def _patch_linear(edit: Editor, node: Node) -> str:
     batch, channels, height, width = edit.shape(x)
     out, _, p, q = edit.shape(weight)
     rows, columns = height // p, width // q
-    matrix = edit.constants[weight].reshape(out, -1)
-    flat = edit.add_constant(f"{weight}_matrix", matrix)
-    y = edit.add("reshape", x, shape=(batch, channels, rows, p, columns, q))
-    y = edit.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
+    matrix = edit.constants[weight]
+    if _is_last(edit, x):  # the columns of a patch, in the order that they have there
+        matrix = matrix.permute(0, 2, 3, 1)
+        y = edit.add("permute", x, dims=(0, 2, 3, 1))
+        y = edit.add("reshape", y, shape=(batch, rows, p, columns, q, channels))
+        y = edit.add("permute", y, dims=(0, 1, 3, 2, 4, 5))
+    else:
+        y = edit.add("reshape", x, shape=(batch, channels, rows, p, columns, q))
+        y = edit.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
+    flat = edit.add_constant(f"{weight}_matrix", matrix.reshape(out, -1))
     y = edit.add("reshape", y, shape=(batch, rows * columns, channels * p * q))
     y = edit.add("linear", y, flat, *bias)
     y = edit.add("permute", y, dims=(0, 2, 1))

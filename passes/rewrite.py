@@ -19,7 +19,7 @@ import heapq
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 
@@ -67,7 +67,7 @@ class Editor:
     """
 
     def __init__(self, graph: Graph) -> None:
-        self.inputs = graph.inputs
+        self.inputs, self.orders = graph.inputs, graph.orders
         self.constants: dict[str, torch.Tensor] = dict(graph.constants)
         self._device = next((each.device for each in self.constants.values()), None)
         self.specs: dict[str, TensorSpec] = dict(graph.specs)
@@ -206,7 +206,8 @@ class Editor:
         order = self._topological()
         read = {name for node in order for name in node.inputs}.union(self.outputs)
         constants = {name: t for name, t in self.constants.items() if name in read}
-        return Graph(self.inputs, MappingProxyType(constants), tuple(order), tuple(self.outputs))
+        nodes, outputs = tuple(order), tuple(self.outputs)
+        return Graph(self.inputs, MappingProxyType(constants), nodes, outputs, self.orders)
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
@@ -439,7 +440,7 @@ def merge_duplicates(graph: Graph, log: Log | None = None) -> Graph:
     if log is not None and renamed:
         log.applied["f(x), f(x) -> f(x)"] += len(renamed)
     outputs = tuple(renamed.get(name, name) for name in graph.outputs)
-    return Graph(graph.inputs, graph.constants, tuple(nodes), outputs)
+    return replace(graph, nodes=tuple(nodes), outputs=outputs)
 
 
 def is_random(node: Node) -> bool:

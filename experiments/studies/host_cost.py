@@ -31,7 +31,7 @@ from gtco.benchmarking.contestants import GraphedEager, tensors_of
 from gtco.benchmarking.rounds import CudaClock, settle
 from gtco.locate import Located, locate
 from gtco.runtime.executable import Executable, compile_programs
-from gtco.runtime.inputs import InputCheck
+from gtco.runtime.inputs import input_checks
 
 Part = Callable[[], object]
 RUNS = 100
@@ -84,7 +84,7 @@ def contestants(model: Located) -> dict[str, Contestant]:
     given = tensors_of((model.args, model.kwargs))
     args, kwargs = pytree.tree_map_only(Tensor, torch.clone, (model.args, model.kwargs))
     others = tensors_of((args, kwargs))
-    checks = [InputCheck(name, spec) for name, spec in ours.plan.graph.inputs.items()]
+    checks = input_checks(ours.plan.graph)
     eager = GraphedEager(model.module, (model.args, model.kwargs))
 
     def check() -> None:

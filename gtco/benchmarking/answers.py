@@ -48,7 +48,7 @@ INPUT_KINDS = ("normal", "large mean", "outliers")
 
 
 def fresh_inputs(like: Inputs, kind: str, seed: int) -> Inputs:
-    """Random arguments of the shapes, dtypes and devices of `like`.
+    """Random arguments of the shapes, dtypes, devices and order in memory of `like`.
 
     Args:
         kind: "normal" floats, those around a mean of 8, or those with one in 1000 times 30;
@@ -62,25 +62,27 @@ def fresh_inputs(like: Inputs, kind: str, seed: int) -> Inputs:
         if not leaf.is_floating_point():
             low, high = (int(leaf.min()), int(leaf.max())) if leaf.numel() else (0, 0)
             drawn = torch.randint(low, high + 1, leaf.shape, generator=generator)
-            return drawn.to(leaf.device, leaf.dtype)
+            return torch.empty_like(leaf).copy_(drawn)
         values = torch.randn(leaf.shape, generator=generator)
         if kind == "large mean":
             values += 8
         elif kind == "outliers":
             values[torch.rand(leaf.shape, generator=generator) < 1e-3] *= 30
-        return values.to(leaf.device, leaf.dtype)
+        return torch.empty_like(leaf).copy_(values)
 
     inputs: Inputs = pytree.tree_map_only(Tensor, draw, like)
     return inputs
 
 
 def example_inputs(captured: Captured, device: torch.device) -> Inputs:
-    """Arguments of the right structure, shapes and dtypes: zeros, and masks that let all pass."""
+    """Arguments of the right structure, shapes, dtypes and order in memory: zeros, and masks that
+    let all pass."""
 
-    def example(spec: TensorSpec) -> Tensor:
-        return torch.full(spec.sizes, spec.dtype == torch.bool, dtype=spec.dtype, device=device)
+    def example(name: str, spec: TensorSpec) -> Tensor:
+        made = torch.full(spec.sizes, spec.dtype == torch.bool, dtype=spec.dtype, device=device)
+        return captured.graph.as_given(name, made)
 
-    return captured.arguments([example(spec) for spec in captured.graph.inputs.values()])
+    return captured.arguments([example(*each) for each in captured.graph.inputs.items()])
 
 
 def poison(tree: Any) -> None:

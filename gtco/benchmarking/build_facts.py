@@ -212,7 +212,7 @@ def planned_facts(
         times={},
         clock=clock,
         floor_us=floor_us(plan),
-        inputs=tuple(f"%{name}: {spec}" for name, spec in graph.inputs.items()),
+        inputs=tuple(f"%{name}: {spec}" for name, spec in graph.given.items()),
         outputs=tuple(
             (f"%{name}: {graph.specs[name]}", made[base])
             for name, (base, _) in plan.outputs.items()

@@ -299,7 +299,7 @@ def inspected_json(found: Inspected) -> dict[str, Any]:
     return {
         "gtco_version": found.gtco_version,
         "options": asdict(found.plan.options),
-        "inputs": {name: str(spec) for name, spec in graph.inputs.items()},
+        "inputs": {name: str(spec) for name, spec in graph.given.items()},
         "outputs": [str(graph.specs[name]) for name in graph.outputs],
         "report": make_report(found.plan, graph).to_dict(),
         "launches": [asdict(launch) for launch in launch_infos(found.plan)],

@@ -75,7 +75,7 @@ class Captured:
     def flatten(
         self, args: Sequence[Any], kwargs: Mapping[str, Any] | None = None
     ) -> tuple[Tensor, ...]:
-        """One tensor per graph input from the arguments of a call.
+        """One tensor per graph input, as the caller has it, from the arguments of a call.
 
         Raises:
             ArgumentError: the arguments' structure differs from the captured one, or a leaf that
@@ -102,7 +102,7 @@ class Captured:
             if not isinstance(tensor, Tensor):
                 raise ArgumentError(
                     f"argument {name} is a {type(tensor).__name__}, not a tensor; pass a tensor "
-                    f"of {self.graph.inputs[name]}"
+                    f"of {self.graph.given[name]}"
                 )
         return tensors
 
@@ -187,7 +187,7 @@ def _check_examples(
         tensors = captured.flatten(args, kwargs)
     except ArgumentError as error:
         raise CaptureError(f"{label}: {error}") from error
-    for (name, spec), tensor in zip(captured.graph.inputs.items(), tensors, strict=True):
+    for (name, spec), tensor in zip(captured.graph.given.items(), tensors, strict=True):
         if TensorSpec.of(tensor) != spec:
             raise CaptureError(
                 f"{label}: the example argument {name} is {TensorSpec.of(tensor)}, and the "
@@ -259,7 +259,7 @@ class _Lowerer:
                 continue
             if isinstance(spec.arg, TensorArgument):
                 hint = self.names[leaf] if self.names else name
-                self.values[name] = Value(self.builder.input(hint, TensorSpec.of(fakes[name])))
+                self.values[name] = self._input(hint, fakes[name])
                 positions.append(leaf)
             elif isinstance(spec.arg, ConstantArgument):
                 literals[leaf] = self.values[name] = spec.arg.value
@@ -270,6 +270,18 @@ class _Lowerer:
                 )
             leaf += 1
         return tuple(positions), literals
+
+    def _input(self, hint: str, example: Tensor) -> Value:
+        """An argument that lies in memory as its example does.
+
+        x: f32[1,3,8,8], channels_last -> permute(x: f32[1,8,8,3] of [0, 2, 3, 1])
+        """
+        order = memory_order(example)
+        if order == tuple(range(example.dim())):
+            return Value(self.builder.input(hint, TensorSpec.of(example)))
+        name = self.builder.input(hint, TensorSpec.of(example.permute(order)))
+        self.builder.orders[name] = order
+        return self.context.permute(Value(name), (order.index(dim) for dim in range(len(order))))
 
     def _stored(self, spec: InputSpec) -> Value:
         """The constant of a parameter, a buffer or a lifted tensor; tied ones are one."""
@@ -434,6 +446,17 @@ class _Lowerer:
         values = self.builder.node("aten", inputs, attrs, hint=name, source=self.context.source)
         many = len(target._schema.returns) > 1 or "[]" in str(target._schema.returns[0].type)
         return tuple(map(Value, values)) if many else Value(values[0])
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The permutation that makes `tensor` contiguous; that of no change, if there is no other."""
+    unchanged = tuple(range(tensor.dim()))
+    strides = tensor.stride()
+    channels_last = (*unchanged[:1], *unchanged[2:], *unchanged[1:2])
+    by_stride = tuple(sorted(unchanged, key=lambda dim: -strides[dim]))
+    # Strides of dimensions of one element say nothing, so the usual orders come first.
+    orders = (unchanged, channels_last, by_stride)
+    return next((each for each in orders if tensor.permute(each).is_contiguous()), unchanged)
 
 
 def _device(node: fx.Node) -> torch.device:

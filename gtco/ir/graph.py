@@ -88,12 +88,31 @@ class Graph:
         constants: name to tensor: weights, buffers and folded values.
         nodes: in topological order.
         outputs: value names; a name may stand more than once.
+        orders: of inputs that callers have with their dimensions in another order than they lie
+            in memory (`torch.channels_last`), the permutation that makes the caller's tensor what
+            `inputs` says.
     """
 
     inputs: Mapping[str, TensorSpec]
     constants: Mapping[str, torch.Tensor]
     nodes: tuple[Node, ...]
     outputs: tuple[str, ...]
+    orders: Mapping[str, tuple[int, ...]] = field(default_factory=lambda: MappingProxyType({}))
+
+    @cached_property
+    def given(self) -> Mapping[str, TensorSpec]:
+        """The inputs as callers have them."""
+        table = dict(self.inputs)
+        for name in self.orders:
+            table[name] = TensorSpec.of(self.as_given(name, table[name].meta()))
+        return MappingProxyType(table)
+
+    def as_given(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor for the input `name`, of the shape in `inputs`, as a caller has it."""
+        order = self.orders.get(name)
+        if order is None:
+            return tensor
+        return tensor.permute([order.index(dim) for dim in range(len(order))])
 
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
@@ -128,6 +147,9 @@ class Graph:
         if clash := seen & set(self.constants):
             raise GraphError(f"%{min(clash)} is both an input and a constant")
         seen |= set(self.constants)
+        for name, order in self.orders.items():
+            if name not in self.inputs or sorted(order) != list(range(self.inputs[name].rank)):
+                raise GraphError(f"{order} is no order of the dimensions of an input %{name}")
         for node in self.nodes:
             if node.op not in OPS:
                 raise GraphError(f"%{node.name}: unknown op {node.op!r}")
@@ -151,8 +173,11 @@ class Graph:
                 raise GraphError(f"output %{name} is never made")
 
     def __str__(self) -> str:
-        head = ", ".join(f"%{name}: {spec}" for name, spec in self.inputs.items())
-        lines = [f"graph({head}):"]
+        head = [f"%{name}: {spec}" for name, spec in self.inputs.items()]
+        for index, name in enumerate(self.inputs):
+            if name in self.orders:
+                head[index] += f" of {_show(self.orders[name])}"
+        lines = [f"graph({', '.join(head)}):"]
         lines += [f"  const %{n}: {TensorSpec.of(t)}" for n, t in self.constants.items()]
         lines += [f"  {node}" for node in self.nodes]
         lines.append(f"  return {', '.join(f'%{name}' for name in self.outputs)}")
@@ -185,6 +210,7 @@ class GraphBuilder:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     nodes: list[Node] = field(default_factory=list)
     specs: dict[str, TensorSpec] = field(default_factory=dict)
+    orders: dict[str, tuple[int, ...]] = field(default_factory=dict)
     _taken: dict[str, int] = field(default_factory=dict)
 
     def fresh(self, hint: str) -> str:
@@ -245,6 +271,7 @@ class GraphBuilder:
             MappingProxyType(_on_one_device(self.constants)),
             tuple(self.nodes),
             tuple(outputs),
+            MappingProxyType(dict(self.orders)),
         )
 
 

@@ -27,7 +27,7 @@ def interpret(
 
     Args:
         graph: what to run.
-        args: one tensor per graph input, of the input's shape; where they live, it runs.
+        args: one tensor per graph input, of the shape that callers have; where they live, it runs.
         dtype: compute every floating-point value in this dtype instead of its own: float64
             or float32 gives the reference that DESIGN section 9 judges by.
         rounded: round what is multiplied as the nodes' `products` say, as tensor cores do; without
@@ -45,7 +45,7 @@ def interpret(
             f"graph is a {type(graph).__name__}, not a gtco.Graph; pass gtco.capture(model, args)"
         )
     whole = graph.graph if isinstance(graph, FusedGraph) else graph
-    inputs = ", ".join(f"%{name}: {spec}" for name, spec in whole.inputs.items())
+    inputs = ", ".join(f"%{name}: {spec}" for name, spec in whole.given.items())
     if isinstance(args, Tensor) or len(args) != len(whole.inputs):
         given = "one tensor is" if isinstance(args, Tensor) else f"{len(args)} were"
         raise ArgumentError(
@@ -53,13 +53,15 @@ def interpret(
             f"tensor for each ({inputs})"
         )
     values: dict[str, Tensor] = {}
-    for (name, spec), tensor in zip(whole.inputs.items(), args, strict=True):
+    for (name, spec), tensor in zip(whole.given.items(), args, strict=True):
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != spec.sizes:
             kind = type(tensor).__name__
             shown = str(tuple(tensor.shape)) if isinstance(tensor, Tensor) else kind
             raise ArgumentError(
                 f"input %{name} is {spec}, but a {shown} was given; pass a tensor of that shape"
             )
+        if name in whole.orders:
+            tensor = tensor.permute(whole.orders[name])
         values[name] = _widen(tensor, dtype)
     parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else []
     with no_autocast():

@@ -43,7 +43,7 @@ from gtco.version import VERSION
 log = logging.getLogger("gtco.runtime")
 
 FORMAT = "gtco-artifact"
-FORMAT_VERSION = "5"
+FORMAT_VERSION = "6"
 SUFFIX = ".gtco"
 """What the command line takes for an artifact's name."""
 
@@ -323,7 +323,7 @@ def _decode_kernels(
 def _try_signature(captured: Captured) -> None:
     """Take arguments apart and put a result together once, as calls will."""
     graph = captured.graph
-    captured.flatten(*captured.arguments([spec.meta() for spec in graph.inputs.values()]))
+    captured.flatten(*captured.arguments([spec.meta() for spec in graph.given.values()]))
     captured.unflatten([graph.specs[name].meta() for name in graph.outputs])
 
 

@@ -178,6 +178,7 @@ def encode_graph(graph: Graph, weights: Mapping[str, str]) -> Json:
             for node in graph.nodes
         ],
         "outputs": list(graph.outputs),
+        "orders": {name: list(order) for name, order in graph.orders.items()},
     }
 
 
@@ -201,9 +202,14 @@ def decode_graph(data: Json, parts: Mapping[str, Tensor]) -> Graph:
         MappingProxyType(constants),
         tuple(_decode_node(each) for each in data["nodes"]),
         tuple(data["outputs"]),
+        MappingProxyType({name: _order(order) for name, order in data["orders"].items()}),
     )
     graph.verify()
     return graph
+
+
+def _order(data: Json) -> tuple[int, ...]:
+    return tuple(_whole(dim, "a dimension") for dim in data)
 
 
 def _decode_node(data: Json) -> Node:

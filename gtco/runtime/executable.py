@@ -24,6 +24,12 @@ from gtco.runtime.plan import Plan, Visit
 log = logging.getLogger("gtco.runtime")
 codegen_log = logging.getLogger("gtco.codegen")
 
+UNLIKE_EXAMPLE = (
+    "argument %s lies in memory otherwise than the example that the model was compiled with, or "
+    "has gaps: each call copies it with one more kernel; pass one that lies like the example, or "
+    "compile for it"
+)
+"""Of an input that a kernel could have read where it lies."""
 Enqueue = Callable[[], object]
 """Enqueues work on torch's current CUDA stream."""
 
@@ -102,6 +108,7 @@ class Executable:
         self.enqueue: Enqueue
         self.uncaptured: tuple[str, ...] = ()
         self._lock = threading.Lock()
+        self._told: set[str] = set()
         self._values: dict[str, Tensor] = {}
         self._steps: list[Step] = []
         self._graph: CapturedGraph | None = None
@@ -338,8 +345,8 @@ class Executable:
     def _place_inputs(self, inputs: Sequence[Tensor]) -> list[int]:
         """Where the graph finds each movable input: as the caller has it, else copied here."""
         addresses = []
-        arena = self._arena
-        for buffer, home, tensor in zip(self.inputs, self._homes, inputs, strict=True):
+        arena, names = self._arena, self.plan.graph.inputs
+        for name, buffer, home, tensor in zip(names, self.inputs, self._homes, inputs, strict=True):
             moves = home is not None  # an empty tensor's home is address 0
             if moves and type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():
                 address = tensor.data_ptr()
@@ -350,6 +357,9 @@ class Executable:
             buffer.copy_(tensor)
             if home is not None:
                 addresses.append(home)
+                if name not in self._told and not tensor.is_contiguous():
+                    self._told.add(name)
+                    log.warning(UNLIKE_EXAMPLE, name)
         return addresses
 
     def _copy_in(self, inputs: Sequence[Tensor]) -> None:

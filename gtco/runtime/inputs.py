@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gtco.frontend.torch_export import Captured
+from gtco.ir.graph import Graph
 from gtco.ir.interpreter import ArgumentError
 from gtco.ir.spec import TensorSpec
 from gtco.runtime.plan import Plan, PlanError
@@ -22,17 +23,20 @@ class InputCheck:
     Args:
         name: of the argument, for messages.
         spec: its shape and dtype.
+        order: of its dimensions in memory, if it is another.
     """
 
-    def __init__(self, name: str, spec: TensorSpec) -> None:
+    def __init__(self, name: str, spec: TensorSpec, order: tuple[int, ...] | None = None) -> None:
         self.name = name
         self.spec = spec
         self._shape = torch.Size(spec.sizes)
         self._dtype = spec.dtype
+        self._order = order
         self._told = False
 
     def __call__(self, tensor: Any, device: torch.device, grad_enabled: bool) -> Tensor:
-        """`tensor` (any strides), converted if it holds floats of another type.
+        """`tensor` (any strides), converted if it holds floats of another type, with its
+        dimensions as they lie in memory.
 
         Raises:
             ArgumentError: naming the argument, what was expected and what was given.
@@ -44,7 +48,7 @@ class InputCheck:
             and tensor.device == device
             and not (grad_enabled and tensor.requires_grad)
         ):
-            return tensor
+            return tensor if self._order is None else tensor.permute(self._order)
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
                 f"argument {self.name}: expected a tensor, got a {type(tensor).__name__}"
@@ -66,7 +70,8 @@ class InputCheck:
                 f"argument {self.name} requires grad, and a compiled module is for inference: call "
                 f"it under torch.no_grad(), or pass {self.name}.detach()"
             )
-        return self._converted(tensor)
+        converted = self._converted(tensor)
+        return converted if self._order is None else converted.permute(self._order)
 
     def _converted(self, tensor: Tensor) -> Tensor:
         if not self._told:
@@ -82,12 +87,21 @@ class InputCheck:
         return tensor.to(self._dtype)
 
 
+def input_checks(graph: Graph) -> tuple[InputCheck, ...]:
+    """What each input of `graph` must be."""
+    return tuple(
+        InputCheck(name, spec, graph.orders.get(name)) for name, spec in graph.given.items()
+    )
+
+
 def check_signature(plan: Plan, captured: Captured) -> None:
     """Refuse a rewritten graph whose inputs or outputs are not the captured ones in order.
 
     Raises:
         PlanError: naming both.
     """
+    if plan.graph.orders != captured.graph.orders:
+        raise PlanError("the passes changed the order of the dimensions of the model's inputs")
     for kind in ("inputs", "outputs"):
         specs = [
             [graph.specs[name] for name in getattr(graph, kind)]

@@ -22,7 +22,7 @@ from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.executable import Executable, compile_programs
 from gtco.runtime.host import HostExecutable
 from gtco.runtime.infos import KernelInfo, LaunchInfo, kernel_infos, launch_infos
-from gtco.runtime.inputs import InputCheck, check_signature
+from gtco.runtime.inputs import check_signature, input_checks
 from gtco.runtime.plan import Plan, Visit
 from gtco.target import HOST, Target, TargetError
 
@@ -42,9 +42,9 @@ class CompiledModule(nn.Module):
 
     Calls run on the caller's current stream and return fresh tensors; concurrent calls wait for
     each other. Kernels read an input where it lies and store an output where the caller gets it;
-    copies are made where ATen takes part, and of inputs with gaps or at odd addresses. It has no
-    parameters: the weights are baked in, and what would change or move them raises
-    `RecompileError`.
+    copies are made where ATen takes part, and of inputs with gaps, at odd addresses or in another
+    order of dimensions than the example that it was compiled with. It has no parameters: the
+    weights are baked in, and what would change or move them raises `RecompileError`.
 
     Args:
         plan: what to run.
@@ -69,7 +69,7 @@ class CompiledModule(nn.Module):
         check_signature(plan, captured)
         self._plan = plan
         self._captured = captured
-        self._checks = tuple(InputCheck(name, spec) for name, spec in captured.graph.inputs.items())
+        self._checks = input_checks(captured.graph)
         self._positional = _is_positional(captured)
         self._single = _single_output(captured)
         self._lock = threading.Lock()
@@ -274,7 +274,7 @@ class CompiledModule(nn.Module):
 
 
 def _signature(graph: Graph) -> str:
-    inputs = ", ".join(f"{name}: {spec}" for name, spec in graph.inputs.items())
+    inputs = ", ".join(f"{name}: {spec}" for name, spec in graph.given.items())
     outputs = ", ".join(str(graph.specs[name]) for name in graph.outputs)
     weights = sum(graph.specs[name].nbytes for name in graph.constants) / 1e6
     return f"({inputs}) -> {outputs}, {weights:.1f} MB of weights"

@@ -30,6 +30,7 @@ from gtco.passes import (
     upsampling,
 )
 from gtco.passes.canonicalize import canonicalize
+from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.layout import channels_last
 from gtco.passes.taps_as_columns import columns_of_taps
 from tests.pass_checks import COMPUTE, captured, check, random
@@ -40,6 +41,7 @@ Case = tuple[Graph, tuple[Tensor, ...]]
 EPS = 1e-3
 taps = sys.modules[columns_of_taps.__module__]
 """`gtco.passes` has a function where others have a module of the name."""
+convolutions = sys.modules[fold_convolutions.__module__]
 
 
 def small_norm() -> Case:
@@ -112,6 +114,16 @@ def geglu() -> Case:
     tensors = {name: random(*shape, seed=len(name)).float() for name, shape in weights.items()}
     graph, args = captured(run, random(3, 8).float(), **tensors)
     return canonicalize(graph), args
+
+
+def patches() -> Case:
+    """Patches of an image of which the model is given the pixels."""
+
+    def rows(c: nn.Module, x: Tensor) -> Tensor:
+        return F.conv2d(x, c.w, c.b, (2, 4)).flatten(2).mT
+
+    weights = {"w": random(5, 3, 2, 4), "b": random(5)}
+    return captured(rows, random(2, 8, 12, 3).permute(0, 3, 1, 2), **weights)
 
 
 def siblings() -> Case:
@@ -294,6 +306,13 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     ),
     "what is computed of the gates": (
         gated, "pair_gates", geglu, "start=0, end=2 * count", "start=1, end=2 * count",
+    ),
+    "columns of a patch in the order of before": (
+        convolutions, "fold_convolutions", patches, "matrix = matrix.permute(0, 2, 3, 1)", "pass",
+    ),
+    "pixels of a patch by columns": (
+        convolutions, "fold_convolutions", patches,
+        "dims=(0, 1, 3, 2, 4, 5)", "dims=(0, 1, 3, 4, 2, 5)",
     ),
     "scores that are not scaled": (
         expand_attention, "expand_attention", masked, 'other=node.attrs["scale"]', "other=1.0",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import math
 import threading
 from collections.abc import Callable
@@ -171,6 +172,27 @@ def test_inputs_that_no_kernel_can_read_are_copied(target: Target, kind: str) ->
         answers = compiled(given, y)
         assert torch.equal(answers["x"], -x) and torch.equal(answers["y"], -y)
         assert torch.equal(compiled(x, y)["x"], -x)
+
+
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+def test_images_are_read_as_the_example_lay(last: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """In the other order a call copies them, and says so once."""
+    model = nn.Sequential(nn.Conv2d(64, 40, 3, padding=1), nn.ReLU(), nn.Conv2d(40, 64, 4, 4))
+    model = model.eval().cuda().half()
+    images = [torch.randn(2, 64, 20, 28, device="cuda").half() for _ in range(3)]
+    orders = (torch.channels_last, torch.contiguous_format)
+    like, unlike = orders if last else orders[::-1]
+    compiled = gtco.compile(model, images[0].contiguous(memory_format=like))
+    assert ready(compiled).copied_inputs == ()
+    with torch.no_grad(), caplog.at_level(logging.WARNING, "gtco.runtime"):
+        for order, told in ((like, 0), (unlike, 1), (like, 1)):
+            for each in images:
+                for buffer in ready(compiled).inputs:
+                    buffer.fill_(float("nan"))
+                given = each.contiguous(memory_format=order)
+                torch.testing.assert_close(compiled(given), model(given), rtol=1e-2, atol=1e-2)
+            found = [each for each in caplog.records if each.name == "gtco.runtime"]
+            assert len(found) == told
 
 
 def test_one_tensor_may_stand_for_two_arguments(target: Target) -> None:

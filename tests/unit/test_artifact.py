@@ -388,7 +388,7 @@ def test_an_edited_plan_is_refused(file: Path, case: str) -> None:
 
 def test_another_format_version_is_refused(file: Path) -> None:
     rewrite(file, metadata={"format_version": "1"})
-    assert "format version 1, and this gtco reads 5" in refusal(file)
+    assert "format version 1, and this gtco reads 6" in refusal(file)
 
 
 def test_a_part_that_belongs_to_nothing_is_refused(file: Path, tmp_path: Path) -> None:

@@ -17,11 +17,13 @@ from torch import Tensor, nn
 from gtco.codegen.program import KernelProgram, Pointer, TensorMapArgument
 from gtco.frontend.torch_export import capture
 from gtco.options import Options
+from gtco.passes import run_pipeline
 from gtco.passes.channels import MOST
 from gtco.runtime.captured import CapturedGraph
 from gtco.runtime.driver import BoundLaunch, DriverError
 from gtco.runtime.executable import Executable
 from gtco.runtime.in_place import LEAST_KEPT, MOST_LAUNCHES, copied_inputs, copied_outputs
+from gtco.runtime.inputs import input_checks
 from gtco.runtime.plan import Plan
 from tests.cuda_stand_in import SUCCESS, CpuGraphs, Kernel, Notes, Stream, on_cpu, take_notes
 from tests.models import FunctionOfTwo
@@ -252,6 +254,44 @@ def test_inputs_that_no_kernel_can_read_are_copied(graphs: CpuGraphs, kind: str)
         assert graph is not None and graph._bound[0] == executable.inputs[0].data_ptr()
         plain = executable([x, y], static_outputs=False)
         assert torch.equal(plain[0], -x)
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in caplog.records if each.name == "gtco.runtime"]
+
+
+def test_an_input_in_another_order_than_the_example_is_told_once(
+    graphs: CpuGraphs, caplog: pytest.LogCaptureFixture
+) -> None:
+    executable = on_cpu(plan_of(thrice))
+    x, y = inputs(1, 2)
+    with caplog.at_level(logging.WARNING, "gtco.runtime"):
+        for kind in ("misaligned", "subclass"):
+            executable([awkward(kind, x), y], static_outputs=False)
+        assert not told(caplog)
+        for _ in range(2):
+            executable([awkward("transposed", x), y], static_outputs=False)
+    (message,) = told(caplog)
+    assert message.startswith("argument x lies in memory otherwise than the example")
+
+
+def test_an_input_that_lies_like_a_transposed_example_is_read_there(graphs: CpuGraphs) -> None:
+    like = torch.zeros(SIZE), torch.zeros(4, 2, 8).permute(1, 2, 0)
+    model = FunctionOfTwo(lambda x, y: torch.neg(y.permute(2, 0, 1))).eval()
+    captured = capture(model, like)
+    captured = dataclasses.replace(captured, graph=run_pipeline(captured.graph))
+    executable = on_cpu(make_plan(captured, generated="neg"))
+    _, check = input_checks(captured.graph)
+    for seed in range(3):
+        x, y = inputs(seed, seed + 10)
+        for buffer in executable.inputs:
+            buffer.fill_(float("nan"))
+        y = y.view(4, 2, 8)
+        given = check(y.permute(1, 2, 0), y.device, True)
+        (answer,) = executable([x, given], static_outputs=False)
+        assert torch.equal(answer, -y)
+        graph = executable._graph
+        assert graph is not None and y.data_ptr() in graph._bound
 
 
 def test_one_tensor_may_stand_for_two_arguments(graphs: CpuGraphs) -> None:
