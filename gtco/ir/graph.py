@@ -114,6 +114,11 @@ class Graph:
             return tensor
         return tensor.permute([order.index(dim) for dim in range(len(order))])
 
+    def as_stored(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """A caller's tensor for the input `name`, of the shape in `inputs`."""
+        order = self.orders.get(name)
+        return tensor if order is None else tensor.permute(order)
+
     @cached_property
     def specs(self) -> Mapping[str, TensorSpec]:
         """The spec of every value."""

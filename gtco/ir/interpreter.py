@@ -60,9 +60,7 @@ def interpret(
             raise ArgumentError(
                 f"input %{name} is {spec}, but a {shown} was given; pass a tensor of that shape"
             )
-        if name in whole.orders:
-            tensor = tensor.permute(whole.orders[name])
-        values[name] = _widen(tensor, dtype)
+        values[name] = _widen(whole.as_stored(name, tensor), dtype)
     parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else []
     with no_autocast():
         for part in (*parts, whole):  # behind groups: views that only the caller sees

@@ -317,7 +317,9 @@ def _noisy(graph: Graph, given: list[Tensor], seed: int) -> Answers:
             return x  # `Ties` knows which zeros have either sign
         return torch.where(x == 0, torch.where(signs(x) > 0, -x, x), x)  # of either sign
 
-    values = {**graph.constants, **dict(zip(graph.inputs, _copied(given), strict=True))}
+    values = dict(graph.constants)
+    for name, tensor in zip(graph.inputs, _copied(given), strict=True):
+        values[name] = graph.as_stored(name, tensor)
     for node in graph.nodes:
         operands = [values[name] for name in node.inputs]
         result = node.definition.reference(*operands, **node.attrs)

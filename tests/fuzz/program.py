@@ -44,15 +44,21 @@ def draw(shape: Iterable[int], dtype: torch.dtype, kind: str, seed: int) -> Tens
 
 @dataclass(frozen=True)
 class Maker:
-    """How an input or a weight is drawn: the arguments of `draw`."""
+    """How an input or a weight is drawn: the arguments of `draw`. Of three dimensions and more some
+    have their channels last in memory."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
     kind: str
     seed: int
 
+    @property
+    def last(self) -> bool:
+        return len(self.shape) > 2 and self.seed % 3 == 0
+
     def make(self) -> Tensor:
-        return draw(self.shape, self.dtype, self.kind, self.seed)
+        drawn = draw(self.shape, self.dtype, self.kind, self.seed)
+        return drawn.movedim(1, -1).contiguous().movedim(-1, 1) if self.last else drawn
 
 
 class Model(nn.Module):
@@ -111,9 +117,10 @@ class Program:
         one is named."""
 
         def made(maker: Maker) -> str:
-            return f"torch.tensor({maker.make().tolist()!r}, dtype={maker.dtype})" + (
-                f".reshape({maker.shape})" if 0 in maker.shape else ""
-            )
+            drawn = f"torch.tensor({maker.make().tolist()!r}, dtype={maker.dtype})"
+            if 0 in maker.shape:
+                drawn += f".reshape({maker.shape})"
+            return f"{drawn}{'.movedim(1, -1).contiguous().movedim(-1, 1)' * maker.last}"
 
         dtypes = ", ".join(f"{name}={dtype}" for name, dtype in DTYPES.items())
         weights = [
