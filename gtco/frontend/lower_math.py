@@ -243,7 +243,7 @@ def _amin(ctx: Context, x: Value, dims: Sequence[int] = (), keepdim: bool = Fals
 def _any(
     ctx: Context, x: Value, dims: int | Sequence[int] | None = None, keepdim: bool = False
 ) -> Value | None:
-    if not ctx.rank(x):
+    if not ctx.rank(x) or not ctx.spec(x).numel:  # `amax` of nothing is not False
         return None
     if ctx.dtype(x) != torch.bool:
         x = ctx.add("ne", x, other=0)

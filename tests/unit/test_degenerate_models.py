@@ -70,6 +70,7 @@ EMPTY: dict[str, tuple[Model, tuple[int, ...]]] = {
     "softmax": (lambda c, x: torch.softmax(x, -1) + torch.softmax(x, 0), (3, 0)),
     "norm": (lambda c, x: F.linear(F.layer_norm(x, (4,), c.w[0]), c.w), (2, 0, 4)),
     "sum": (lambda c, x: (x.sum(1) + 1, x.mean(1), x.amax(2), x.sum()), (2, 0, 4)),
+    "any and all": (lambda c, x: (x.any(1), x.all(1), x.any(), x.all()), (2, 0, 4)),
     "queries": (lambda c, q: F.scaled_dot_product_attention(q, q, q) * 2, (1, 2, 0, 4)),
     "keys": (
         lambda c, q: torch.softmax(q @ q[:, :0].transpose(1, 2) * 0.5, -1) @ q[:, :0],
