@@ -61,55 +61,82 @@ def is_by_channel(constant: Tensor, spec: TensorSpec) -> bool:
 
 
 def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
-    """(x, the affine map) of `x * c` or `x + c` with a constant c[1, channels, 1, 1]."""
+    """(x, the affine map) of `x * c`, `x + c` or `x - c` with a constant c[1, channels, 1, 1], or
+    c[channels] where x is a permute to channels last."""
     for x, c in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
         constant, spec = edit.constant(node.inputs[c]), node.outputs[0]
         if constant is None or spec != edit.specs[node.inputs[x]] or spec.rank not in (4, 5):
             continue
-        if not is_by_channel(constant, spec):
+        last = (*(1,) * (constant.dim() - 1), spec.sizes[-1])
+        turned = _turned(edit, node.inputs[x]) is not None
+        if not (tuple(constant.shape) == last if turned else is_by_channel(constant, spec)):
             continue
         flat = constant.double().flatten()
         if node.op == "mul" and not flat.isfinite().all():
             continue
         one, zero = torch.ones_like(flat), torch.zeros_like(flat)
         scale, shift = (flat, zero) if node.op == "mul" else (one, flat)
+        if node.op == "sub":
+            scale, shift = (one, -flat) if c == 1 else (-one, flat)
         return node.inputs[x], _Affine(node, scale, shift)
     return None
 
 
-def _affine_of_conv(edit: Editor, node: Node) -> tuple[Node, _Affine] | None:
-    """(the convolution, what `node` does to its channels)."""
+def _turned(edit: Editor, value: str) -> Node | None:
+    """The permute to channels last that makes `value`."""
+    view = edit.producer(value, "permute")
+    rank = len(edit.shape(value))
+    channels_last = (0, *range(2, rank), 1)
+    return view if view is not None and view.attrs["dims"] == channels_last else None
+
+
+@dataclass(frozen=True)
+class _Scaled:
+    """A convolution, the permute behind it, and what is done to its channels then."""
+
+    conv: Node
+    turned: Node | None
+    affine: _Affine
+
+
+def _affine_of_conv(edit: Editor, node: Node) -> _Scaled | None:
     if node.op == "batch_norm":
         norm = _batch_norm(edit, node)
         found = norm and (node.inputs[0], norm)
     else:
         found = _per_channel(edit, node)
-    conv = found and edit.producer(found[0], "conv2d", "conv3d")
-    if not found or not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
+    if not found:
         return None
-    return conv, found[1]
+    value, affine = found
+    turned = _turned(edit, value) if node.op != "batch_norm" else None
+    conv = edit.producer(value if turned is None else turned.inputs[0], "conv2d", "conv3d")
+    if not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
+        return None
+    return _Scaled(conv, turned, affine)
 
 
-def _conv_is_shared(edit: Editor, match: tuple[Node, _Affine]) -> str | None:
-    conv, affine = match
-    if not edit.read_once(conv.name):
-        return f"%{conv.name} is also read by something other than %{affine.node.name}"
+def _conv_is_shared(edit: Editor, match: _Scaled) -> str | None:
+    for node in (match.conv, match.turned):
+        if node is not None and not edit.read_once(node.name):
+            return f"%{node.name} is also read by something other than %{match.affine.node.name}"
     return None
 
 
-def _folded_conv(edit: Editor, match: tuple[Node, _Affine]) -> str:
-    conv, norm = match
+def _folded_conv(edit: Editor, match: _Scaled) -> str:
+    conv, norm = match.conv, match.affine
     w, *bias = (edit.constants[name] for name in conv.inputs[1:])
     scale = norm.scale.reshape(-1, *(1,) * (w.dim() - 1))
     folded = rounded_keeping_sums(w.double() * scale, w.dtype)
     shift = norm.shift + (bias[0].double() * norm.scale if bias else 0)
-    return edit.add(
+    made = edit.add(
         conv.op,
         conv.inputs[0],
         edit.add_constant(f"{conv.inputs[1]}_folded", folded),
         edit.add_constant(f"{conv.inputs[1]}_bias", shift.to(w.dtype)),
         **conv.attrs,
     )
+    turned = match.turned
+    return made if turned is None else edit.add("permute", made, **turned.attrs)
 
 
 def _affine(edit: Editor, norm: _Affine) -> str:
@@ -183,7 +210,7 @@ _AFFINE: tuple[Rule[Any], ...] = (
          _affine_of_conv, _folded_conv, _conv_is_shared),
     Rule("conv2d(x, w) * s -> conv2d(x, w * s)", ("mul",),
          _affine_of_conv, _folded_conv, _conv_is_shared),
-    Rule("conv2d(x, w) + t -> conv2d(x, w, t)", ("add",),
+    Rule("conv2d(x, w) + t -> conv2d(x, w, t)", ("add", "sub"),
          _affine_of_conv, _folded_conv, _conv_is_shared),
 )  # fmt: skip
 

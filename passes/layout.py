@@ -144,13 +144,17 @@ def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int
     Returns the value and the rows and columns of zeros before and after it. Zeros that fill a whole
     window stay: a convolution's own border is narrower than its window.
     """
-    x, before, after = node.inputs[0], [0, 0], [0, 0]
-    while (concat := edit.producer(x, "concat")) is not None and concat.attrs["dim"] in (2, 3):
-        axis = concat.attrs["dim"] - 2
+    x, rows, before, after = node.inputs[0], 2, [0, 0], [0, 0]
+    turned = edit.producer(x, "permute")
+    if turned is not None and turned.attrs["dims"] == FIRST[4]:
+        x, rows = turned.inputs[0], 1
+    while (concat := edit.producer(x, "concat")) is not None:
+        axis = concat.attrs["dim"] - rows
         inner = [at for at, part in enumerate(concat.inputs) if not edit.is_zero(part)]
-        if len(inner) != 1 or edit.dtype(concat.inputs[inner[0]]) != concat.outputs[0].dtype:
+        alike = [edit.dtype(concat.inputs[at]) == concat.outputs[0].dtype for at in inner]
+        if axis not in (0, 1) or alike != [True]:
             break
-        sizes = [edit.shape(part)[axis + 2] for part in concat.inputs]
+        sizes = [edit.shape(part)[axis + rows] for part in concat.inputs]
         first, last = sum(sizes[: inner[0]]), sum(sizes[inner[0] + 1 :])
         reach = (edit.shape(node.inputs[1])[axis + 2] - 1) * node.attrs["dilation"][axis]
         border = node.attrs["padding"][axis]
@@ -159,6 +163,10 @@ def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int
         x = concat.inputs[inner[0]]
         before[axis] += first
         after[axis] += last
+    if not any((*before, *after)):
+        x = node.inputs[0]
+    elif rows == 1:
+        x = edit.add("permute", x, dims=FIRST[4])
     return x, tuple(before), tuple(after)
 
 

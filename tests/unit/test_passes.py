@@ -248,6 +248,46 @@ def test_factors_per_channel_go_into_the_convolution() -> None:
     assert ops(check(fold_convolutions, graph, args)) == {"conv2d": 1}
 
 
+NORMS: dict[str, Callable[..., Tensor]] = {
+    "as Keras writes it": lambda c, y: (y - c.m) * c.s + c.t,
+    "from a number for each channel": lambda c, y: c.m - y,
+    "of whole shapes": lambda c, y: (y - c.m.expand(1, 1, 1, -1)) * c.s.view(1, 1, -1),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+def test_factors_behind_a_permute_go_into_the_convolution(norm: str, last: bool) -> None:
+    """Models of images with their channels last turn them around each convolution."""
+
+    def run(c: nn.Module, x: Tensor) -> Tensor:
+        y = F.conv2d(x, c.w, None, padding=1).permute(0, 2, 3, 1)
+        if last:
+            return NORMS[norm](c, y).relu()
+        y = y.permute(0, 3, 1, 2)
+        turned = nn.Module()
+        for name in "mst":
+            setattr(turned, name, getattr(c, name)[:, None, None])
+        if norm != "of whole shapes":
+            y = NORMS[norm](turned, y)
+        return y.relu()
+
+    vectors = {name: random(4, seed=seed) for seed, name in enumerate("mst")}
+    graph, args = captured(run, random(1, 3, 8, 4), w=random(4, 3, 3, 3), **vectors)
+    assert ops(check(fold_convolutions, fold_constants(graph), args)) == {"conv2d": 1, "relu": 1}
+
+
+def test_factors_of_pixels_and_of_what_others_read_stay() -> None:
+    def run(c: nn.Module, x: Tensor) -> Tensor:
+        y = F.conv2d(x, c.w, None, padding=1).permute(0, 2, 3, 1)
+        return (y - c.rows) * (y - c.v)
+
+    graph, args = captured(
+        run, random(1, 3, 4, 4), w=random(4, 3, 3, 3), rows=random(4, 1), v=random(4)
+    )
+    assert ops(check(fold_convolutions, graph, args)) == {"conv2d": 1, "sub": 2, "mul": 1}
+
+
 def test_a_bias_before_a_padded_convolution_stays() -> None:
     graph, args = captured(
         lambda c, x: F.conv2d(x + c.t, c.w, None, padding=1),

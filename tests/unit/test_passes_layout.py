@@ -222,6 +222,30 @@ def test_zeros_around_an_image_are_the_border_of_its_convolution(
     assert "concat" not in ops(check(lambda g, log: run_pipeline(g, log=log), graph, args))
 
 
+@pytest.mark.parametrize("pad", ((0, 1, 0, 1), (1, 0, 0, 1), (1, 1, 1, 1)))
+@pytest.mark.parametrize("groups", (1, 8))
+def test_zeros_around_an_image_with_its_channels_last_are_too(
+    pad: tuple[int, ...], groups: int
+) -> None:
+    def model(m: Function, x: Tensor) -> Tensor:
+        y = F.pad(x.relu(), (0, 0, *pad)).permute(0, 3, 1, 2)
+        return F.conv2d(y, m.w, stride=2, groups=groups).permute(0, 2, 3, 1)
+
+    graph, args = captured(model, random(2, 9, 8, 8), w=random(8, 8 // groups, 3, 3, seed=1))
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    assert set(ops(result)) == {"relu", "conv" if groups == 1 else "depthwise_conv"}
+
+
+@pytest.mark.parametrize("columns", (0, 1))
+def test_a_border_of_channels_stays(columns: int) -> None:
+    def model(m: Function, x: Tensor) -> Tensor:
+        y = F.pad(x, (1, 0, 0, columns)).permute(0, 3, 1, 2)
+        return F.conv2d(y, m.w, padding=1)
+
+    graph, args = captured(model, random(1, 9, 8, 7), w=random(8, 8, 3, 3, seed=1))
+    assert "concat" in ops(check(channels_last, graph, args))
+
+
 @pytest.mark.parametrize(("pad", "value"), (((0, 1, 0, 1), 1.0), ((0, 0, 0, 3), 0.0)))
 def test_a_border_of_ones_or_as_large_as_a_window_stays(pad: tuple[int, ...], value: float) -> None:
     def model(m: Function, x: Tensor) -> Tensor:
