@@ -35,6 +35,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import OPS
 from gtco.passes import views
+from gtco.passes.patches import before_conversion
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 
 FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
@@ -399,6 +400,7 @@ def _of_blocks(edit: Editor, node: Node) -> str:
     size = tuple(n + k - 1 for n, k in zip(pixels, taps, strict=True))
     unit = PIXEL_BYTES // weight.dtype.itemsize
     channels = -(-depth * math.prod(block) // unit) * unit
+    x, cast = before_conversion(edit, x)  # zeros around it are zeros of either type
     lead = edit.shape(x)[:-3]
     images = edit.add("reshape", x, shape=(math.prod(lead), *edit.shape(x)[-3:])) if frames else x
     image = edit.add(
@@ -409,6 +411,8 @@ def _of_blocks(edit: Editor, node: Node) -> str:
         size=size,
         channels=channels,
     )
+    if cast is not None:
+        image = edit.add("cast", image, **cast.attrs)
     if frames:
         image = edit.add("reshape", image, shape=(*lead, *size, channels))
     (down, right), (rows, columns) = taps, block

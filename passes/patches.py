@@ -111,6 +111,16 @@ def _image(edit: Editor, value: str) -> tuple[str, tuple[Node, ...], Node | None
     return cast.inputs[0], chain, cast
 
 
+def before_conversion(edit: Editor, value: str) -> tuple[str, Node | None]:
+    """`value` of the stored image as it is, and the conversion that was ahead of its views."""
+    image, chain, cast = _image(edit, value)
+    if cast is None:
+        return value, None
+    for view in chain:
+        image = edit.add(view.op, image, **view.attrs)
+    return image, cast
+
+
 def _why_not_gathered(edit: Editor, value: str) -> str | None:
     """Why a product may read its operand `value` where it lies."""
     base, chain, _ = _image(edit, value)
@@ -144,11 +154,7 @@ def _copied(edit: Editor, patches: str, weight: str, rows: tuple[int, int]) -> t
     for it."""
     weights = edit.constants[weight]
     beside = -weights.shape[1] % (ROW_BYTES // weights.dtype.itemsize)
-    image, chain, cast = _image(edit, patches)
-    if cast is not None:
-        patches = image
-        for view in chain:
-            patches = edit.add(view.op, patches, **view.attrs)
+    patches, cast = before_conversion(edit, patches)
     if beside or any(rows):
         ahead = (0,) * (len(edit.shape(patches)) - 2)
         before, after = (*ahead, rows[0], 0), (*ahead, rows[1], beside)

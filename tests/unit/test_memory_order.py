@@ -98,6 +98,31 @@ def test_a_graph_takes_what_callers_have() -> None:
             torch.testing.assert_close(answer, expected, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("last", [True, False], ids=["channels last", "channels first"])
+@pytest.mark.parametrize("given", [torch.float32, torch.uint8])
+def test_images_of_another_type_are_packed_as_they_are(given: torch.dtype, last: bool) -> None:
+    """What converts an image stands behind the copy of its blocks, in one kernel."""
+
+    class Stem(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(3, 16, 3, stride=2, padding=1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.conv(x.half())
+            return y
+
+    x = torch.randint(0, 9, (2, 3, 10, 10)).to(given)
+    x = x.contiguous(memory_format=LAST) if last else x
+    model = Stem().eval().half()
+    compiled = gtco.compile(model, x, target="host")
+    assert [each.ops[:2] for each in compiled.launches] == [
+        ("space_to_depth", "cast"),
+        ("conv", "add"),
+    ]
+    near(compiled(x).float(), model.float().conv(x.float()), 2e-2)
+
+
 def near(answer: Tensor, expected: Tensor, tolerance: float = 1e-2) -> None:
     torch.testing.assert_close(answer, expected, atol=tolerance, rtol=tolerance)
 
