@@ -37,6 +37,7 @@ from gtco.ir.ops import OPS
 from gtco.passes import views
 from gtco.passes.patches import before_conversion
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+from gtco.passes.zero_borders import POOLINGS, bordered
 
 FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
 """The permute from channels last to [N, C, H, W], or [N, C, T, H, W], by rank: dimension i of its
@@ -69,7 +70,7 @@ def _channels_last(edit: Editor, node: Node) -> str:
     else:
         attrs = dict(node.attrs)
         padding = attrs.pop("padding")
-        inner, before, after = _bordered(edit, node)
+        inner, before, after = bordered(edit, node)
         if inner != x:
             image = edit.add("permute", inner, dims=LAST[4])
         image = _repeated(edit, image, w, attrs["groups"])
@@ -137,38 +138,6 @@ def _in_shape(edit: Editor, value: str, shape: tuple[int, ...]) -> str:
     if tensor is None:
         return edit.add("reshape", value, shape=shape)
     return edit.add_constant(f"{value}_matrix", tensor.reshape(shape))
-
-
-def _bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """What conv2d `node` reads inside constant zeros joined to its rows and columns.
-
-    Returns the value and the rows and columns of zeros before and after it. Zeros that fill a whole
-    window stay: a convolution's own border is narrower than its window.
-    """
-    x, rows, before, after = node.inputs[0], 2, [0, 0], [0, 0]
-    turned = edit.producer(x, "permute")
-    if turned is not None and turned.attrs["dims"] == FIRST[4]:
-        x, rows = turned.inputs[0], 1
-    while (concat := edit.producer(x, "concat")) is not None:
-        axis = concat.attrs["dim"] - rows
-        inner = [at for at, part in enumerate(concat.inputs) if not edit.is_zero(part)]
-        alike = [edit.dtype(concat.inputs[at]) == concat.outputs[0].dtype for at in inner]
-        if axis not in (0, 1) or alike != [True]:
-            break
-        sizes = [edit.shape(part)[axis + rows] for part in concat.inputs]
-        first, last = sum(sizes[: inner[0]]), sum(sizes[inner[0] + 1 :])
-        reach = (edit.shape(node.inputs[1])[axis + 2] - 1) * node.attrs["dilation"][axis]
-        border = node.attrs["padding"][axis]
-        if max(before[axis] + first, after[axis] + last) + border > reach:
-            break
-        x = concat.inputs[inner[0]]
-        before[axis] += first
-        after[axis] += last
-    if not any((*before, *after)):
-        x = node.inputs[0]
-    elif rows == 1:
-        x = edit.add("permute", x, dims=FIRST[4])
-    return x, tuple(before), tuple(after)
 
 
 def _repeated(edit: Editor, image: str, w: str, groups: int) -> str:
@@ -461,7 +430,9 @@ def channels_last(graph: Graph, log: Log | None = None) -> Graph:
     """See the module's docstring."""
     if not any(node.definition.of_images for node in graph.nodes):
         return graph
-    return merge_duplicates(rewrite(rewrite(graph, _CONVOLUTIONS, log), _MOVES, log), log)
+    for rules in (_CONVOLUTIONS, _MOVES, POOLINGS):
+        graph = rewrite(graph, rules, log)
+    return merge_duplicates(graph, log)
 
 
 def pack_few_channels(graph: Graph, log: Log | None = None) -> Graph:

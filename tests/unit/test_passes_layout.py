@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -234,6 +235,46 @@ def test_zeros_around_an_image_with_its_channels_last_are_too(
     graph, args = captured(model, random(2, 9, 8, 8), w=random(8, 8 // groups, 3, 3, seed=1))
     result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
     assert set(ops(result)) == {"relu", "conv" if groups == 1 else "depthwise_conv"}
+
+
+@pytest.mark.parametrize("last", (True, False))
+def test_zeros_around_what_is_not_negative_are_the_border_of_its_pooling(last: bool) -> None:
+    """As Keras pads ahead of a pooling of its own, whose border would be -inf."""
+
+    def model(m: Function, x: Tensor) -> Tensor:
+        y = F.conv2d(x, m.w).relu()
+        if last:
+            y = F.pad(y.permute(0, 2, 3, 1), (0, 0, 1, 1, 1, 1)).permute(0, 3, 1, 2)
+        else:
+            y = F.pad(y, (1, 1, 1, 1))
+        return F.max_pool2d(y, 3, 2)
+
+    graph, args = captured(model, random(2, 8, 9, 8), w=random(8, 8, 2, 2, seed=1))
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    assert "concat" not in ops(result) and "pad" not in ops(result)
+
+
+POOLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "what may be negative": lambda y: F.max_pool2d(F.pad(y, (1, 1, 1, 1)), 3, 2),
+    "one side": lambda y: F.max_pool2d(F.pad(y.relu(), (0, 1, 0, 1)), 3, 2),
+    "more than half of a window": lambda y: F.max_pool2d(F.pad(y.relu(), (2, 2, 2, 2)), 3, 2),
+    "a border of ones": lambda y: F.max_pool2d(F.pad(y.relu(), (1, 1, 1, 1), value=1.0), 3, 2),
+    "windows that begin in it": lambda y: F.max_pool2d(
+        F.pad(y.relu(), (1, 1, 1, 1)), 2, 2, ceil_mode=True
+    ),
+    "taps apart": lambda y: F.max_pool2d(F.pad(y.relu(), (1, 1, 1, 1)), 2, 1, dilation=3),
+}
+
+
+@pytest.mark.parametrize("pool", POOLS)
+def test_other_zeros_around_an_image_that_is_pooled_stay(pool: str) -> None:
+    graph, args = captured(
+        lambda m, x: POOLS[pool](F.conv2d(x, m.w)),
+        -random(2, 8, 9, 8),
+        w=random(8, 8, 2, 2, seed=1),
+    )
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    assert {"concat", "pad"} & set(ops(result))
 
 
 @pytest.mark.parametrize("columns", (0, 1))
