@@ -75,7 +75,7 @@ def _match(edit: Editor, node: Node) -> _Run | None:
         view.attrs["dim"] % view.outputs[0].rank < view.outputs[0].rank - 1 for view in cuts
     )
     narrow = node.outputs[0].dtype.itemsize <= edit.dtype(value).itemsize
-    most = sizes[0] >= LEAST_KEPT * sizes[1]
+    most = 0 < LEAST_KEPT * sizes[1] <= sizes[0]
     apart = any(view.op in ("slice", "permute") for view in views)
     if not (apart and pixels and most and narrow and _is_product(edit, value)):
         return None

@@ -50,7 +50,7 @@ def _index_select(ctx: Context, x: Value, dim: int, index: Value) -> Value | Non
 
 @_lowers(aten.flip.default)
 def _flip(ctx: Context, x: Value, dims: Sequence[int]) -> Value:
-    for dim in dims:
+    for dim in dims if ctx.rank(x) else ():
         order = torch.arange(ctx.shape(x)[dim]).flip(0)
         x = named(ctx, x, dim % ctx.rank(x), ctx.constant("flipped", order.to(ctx.device)))
     return x

@@ -76,6 +76,11 @@ EMPTY: dict[str, tuple[Model, tuple[int, ...]]] = {
         lambda c, q: torch.softmax(q @ q[:, :0].transpose(1, 2) * 0.5, -1) @ q[:, :0],
         (2, 3, 4),
     ),
+    "biased scores of no pixels": (
+        lambda c, x: (torch.einsum(
+            "...id,...jd->...ij", y := x.diagonal(0, 0, 1), y) + c.b[:0]).softmax(-1) @ y,
+        (3, 4, 4, 0),
+    ),
     "heads": (lambda c, q: F.scaled_dot_product_attention(q, q, q), (1, 2, 3, 0)),
     "concat": (lambda c, x: torch.cat([x, x[:, :0]], 1) * torch.cat([x[:, :0], x], 1), (2, 3)),
     "permute": (lambda c, x: x.transpose(1, 2).reshape(0, 2) + 1, (2, 0, 4)),
@@ -107,7 +112,8 @@ def test_dimensions_of_a_tensor_of_rank_0() -> None:
         softmax = torch.softmax(x, 0) * 2, torch.log_softmax(x, -1) * 2
         norm = torch.linalg.vector_norm(x, dim=0)
         views = x.squeeze(0) + x.unsqueeze(-1), x.permute(()) + x.t() + x.transpose(0, -1)
-        return *sums, *softmax, norm, *views, x.max(0).values, x.cumsum(0) * 2
+        others = x.flip(-1) * 2, x.any(0), (x > 0).all(-1)
+        return *sums, *softmax, norm, *views, *others, x.max(0).values, x.cumsum(0) * 2
 
     means_the_same(model, SCALAR)
 
