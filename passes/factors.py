@@ -117,7 +117,7 @@ def _moved(op: str, shift: Term | None, by: Term) -> Term:
 def _is_row(edit: Editor, value: str, shape: tuple[int, ...]) -> bool:
     """Whether one row of channels is shared by several rows of `shape`."""
     sizes = edit.shape(value)
-    return sizes != shape and bool(sizes) and groups_of(sizes, shape) is not None
+    return sizes != shape and groups_of(sizes, shape) is not None
 
 
 def _leaves(term: Term | None) -> Iterator[str]:

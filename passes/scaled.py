@@ -68,7 +68,7 @@ def scale_of(graph: Graph, linear: Node) -> Scale | None:
 def groups_of(factor: tuple[int, ...], sizes: tuple[int, ...]) -> int | None:
     """How many rows of factors there are, or None where they are not shared so."""
     lead = (1,) * (len(sizes) - len(factor)) + factor
-    if lead[-1] != sizes[-1]:
+    if not factor or lead[-1] != sizes[-1]:
         return None
     own = 0
     while own < len(sizes) - 1 and lead[own] == sizes[own]:

@@ -118,6 +118,13 @@ def test_dimensions_of_a_tensor_of_rank_0() -> None:
     means_the_same(model, SCALAR)
 
 
+def test_rows_of_one_number_that_one_number_scales() -> None:
+    def model(c: Function, x: Tensor, factor: Tensor) -> Tensor:
+        return F.linear(x.mean(-1, keepdim=True) * factor, c.w)
+
+    means_the_same(model, random(6, 8).float(), SCALAR.float(), w=random(1, 1).float())
+
+
 def test_no_dimensions() -> None:
     def model(c: Function, x: Tensor) -> tuple[Tensor, ...]:
         squeezed = aten.squeeze.dims(x, []) * 2, aten.squeeze.dims(x, [1]) * 2, x.squeeze() * 2
