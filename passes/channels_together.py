@@ -27,8 +27,9 @@ from gtco.ir.ops import Pattern
 from gtco.ir.views import Layout, NotAView, apply_view, through_views
 from gtco.passes.dataflow import copy_of, stored_form
 from gtco.passes.frames import is_reduction, reduced
-from gtco.passes.layout import FIRST, LAST, as_last
+from gtco.passes.layout import as_last
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+from gtco.passes.views import FIRST, LAST
 
 RULE = "f(permute(x)) -> f(copy(permute(x)))"
 LEAST_READ = 2**14

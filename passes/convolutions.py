@@ -60,15 +60,25 @@ def is_by_channel(constant: Tensor, spec: TensorSpec) -> bool:
     return tuple(constant.shape) in ((1, *channels), channels)
 
 
-def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
-    """(x, the affine map) of `x * c`, `x + c` or `x - c` with a constant c[1, channels, 1, 1], or
-    c[channels] where x is a permute to channels last."""
+@dataclass(frozen=True)
+class _Scaled:
+    """An image, the permute to channels last behind it if there is one, and what is done to its
+    channels then."""
+
+    image: str
+    turned: Node | None
+    affine: _Affine
+
+
+def _per_channel(edit: Editor, node: Node) -> _Scaled | None:
+    """`x * c`, `x + c` or `x - c` with a constant c[1, channels, 1, 1], or c[channels] where x is a
+    permute to channels last."""
     for x, c in ((0, 1), (1, 0)) if len(node.inputs) == 2 else ():
         constant, spec = edit.constant(node.inputs[c]), node.outputs[0]
         if constant is None or spec != edit.specs[node.inputs[x]] or spec.rank not in (4, 5):
             continue
         last = (*(1,) * (constant.dim() - 1), spec.sizes[-1])
-        turned = _turned(edit, node.inputs[x]) is not None
+        turned = views.permuted(edit, node.inputs[x], views.LAST)
         if not (tuple(constant.shape) == last if turned else is_by_channel(constant, spec)):
             continue
         flat = constant.double().flatten()
@@ -78,52 +88,34 @@ def _per_channel(edit: Editor, node: Node) -> tuple[str, _Affine] | None:
         scale, shift = (flat, zero) if node.op == "mul" else (one, flat)
         if node.op == "sub":
             scale, shift = (one, -flat) if c == 1 else (-one, flat)
-        return node.inputs[x], _Affine(node, scale, shift)
+        image = node.inputs[x] if turned is None else turned.inputs[0]
+        return _Scaled(image, turned, _Affine(node, scale, shift))
     return None
 
 
-def _turned(edit: Editor, value: str) -> Node | None:
-    """The permute to channels last that makes `value`."""
-    view = edit.producer(value, "permute")
-    rank = len(edit.shape(value))
-    channels_last = (0, *range(2, rank), 1)
-    return view if view is not None and view.attrs["dims"] == channels_last else None
-
-
-@dataclass(frozen=True)
-class _Scaled:
-    """A convolution, the permute behind it, and what is done to its channels then."""
-
-    conv: Node
-    turned: Node | None
-    affine: _Affine
-
-
-def _affine_of_conv(edit: Editor, node: Node) -> _Scaled | None:
+def _affine_of_conv(edit: Editor, node: Node) -> tuple[Node, _Scaled] | None:
+    """(the convolution, what `node` does to its channels)."""
     if node.op == "batch_norm":
         norm = _batch_norm(edit, node)
-        found = norm and (node.inputs[0], norm)
+        found = norm and _Scaled(node.inputs[0], None, norm)
     else:
         found = _per_channel(edit, node)
-    if not found:
+    conv = found and edit.producer(found.image, "conv2d", "conv3d")
+    if not found or not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
         return None
-    value, affine = found
-    turned = _turned(edit, value) if node.op != "batch_norm" else None
-    conv = edit.producer(value if turned is None else turned.inputs[0], "conv2d", "conv3d")
-    if not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
-        return None
-    return _Scaled(conv, turned, affine)
+    return conv, found
 
 
-def _conv_is_shared(edit: Editor, match: _Scaled) -> str | None:
-    for node in (match.conv, match.turned):
+def _conv_is_shared(edit: Editor, match: tuple[Node, _Scaled]) -> str | None:
+    conv, scaled = match
+    for node in (conv, scaled.turned):
         if node is not None and not edit.read_once(node.name):
-            return f"%{node.name} is also read by something other than %{match.affine.node.name}"
+            return f"%{node.name} is also read by something other than %{scaled.affine.node.name}"
     return None
 
 
-def _folded_conv(edit: Editor, match: _Scaled) -> str:
-    conv, norm = match.conv, match.affine
+def _folded_conv(edit: Editor, match: tuple[Node, _Scaled]) -> str:
+    conv, norm, turned = match[0], match[1].affine, match[1].turned
     w, *bias = (edit.constants[name] for name in conv.inputs[1:])
     scale = norm.scale.reshape(-1, *(1,) * (w.dim() - 1))
     folded = rounded_keeping_sums(w.double() * scale, w.dtype)
@@ -135,7 +127,6 @@ def _folded_conv(edit: Editor, match: _Scaled) -> str:
         edit.add_constant(f"{conv.inputs[1]}_bias", shift.to(w.dtype)),
         **conv.attrs,
     )
-    turned = match.turned
     return made if turned is None else edit.add("permute", made, **turned.attrs)
 
 
@@ -173,15 +164,9 @@ def _patches_fit(edit: Editor, node: Node) -> str | None:
     channels = edit.shape(node.inputs[0])[1]
     if kernel != (1, 1) and channels % WHOLE == 0 and edit.producer(node.inputs[0]) is not None:
         return f"%{node.inputs[0]} is stored channels last, where a window's rows are contiguous"
-    if kernel == (1, 1) and not _is_last(edit, node.inputs[0]):
+    if kernel == (1, 1) and views.permuted(edit, node.inputs[0], views.FIRST) is None:
         return "the input of this 1x1 convolution is not stored channels last"
     return None
-
-
-def _is_last(edit: Editor, image: str) -> bool:
-    """Whether the channels of `image` lie together in memory."""
-    inner = edit.producer(image, "permute")
-    return inner is not None and inner.attrs["dims"] == (0, 3, 1, 2)
 
 
 def _patch_linear(edit: Editor, node: Node) -> str:
@@ -190,9 +175,9 @@ def _patch_linear(edit: Editor, node: Node) -> str:
     out, _, p, q = edit.shape(weight)
     rows, columns = height // p, width // q
     matrix = edit.constants[weight]
-    if _is_last(edit, x):  # the columns of a patch, in the order that they have there
-        matrix = matrix.permute(0, 2, 3, 1)
-        y = edit.add("permute", x, dims=(0, 2, 3, 1))
+    if (last := views.permuted(edit, x, views.FIRST)) is not None:
+        matrix = matrix.permute(0, 2, 3, 1)  # the columns of a patch in the order that lies there
+        y = last.inputs[0]
         y = edit.add("reshape", y, shape=(batch, rows, p, columns, q, channels))
         y = edit.add("permute", y, dims=(0, 1, 3, 2, 4, 5))
     else:

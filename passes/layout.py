@@ -37,13 +37,9 @@ from gtco.ir.ops import OPS
 from gtco.passes import views
 from gtco.passes.patches import before_conversion
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
+from gtco.passes.views import FIRST, LAST
 from gtco.passes.zero_borders import POOLINGS, bordered
 
-FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
-"""The permute from channels last to [N, C, H, W], or [N, C, T, H, W], by rank: dimension i of its
-result is FIRST[rank][i] of x."""
-LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
-"""The permute back."""
 GROUPED = (0, 3, 4, 1, 2)
 """The permute from groups of channels last, [N, H, W, G, C] to [N, G, C, H, W], and back."""
 

@@ -37,9 +37,7 @@ def lower_precision(graph: Graph, dtype: torch.dtype) -> Graph:
     builder = GraphBuilder()
     names: dict[str, str] = {}
     for name, spec in graph.inputs.items():
-        names[name] = builder.input(name, spec)
-        if name in graph.orders:
-            builder.orders[names[name]] = graph.orders[name]
+        names[name] = builder.input(name, spec, graph.orders.get(name))
     for name, tensor in graph.constants.items():
         if tensor.dtype == torch.float32:
             tensor = _finite(tensor, dtype)

@@ -11,7 +11,7 @@ after a unary pointwise op, so that a permute meets the permute that undoes it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +21,22 @@ from gtco.ir.graph import Node
 from gtco.ir.ops import OPS, Pattern
 from gtco.ir.views import Layout, apply_view, through_views
 from gtco.passes.rewrite import Editor, Rule
+
+# -- images --------------------------------------------------------------------------------------
+
+FIRST = {4: (0, 3, 1, 2), 5: (0, 4, 1, 2, 3)}
+"""The permute from channels last to [N, C, H, W], or [N, C, T, H, W], by rank: dimension i of its
+result is FIRST[rank][i] of x."""
+LAST = {4: (0, 2, 3, 1), 5: (0, 2, 3, 4, 1)}
+"""The permute back."""
+
+
+def permuted(edit: Editor, value: str, orders: Mapping[int, tuple[int, ...]]) -> Node | None:
+    """The permute that makes `value`, if its order is that of `orders`, which is FIRST or LAST."""
+    view = edit.producer(value, "permute")
+    turns = view is not None and view.attrs["dims"] == orders.get(len(edit.shape(value)))
+    return view if turns else None
+
 
 # -- casts ---------------------------------------------------------------------------------------
 

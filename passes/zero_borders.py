@@ -16,9 +16,7 @@ from typing import Any
 
 from gtco.ir.graph import Node
 from gtco.passes.rewrite import Editor, Rule
-
-FIRST = (0, 3, 1, 2)
-"""From channels last to [N, C, H, W]."""
+from gtco.passes.views import FIRST, permuted
 
 
 def bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
@@ -28,8 +26,7 @@ def bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int,
     window stay: a convolution's own border is narrower than its window.
     """
     x, rows, before, after = node.inputs[0], 2, [0, 0], [0, 0]
-    turned = edit.producer(x, "permute")
-    if turned is not None and turned.attrs["dims"] == FIRST:
+    if (turned := permuted(edit, x, FIRST)) is not None:
         x, rows = turned.inputs[0], 1
     while (joined := _joined_zeros(edit, x, rows)) is not None:
         inside, axis, first, last = joined
@@ -43,7 +40,7 @@ def bordered(edit: Editor, node: Node) -> tuple[str, tuple[int, ...], tuple[int,
     if not any((*before, *after)):
         x = node.inputs[0]
     elif rows == 1:
-        x = edit.add("permute", x, dims=FIRST)
+        x = edit.add("permute", x, dims=FIRST[4])
     return x, tuple(before), tuple(after)
 
 

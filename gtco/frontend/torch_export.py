@@ -279,8 +279,7 @@ class _Lowerer:
         order = memory_order(example)
         if order == tuple(range(example.dim())):
             return Value(self.builder.input(hint, TensorSpec.of(example)))
-        name = self.builder.input(hint, TensorSpec.of(example.permute(order)))
-        self.builder.orders[name] = order
+        name = self.builder.input(hint, TensorSpec.of(example.permute(order)), order)
         return self.context.permute(Value(name), (order.index(dim) for dim in range(len(order))))
 
     def _stored(self, spec: InputSpec) -> Value:

@@ -178,10 +178,8 @@ class Graph:
                 raise GraphError(f"output %{name} is never made")
 
     def __str__(self) -> str:
-        head = [f"%{name}: {spec}" for name, spec in self.inputs.items()]
-        for index, name in enumerate(self.inputs):
-            if name in self.orders:
-                head[index] += f" of {_show(self.orders[name])}"
+        orders = {name: f" of {_show(order)}" for name, order in self.orders.items()}
+        head = (f"%{name}: {spec}{orders.get(name, '')}" for name, spec in self.inputs.items())
         lines = [f"graph({', '.join(head)}):"]
         lines += [f"  const %{n}: {TensorSpec.of(t)}" for n, t in self.constants.items()]
         lines += [f"  {node}" for node in self.nodes]
@@ -228,9 +226,12 @@ class GraphBuilder:
         self._taken[name] = 0
         return name
 
-    def input(self, hint: str, spec: TensorSpec) -> str:
+    def input(self, hint: str, spec: TensorSpec, order: tuple[int, ...] | None = None) -> str:
+        """Append an input and return its name; `order` as in `Graph.orders`."""
         name = self.fresh(hint)
         self.inputs[name] = self.specs[name] = spec
+        if order is not None:
+            self.orders[name] = order
         return name
 
     def constant(self, hint: str, tensor: torch.Tensor) -> str:

@@ -253,7 +253,8 @@ class Executable:
                 log.debug("each call copies %s %%%s: %s", kind, name, reason)
         self.copied_inputs = _positions(plan.graph.inputs, refused_in)
         self.copied_outputs = _positions(plan.graph.outputs, refused_out)
-        self._homes = tuple(map(movable.get, plan.graph.inputs))
+        homes = map(movable.get, plan.graph.inputs)
+        self._places = tuple(zip(plan.graph.inputs, self.inputs, homes, strict=True))
         self._fresh_outputs = _positions(plan.graph.outputs, whole)
         self._fresh_parts = tuple(
             (index, stored[name], _layout_in(views[name], stored[name]))
@@ -345,8 +346,8 @@ class Executable:
     def _place_inputs(self, inputs: Sequence[Tensor]) -> list[int]:
         """Where the graph finds each movable input: as the caller has it, else copied here."""
         addresses = []
-        arena, names = self._arena, self.plan.graph.inputs
-        for name, buffer, home, tensor in zip(names, self.inputs, self._homes, inputs, strict=True):
+        arena = self._arena
+        for (name, buffer, home), tensor in zip(self._places, inputs, strict=True):
             moves = home is not None  # an empty tensor's home is address 0
             if moves and type(tensor) is Tensor and tensor.is_contiguous() and not tensor.is_neg():
                 address = tensor.data_ptr()

@@ -41,14 +41,20 @@ class InputCheck:
         Raises:
             ArgumentError: naming the argument, what was expected and what was given.
         """
-        if (
+        plain = (
             isinstance(tensor, Tensor)
             and tensor.shape == self._shape
             and tensor.dtype == self._dtype
             and tensor.device == device
             and not (grad_enabled and tensor.requires_grad)
-        ):
-            return tensor if self._order is None else tensor.permute(self._order)
+        )
+        if not plain:
+            tensor = self._accepted(tensor, device, grad_enabled)
+        result: Tensor = tensor if self._order is None else tensor.permute(self._order)
+        return result
+
+    def _accepted(self, tensor: Any, device: torch.device, grad_enabled: bool) -> Tensor:
+        """What is not as expected, converted, if it holds floats of another type."""
         if not isinstance(tensor, Tensor):
             raise ArgumentError(
                 f"argument {self.name}: expected a tensor, got a {type(tensor).__name__}"
@@ -70,8 +76,7 @@ class InputCheck:
                 f"argument {self.name} requires grad, and a compiled module is for inference: call "
                 f"it under torch.no_grad(), or pass {self.name}.detach()"
             )
-        converted = self._converted(tensor)
-        return converted if self._order is None else converted.permute(self._order)
+        return self._converted(tensor)
 
     def _converted(self, tensor: Tensor) -> Tensor:
         if not self._told:
