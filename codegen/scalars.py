@@ -88,7 +88,7 @@ def scalar(graph: Graph, node: Node, inputs: Sequence[str]) -> str:
     result = node.outputs[0].dtype
     if node.op == "cast":
         return convert(inputs[0], specs[0].dtype, result)
-    inner = _inner_dtype(node, specs)
+    inner = torch.float32 if node.definition.quantizes else _inner_dtype(node, specs)
     names = [
         name if node.definition.selects and slot == 0 else convert(name, spec.dtype, inner)
         for slot, (name, spec) in enumerate(zip(inputs, specs, strict=True))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gtco.ir.graph import Group
+from gtco.ir.graph import Graph, Group
 from gtco.ir.interpreter import interpret
 from gtco.ir.ops import OPS
 from gtco.passes.dataflow import trace
@@ -82,8 +82,9 @@ class _Reference:
 class Judge:
     """Decides as DESIGN section 9 does, in proportion to what torch eager gets wrong.
 
-    An output may be off from fp64 by 3 times eager's RMSE plus `slack` of its size. What is no
-    number, and integers, must be torch's own.
+    An output may be off from fp64 by 3 times eager's RMSE plus `slack` of its size, also one that
+    was rounded to 8 bits: next to a half, the last bit decides. What is no number, and other
+    integers, must be torch's own.
 
     Args:
         group: what was computed.
@@ -95,15 +96,19 @@ class Judge:
         args = [values[name] for name in group.graph.inputs]
         eager = interpret(group.graph, args, rounded=True)
         exact = interpret(group.graph, args, dtype=torch.float64)
+        self._rounded = {name for name in group.graph.outputs if _quantizes(group.graph, name)}
         self._references = {
-            name: _reference(_wide(mine), _wide(truth), slack)
+            name: _reference(self._wide(name, mine), self._wide(name, truth), slack)
             for name, mine, truth in zip(group.graph.outputs, eager, exact, strict=True)
         }
 
     def __call__(self, outputs: Mapping[str, Tensor]) -> str:
         """Which output is wrong, or "" if all are right; waits for the device once."""
         errors = torch.stack(
-            [_error(_wide(outputs[name]), each) for name, each in self._references.items()]
+            [
+                _error(self._wide(name, outputs[name]), each)
+                for name, each in self._references.items()
+            ]
         )
         for (name, each), error in zip(self._references.items(), errors.tolist(), strict=True):
             if not error <= each.limit:  # NaN is wrong too
@@ -112,10 +117,17 @@ class Judge:
                 return f"wrong answer: %{name} has an RMSE of {error:.3g}, allowed {each.limit:.3g}"
         return ""
 
+    def _wide(self, name: str, x: Tensor) -> Tensor:
+        """The output `name` as floats, if it was rounded to 8 bits."""
+        return x.float() if name in self._rounded or x.dtype == torch.float8_e4m3fn else x
 
-def _wide(x: Tensor) -> Tensor:
-    """`x`, of which torch compares and tests elements: of fp8 it does not."""
-    return x.float() if x.dtype == torch.float8_e4m3fn else x
+
+def _quantizes(graph: Graph, name: str) -> bool:
+    """Whether `name` is what was rounded to 8 bits, or a view of it."""
+    node = graph.producers.get(name)
+    while node is not None and node.definition.is_view:
+        node = graph.producers.get(node.inputs[0])
+    return node is not None and node.definition.quantizes
 
 
 def _reference(eager: Tensor, exact: Tensor, slack: float) -> _Reference:

@@ -23,7 +23,7 @@ from gtco.target import Target
 
 CONTRACTIONS = ("gemm", "attention")
 """Families whose ops are matrix products."""
-HALVED = {torch.float16: 1, torch.bfloat16: 1, torch.float8_e4m3fn: 2}
+HALVED = {torch.float16: 1, torch.bfloat16: 1, torch.float8_e4m3fn: 2, torch.int8: 2}
 """How often 32 bits are halved to those of a type."""
 
 

@@ -28,6 +28,7 @@ Run = Callable[[KernelProgram, Mapping[str, Tensor]], None]
 Table = dict[str, Any]
 
 WGMMA_COLUMNS = (8, 40, 104, 256)
+OF_INTEGERS = (8, 48, 112, 256)
 WHOLE = 8
 """Accumulators of wider products are recorded as a digest of their table."""
 
@@ -39,8 +40,15 @@ _TYPES = {
     torch.bfloat16: "bf16_t",
     torch.float32: "float",
     FP8: "e4m3_t",
+    torch.int8: "signed char",
 }
-_NAMES = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "tf32", FP8: "e4m3"}
+_NAMES = {
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float32: "tf32",
+    FP8: "e4m3",
+    torch.int8: "s8",
+}
 
 LDMATRIX = """\
   const int lane = threadIdx.x;
@@ -69,7 +77,7 @@ MMA = """\
     registers[lane * 8 + i] = af[i];
     registers[lane * 8 + 4 + i] = bf[i];
   }
-  float d[2][4] = {};
+  sum_t<ELEMENT> d[2][4] = {};
   for (int n = 0; n < 2; ++n)
     Mma<ELEMENT>::multiply(d[n], af, bf[2 * n], bf[2 * n + 1]);
   for (int i = 0; i < 8; ++i) y[lane * 8 + i] = d[i / 4][i % 4];
@@ -93,9 +101,9 @@ SWIZZLE = """\
   for (int i = thread; i < 2048; i += 128) y[i] = tile[i];
 """
 WGMMA = """\
-  float acc[N / 2];
+  sum_t<ELEMENT> acc[N / 2];
 #pragma unroll
-  for (int i = 0; i < N / 2; ++i) acc[i] = 0.0f;
+  for (int i = 0; i < N / 2; ++i) acc[i] = 0;
   const u32 at = ptx::shared_address(smem);
   ptx::wgmma_fence();
 #pragma unroll
@@ -194,7 +202,7 @@ def probes(rows: int, columns: int, k: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def product(multiply: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor) -> Tensor:
-    """What `multiply` makes of numbers up to 256: digit by digit, since fp8 has those up to 16."""
+    """What `multiply` makes of numbers up to 256, digit by digit: 8 bits have those up to 16."""
     (a1, a0), (b1, b0) = ((x // 16, x % 16) for x in (a, b))
     return 16 * (multiply(a1, b0) + multiply(a0, b1)) + multiply(a0, b0)
 
@@ -217,7 +225,7 @@ def record_mma(run: Run, dtype: torch.dtype) -> Table:
     def multiply(a: Tensor, b: Tensor) -> Tensor:
         return launch(a.to(dtype).contiguous(), b.to(dtype).contiguous())[1]
 
-    if dtype != FP8:  # which ldmatrix brings as 16-bit elements
+    if dtype.itemsize > 1:  # else ldmatrix brings two together
         numbered = numbers(16, depth)
         if dtype == torch.float32:
             numbered = numbered.int()
@@ -299,7 +307,7 @@ def record(run: Run) -> Table:
         **record_ldmatrix(run),
         "mma_m16n8k16": {_NAMES[each]: record_mma(run, each) for each in (half, brain)},
         "mma_m16n8k8": {_NAMES[single]: record_mma(run, single)},
-        "mma_m16n8k32": {_NAMES[FP8]: record_mma(run, FP8)},
+        "mma_m16n8k32": {_NAMES[each]: record_mma(run, each) for each in (FP8, torch.int8)},
         "swizzle_128": {_NAMES[each]: record_swizzle(run, each) for each in (half, single)},
         "wgmma": {
             _NAMES[each]: {str(n): record_wgmma(run, each, n) for n in WGMMA_COLUMNS}
@@ -314,6 +322,7 @@ def record(run: Run) -> Table:
             for row in (32, 64)
         },
         "wgmma_e4m3": {str(n): record_wgmma(run, FP8, n) for n in WGMMA_COLUMNS},
+        "wgmma_s8": {str(n): record_wgmma(run, torch.int8, n) for n in OF_INTEGERS},
     }
 
 

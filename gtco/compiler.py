@@ -185,7 +185,8 @@ def capture_for(
         CaptureError: the model cannot be exported.
     """
     captured = _capture(model, args, kwargs)
-    graph, precision = captured.graph, options.precision
+    graph = multiply_pairs(captured.graph, fp8=_has_fp8(options))
+    captured, precision = replace(captured, graph=graph), options.precision
     if precision == "tf32":
         return replace(captured, graph=lower_products(graph, "tf32"))
     if precision == "fp8" and any(fp32_products(node, graph) for node in graph.nodes):
@@ -193,6 +194,14 @@ def capture_for(
     if precision not in PRECISIONS:
         return captured
     return replace(captured, graph=lower_precision(graph, PRECISIONS[precision]))
+
+
+def _has_fp8(options: Options) -> bool:
+    """Whether the target multiplies fp8; no GPU that is not there does."""
+    try:
+        return resolve_device(options.target).target.has_fp8
+    except TargetError:
+        return False
 
 
 def rewritten(
@@ -205,8 +214,7 @@ def rewritten(
         OptionError: fp8 without a calibration.
         CalibrationError: it cannot be read, or is of another model.
     """
-    graph = multiply_pairs(captured.graph) if target.has_fp8 else captured.graph
-    graph = run_pipeline(graph, folder)
+    graph = run_pipeline(captured.graph, folder)
     if options.precision != "fp8":
         return _expanded(graph, target)
     if not target.has_fp8:

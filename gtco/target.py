@@ -56,7 +56,7 @@ class Target:
 
     def products_tflops(self, dtype: torch.dtype, products: str | None) -> float:
         """The dense rate of products of `dtype`, rounded to `products` ("tf32") if that is said."""
-        if dtype == torch.float8_e4m3fn:
+        if dtype.itemsize == 1:
             return 2 * self.matmul_tflops
         if dtype in (torch.float16, torch.bfloat16):
             return self.matmul_tflops

@@ -211,7 +211,7 @@ class _Branches:
             return None
         channels = node.outputs[0].sizes[1]
         weight, *bias = (self._graph.constants[name] for name in constants)
-        if len(weight) != channels or 0 in weight.shape:
+        if len(weight) != channels or 0 in weight.shape or not weight.is_floating_point():
             return None
         one = torch.ones(channels, dtype=torch.float64)
         shift = bias[0].double().cpu() if bias else torch.zeros_like(one)

@@ -103,7 +103,7 @@ def _affine_of_conv(edit: Editor, node: Node) -> tuple[Node, _Scaled] | None:
     conv = found and edit.producer(found.image, "conv2d", "conv3d")
     if not found or not conv or any(edit.constant(name) is None for name in conv.inputs[1:]):
         return None
-    return conv, found
+    return (conv, found) if edit.dtype(conv.inputs[1]).is_floating_point else None
 
 
 def _conv_is_shared(edit: Editor, match: tuple[Node, _Scaled]) -> str | None:
@@ -169,6 +169,12 @@ def _patches_fit(edit: Editor, node: Node) -> str | None:
     return None
 
 
+def linear_of(edit: Editor, x: str, w: str, *bias: str) -> str:
+    """A linear for a convolution, which multiplies int8 in fp32."""
+    exact = {"out_dtype": torch.float32} if edit.dtype(x) == torch.int8 else {}
+    return edit.add("linear", x, w, *bias, **exact)
+
+
 def _patch_linear(edit: Editor, node: Node) -> str:
     x, weight, *bias = node.inputs
     batch, channels, height, width = edit.shape(x)
@@ -185,7 +191,7 @@ def _patch_linear(edit: Editor, node: Node) -> str:
         y = edit.add("permute", y, dims=(0, 2, 4, 1, 3, 5))
     flat = edit.add_constant(f"{weight}_matrix", matrix.reshape(out, -1))
     y = edit.add("reshape", y, shape=(batch, rows * columns, channels * p * q))
-    y = edit.add("linear", y, flat, *bias)
+    y = linear_of(edit, y, flat, *bias)
     y = edit.add("permute", y, dims=(0, 2, 1))
     return edit.add("reshape", y, shape=(batch, out, rows, columns))
 

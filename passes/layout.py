@@ -35,6 +35,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import OPS
 from gtco.passes import views
+from gtco.passes.convolutions import linear_of
 from gtco.passes.patches import before_conversion
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 from gtco.passes.views import FIRST, LAST
@@ -83,7 +84,7 @@ def _channels_last(edit: Editor, node: Node) -> str:
 
 def _linear(edit: Editor, image: str, w: str, *bias: str) -> str:
     """A convolution of one pixel as a linear; `w` is [out, channels, 1, ...]."""
-    return edit.add("linear", image, _in_shape(edit, w, edit.shape(w)[:2]), *bias)
+    return linear_of(edit, image, _in_shape(edit, w, edit.shape(w)[:2]), *bias)
 
 
 def _volume_last(edit: Editor, node: Node) -> str:

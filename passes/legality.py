@@ -39,7 +39,7 @@ import torch
 from gtco.ir.graph import Graph, Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.references import STATS_CHUNK
-from gtco.ir.spec import FLOATS, Dim
+from gtco.ir.spec import BYTES, FLOATS, Dim
 from gtco.passes.back_to_back import LEAST_ROWS, BackToBacks
 from gtco.passes.box_means import why_not_boxed
 from gtco.passes.dataflow import Flow, bits
@@ -173,7 +173,8 @@ class Legality:
         floats_only = is_anchor(node) or is_reduction(node) or node.op == "normalize_groups"
         allowed = FLOATS if floats_only else _ELEMENT_DTYPES
         if _contracts(node):
-            allowed |= {torch.float8_e4m3fn}
+            exact = node.outputs[0].dtype == torch.float32
+            allowed |= BYTES if exact else BYTES - {torch.int8}
         if node.op == "cast" and node.outputs[0].dtype == torch.float8_e4m3fn:
             return f"%{node.name}: torch's cast to fp8 makes NaN of what is too large"
         for spec in specs:

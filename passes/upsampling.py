@@ -50,6 +50,7 @@ def _match(edit: Editor, node: Node) -> _Enlarged | None:
     ones = (*attrs["stride"], *attrs["dilation"], attrs["groups"])
     if (
         weight is None
+        or not weight.is_floating_point()
         or set(ones) != {1}
         or any(edit.constant(name) is None for name in node.inputs[2:])
     ):

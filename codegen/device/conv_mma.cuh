@@ -52,7 +52,7 @@ class MmaProducts {
 #pragma unroll
       for (int j = 0; j < NI; ++j)
 #pragma unroll
-        for (int e = 0; e < Mma::PARTS * 4; ++e) acc_[i][j][e / 4][e % 4] = 0.0f;
+        for (int e = 0; e < Mma::PARTS * 4; ++e) acc_[i][j][e / 4][e % 4] = 0;
   }
 
   __device__ __forceinline__ void sums(int i, float (&to)[COLUMNS / 2]) const {
@@ -120,7 +120,7 @@ class MmaProducts {
 
   const u32 zeros_at_;
   const int row_, column_;
-  float acc_[MI][NI][Mma::PARTS][4];
+  typename Mma::Sum acc_[MI][NI][Mma::PARTS][4];
 };
 
 // Config: Element, N (columns of a group), TILE_T, TILE_H, TILE_W (powers of two, TILE_W at least

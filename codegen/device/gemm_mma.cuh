@@ -330,7 +330,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
       factors[i / 2][i % 2] = min_of(row / C::GROUP_ROWS - m0 / C::GROUP_ROWS, C::SCALE_ROWS - 1);
     }
   }
-  float acc[MI][NI][Mma::PARTS][4] = {};
+  typename Mma::Sum acc[MI][NI][Mma::PARTS][4] = {};
 #pragma unroll 1
   for (int step = 0; step < STEPS; ++step) {
     ptx::cp_async_wait<C::STAGES - 2>();

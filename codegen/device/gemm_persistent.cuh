@@ -132,6 +132,7 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
   static_assert(GROUP_M == 64 || GROUP_M == 128, "a warpgroup multiplies 64 or 128 rows");
   constexpr int PART = Functor::ROW_STATS ? STATS_CHUNK : 32;  // columns of the epilogue at a time
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(STEPS);
+  constexpr bool APART = PROMOTED || !is_same<sum_t<Element>, float>;
   using B = NSide<Element, C::BLOCK_N, is_by_rows<C>>;
   static_assert(C::BLOCK_N % PART == 0, "parts are whole");
   constexpr int LINE = LinesOf<C>::value;
@@ -361,8 +362,9 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
     // could not tell the phase that it waits for from the one before the last.
     if (!C::COOPERATIVE && round > 0) ptx::mbarrier_wait(turn + 8 * group, (round - 1) / 2 & 1);
 
-    float of_interval[PRODUCTS][C::BLOCK_N / 2] = {};  // where sums are promoted
-    float (&sums)[PRODUCTS][C::BLOCK_N / 2] = PROMOTED ? of_interval : acc;
+    // Where sums are promoted or integers.
+    sum_t<Element> of_interval[PRODUCTS][C::BLOCK_N / 2] = {};
+    auto& sums = sums_of<APART>(of_interval, acc);
     int last = 0;  // slot
 #pragma unroll 1
     for (int begin = 0, end; begin < STEPS; begin = end) {
@@ -390,14 +392,15 @@ __device__ __forceinline__ void gemm_persistent(const ptx::TensorMap& a_map,
         if (step > begin) release(last);  // its products are done, this step's not
         last = s;
       }
-      if constexpr (PROMOTED) {
+      if constexpr (APART) {
 #pragma unroll
         for (int m = 0; m < PRODUCTS; ++m) ptx::wgmma_wait_group<0>(of_interval[m]);
         if (end < STEPS) release(last);
 #pragma unroll
         for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
-          for (int i = 0; i < C::BLOCK_N / 2; ++i) acc[m][i] += of_interval[m][i];
+          for (int i = 0; i < C::BLOCK_N / 2; ++i)
+            acc[m][i] += static_cast<float>(of_interval[m][i]);
       }
     }
     if constexpr (!C::COOPERATIVE) from.template skip<STEPS>();  // the other's

@@ -68,6 +68,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   static_assert(!is_by_rows<C> || C::MULTICAST == 1, "a copy of rows of K goes to one block");
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(SPLIT_STEPS);
+  constexpr bool APART = PROMOTED || !is_same<sum_t<Element>, float>;
   constexpr int TILE_ROWS = C::SWAP ? C::BLOCK_Q : C::BLOCK_P;
   constexpr int TILE_COLUMNS = C::SWAP ? C::BLOCK_P : C::BLOCK_Q;
   // The epilogue is done in parts of Q, of which a block finishes MOST or one less.
@@ -146,8 +147,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
       multiply_exactly<C>(acc, smem, full, inbox_full + 8, steps, thread, release);
       return;
     }
-    float of_interval[C::BLOCK_Q / 2] = {};  // where sums are promoted
-    float (&sums)[C::BLOCK_Q / 2] = PROMOTED ? of_interval : acc;
+    sum_t<Element> of_interval[C::BLOCK_Q / 2] = {};  // where sums are promoted or integers
+    auto& sums = sums_of<APART>(of_interval, acc);
     RingPlace<C::STAGES> from{0, 0};
     int last = 0;  // slot
 #pragma unroll 1
@@ -178,18 +179,18 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           last = s;
         }
       }
-      if constexpr (PROMOTED) {
+      if constexpr (APART) {
         if constexpr (C::DEPTH > 0) {
           ptx::wgmma_wait_group<0>(of_interval);
           if (end < steps || C::MULTICAST > 1) release(last);
         }
 #pragma unroll
-        for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] += of_interval[i];
+        for (int i = 0; i < C::BLOCK_Q / 2; ++i) acc[i] += static_cast<float>(of_interval[i]);
       }
     }
     if constexpr (C::DEPTH > 0) ptx::wgmma_wait_group<0>(acc);
     // Peers' producers wait for it before they leave.
-    if constexpr (C::MULTICAST > 1 && C::DEPTH > 0 && !PROMOTED) release(last);
+    if constexpr (C::MULTICAST > 1 && C::DEPTH > 0 && !APART) release(last);
   };
   // What this warp does of the part at slot `i` of those that this block finishes.
   const auto epilogue = [&](int i) {

@@ -1,4 +1,5 @@
 // mma.sync by the type of its operands: 16 or 8 bits wide, or float, of which tf32 is multiplied.
+// Sums of 8-bit integers are integers, and exact up to a K of 131072.
 //
 // EXACT floats are split into two tf32, high + low, which have 22 of their 24 bits; of the four
 // products all but low * low are taken (Ootomo and Yokota 2022). Tensor cores cut what they add up,
@@ -32,10 +33,10 @@ struct Mma {
   static_assert(!EXACT || sizeof(T) == 4, "narrow operands are multiplied exactly as they are");
   static constexpr int K = 32 / sizeof(T);
   static constexpr int PARTS = EXACT ? 2 : 1;  // of operands (high, low) and of sums
+  using Sum = sum_t<T>;
 
   // Adds the product of one part of each operand.
-  __device__ __forceinline__ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0,
-                                                  u32 b1) {
+  __device__ __forceinline__ static void multiply(Sum (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     if constexpr (sizeof(T) == 4) {
       ptx::mma_m16n8k8(d, a, b0, b1);
     } else if constexpr (sizeof(T) == 1) {
@@ -48,7 +49,7 @@ struct Mma {
   // Adds a product, of which B has registers `first` and the next. Where sums are LONG, what each
   // sum of high parts is rounded by goes to the low ones.
   template <bool LONG = false, int COUNT>
-  __device__ __forceinline__ static void mma(float (&d)[PARTS][4], const u32 (&a)[PARTS][4],
+  __device__ __forceinline__ static void mma(Sum (&d)[PARTS][4], const u32 (&a)[PARTS][4],
                                              const u32 (&b)[PARTS][COUNT], int first = 0) {
     if constexpr (EXACT) {
       float high[4] = {};
@@ -61,7 +62,7 @@ struct Mma {
         if constexpr (LONG) d[1][i] += high[i] - (sum - d[0][i]);
         d[0][i] = sum;
       }
-    } else if constexpr (sizeof(T) == 1) {  // the tensor core's sums have 14 bits of fraction
+    } else if constexpr (is_same<T, e4m3_t>) {  // the tensor core's sums have 14 bits of fraction
       float product[4] = {};
       multiply(product, a[0], b[0][first], b[0][first + 1]);
 #pragma unroll
@@ -98,11 +99,11 @@ struct Mma {
   }
 
   // Element i of a sum.
-  __device__ __forceinline__ static float total(const float (&d)[PARTS][4], int i) {
+  __device__ __forceinline__ static float total(const Sum (&d)[PARTS][4], int i) {
     if constexpr (EXACT) {
       return total(d[0][i], d[1][i]);
     } else {
-      return d[0][i];
+      return static_cast<float>(d[0][i]);
     }
   }
 

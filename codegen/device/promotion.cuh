@@ -15,7 +15,18 @@ constexpr int PROMOTED_STEPS = ATOMS < PROMOTED_ATOMS ? PROMOTED_ATOMS / ATOMS :
 // Whether there are more steps than those.
 template <class Element, int ATOMS>
 constexpr bool is_promoted(int steps) {
-  return sizeof(Element) == 1 && steps > PROMOTED_STEPS<ATOMS>;
+  return is_same<Element, e4m3_t> && steps > PROMOTED_STEPS<ATOMS>;
+}
+
+// Where products are added up: beside the floats of the epilogue (APART), if those are promoted or
+// of integers, or in them.
+template <bool APART, class Sums, class Floats>
+__device__ __forceinline__ auto& sums_of(Sums& apart, Floats& floats) {
+  if constexpr (APART) {
+    return apart;
+  } else {
+    return floats;
+  }
 }
 
 }  // namespace gtco

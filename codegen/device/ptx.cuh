@@ -240,6 +240,15 @@ __device__ __forceinline__ void mma_m16n8k32(float (&d)[4], const u32 (&a)[4], u
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+// Of 8-bit integers.
+__device__ __forceinline__ void mma_m16n8k32(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
 // 9.7.9.21 cvt: to the nearest of the tf32 values, ties away from zero. What mma.sync is given
 // otherwise it cuts.
 __device__ __forceinline__ u32 cvt_tf32(float x) {

@@ -43,6 +43,18 @@ struct Compute<e4m3_t> {
 template <class T>
 using compute_t = typename Compute<T>::type;
 
+// What tensor cores add up products of Ts in.
+template <class T>
+struct SumOf {
+  using type = float;
+};
+template <>
+struct SumOf<signed char> {
+  using type = int;
+};
+template <class T>
+using sum_t = typename SumOf<T>::type;
+
 template <class T, int V>
 struct Vec {
   T data[V];

@@ -13,6 +13,21 @@ __device__ __forceinline__ T to_compute(T x) {
   return x;
 }
 
+// x / scale to the nearest integer, ties to even, plus `zero`, from LOW to HIGH; no scale is near
+// the ends of floats. A quotient by the nearest reciprocal is the nearest one once its remainder is
+// divided too (Markstein 1990). A float that 3 << 22 is added to has no digits behind the point,
+// and the integer in its low bits.
+template <int LOW, int HIGH>
+__device__ __forceinline__ signed char to_int8(float x, float scale, float zero) {
+  const float guess = ptx::rcp(scale);
+  const float reciprocal = fmaf(fmaf(-scale, guess, 1.0f), guess, guess);
+  const float inside = fminf(fmaxf(x, (LOW - zero) * scale), (HIGH - zero) * scale);
+  const float near = inside * reciprocal;
+  const float quotient = fmaf(fmaf(-near, scale, inside), reciprocal, near);
+  const u32 steps = __float_as_uint(quotient + (3 << 22)) - 0x4b400000;
+  return static_cast<signed char>(steps + static_cast<i32>(zero));
+}
+
 template <class T, class C>
 __device__ __forceinline__ T from_compute(C x) {
   if constexpr (is_same<T, half_t>) {

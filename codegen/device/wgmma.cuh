@@ -1,6 +1,7 @@
 // wgmma: D[64, N] += A[64, K] B[N, K]^T by one warpgroup, both operands in shared memory, K-major,
 // 128-byte swizzle (PTX ISA 9.7.15). N is a multiple of 8 up to 256; K spans 32 bytes. And D[64, N]
-// += A[64, 16] B[16, N], or A[64, 8] B[N, 8]^T of tf32, with A in registers.
+// += A[64, 16] B[16, N], or A[64, 8] B[N, 8]^T of tf32, with A in registers. Of 8-bit integers N is
+// 8, 24 or a multiple of 16, and D are integers.
 //
 // The assembler wants each accumulator register spelled out, so the operand lists are built by the
 // preprocessor: REGS_n is the text "%0, ..., %n-1" and OUTS_n the matching constraints.
@@ -57,8 +58,14 @@ __device__ __forceinline__ void wgmma_wait_group(float (&d)[COUNT]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int PENDING, int COUNT>
+__device__ __forceinline__ void wgmma_wait_group(int (&d)[COUNT]) {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
-// Scalar type of the operands: half_t, bf16_t, e4m3_t, or float read as tf32.
+// Scalar type of the operands: half_t, bf16_t, e4m3_t, signed char, or float read as tf32.
 template <class T, int N>
 struct Wgmma;
 
@@ -105,7 +112,9 @@ struct WgmmaFromRegisters;
 #define REGS_120 REGS_116 ",%116,%117,%118,%119"
 #define REGS_124 REGS_120 ",%120,%121,%122,%123"
 #define REGS_128 REGS_124 ",%124,%125,%126,%127"
-#define FOUR(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define FLOATS(i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define INTEGERS(i) "+r"(d[i]), "+r"(d[i + 1]), "+r"(d[i + 2]), "+r"(d[i + 3])
+#define FOUR FLOATS
 #define OUTS_4 FOUR(0)
 #define OUTS_8 OUTS_4, FOUR(4)
 #define OUTS_12 OUTS_8, FOUR(8)
@@ -159,6 +168,19 @@ struct WgmmaFromRegisters;
 #define WGMMA_ROWS_OF_K(N, COUNT, A, B, S)                                     \
   WGMMA(WgmmaOfRows, half_t, N, COUNT, A, B, S, "k16", "f16.f16", ", 0, 1")    \
   WGMMA(WgmmaOfRows, bf16_t, N, COUNT, A, B, S, "k16", "bf16.bf16", ", 0, 1")
+
+// Of integers, whose operands have no signs to change.
+#define WGMMA_OF_INTEGERS(N, COUNT, A, B, S)                                                       \
+  template <>                                                                                      \
+  struct Wgmma<signed char, N> {                                                                   \
+    static __device__ __forceinline__ void mma(int (&d)[COUNT], u64 a, u64 b, int accumulate) {    \
+      asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #S ", 0;\n"                                \
+                   "wgmma.mma_async.sync.aligned.m64n" #N "k32.s32.s8.s8"                          \
+                   " {" REGS_##COUNT "}, %" #A ", %" #B ", p;\n}"                                  \
+                   : OUTS_##COUNT                                                                  \
+                   : "l"(a), "l"(b), "r"(accumulate));                                             \
+    }                                                                                              \
+  };
 
 #define WGMMA_FROM_REGISTERS(T, N, MAJOR, COUNT, A0, A1, A2, A3, B, S, SHAPE, TYPES, TAIL)     \
   template <>                                                                                  \
@@ -249,6 +271,27 @@ WGMMA_ROWS_OF_K(128, 64, 64, 65, 66)
 WGMMA_ROWS_OF_K(192, 96, 96, 97, 98)
 WGMMA_ROWS_OF_K(256, 128, 128, 129, 130)
 
+#undef FOUR
+#define FOUR INTEGERS
+WGMMA_OF_INTEGERS(8, 4, 4, 5, 6)
+WGMMA_OF_INTEGERS(16, 8, 8, 9, 10)
+WGMMA_OF_INTEGERS(24, 12, 12, 13, 14)
+WGMMA_OF_INTEGERS(32, 16, 16, 17, 18)
+WGMMA_OF_INTEGERS(48, 24, 24, 25, 26)
+WGMMA_OF_INTEGERS(64, 32, 32, 33, 34)
+WGMMA_OF_INTEGERS(80, 40, 40, 41, 42)
+WGMMA_OF_INTEGERS(96, 48, 48, 49, 50)
+WGMMA_OF_INTEGERS(112, 56, 56, 57, 58)
+WGMMA_OF_INTEGERS(128, 64, 64, 65, 66)
+WGMMA_OF_INTEGERS(144, 72, 72, 73, 74)
+WGMMA_OF_INTEGERS(160, 80, 80, 81, 82)
+WGMMA_OF_INTEGERS(176, 88, 88, 89, 90)
+WGMMA_OF_INTEGERS(192, 96, 96, 97, 98)
+WGMMA_OF_INTEGERS(208, 104, 104, 105, 106)
+WGMMA_OF_INTEGERS(224, 112, 112, 113, 114)
+WGMMA_OF_INTEGERS(240, 120, 120, 121, 122)
+WGMMA_OF_INTEGERS(256, 128, 128, 129, 130)
+
 #undef REGS_4
 #undef OUTS_4
 #undef REGS_8
@@ -320,6 +363,9 @@ WGMMA_ROWS_OF_K(256, 128, 128, 129, 130)
 #undef WGMMA_FROM_REGISTERS
 #undef WGMMA_FROM_REGISTERS_ALL
 #undef WGMMA_OF_TF32
+#undef WGMMA_OF_INTEGERS
+#undef FLOATS
+#undef INTEGERS
 // clang-format on
 
 }  // namespace gtco::ptx

@@ -21,8 +21,8 @@ struct NSide {
   static constexpr int SQUARE = 64 * 128;  // bytes of 64 rows of K
 
   // Multiplies P's tile by the 32 bytes of K from `k` on of atom `atom` of the tile at `tile`.
-  __device__ __forceinline__ static void mma(float (&sums)[N / 2], u64 p, u32 tile, int atom, int k,
-                                             bool accumulate) {
+  __device__ __forceinline__ static void mma(sum_t<Element> (&sums)[N / 2], u64 p, u32 tile,
+                                             int atom, int k, bool accumulate) {
     if constexpr (BY_ROWS) {
       static_assert(N % 64 == 0 && sizeof(Element) == 2, "whole rows of 16 bits");
       ptx::WgmmaOfRows<Element, N>::mma(

@@ -39,7 +39,7 @@ using gtco::u64;
 using gtco::ptx::Place;
 using gtco::ptx::TensorMap;
 
-enum class Type { F16, BF16, TF32, E4M3 };
+enum class Type { F16, BF16, TF32, E4M3, S8 };
 
 float e4m3(unsigned char bits);
 
@@ -51,7 +51,7 @@ void shuffle_xor(const void* mine, void* theirs, int bytes, int offset, u32 mask
 const void* assume_aligned(const void* p, int bytes);
 u32 shared_address(const void* p);
 void ldmatrix(u32* r, u32 address, bool trans);
-void mma(float* d, const u32* a, u32 b0, u32 b1, Type type);
+void mma(void* d, const u32* a, u32 b0, u32 b1, Type type);
 
 void ld_global(void* to, const void* from, int bytes);
 void cp_async(u32 to, const void* from, int bytes, bool valid);
@@ -77,7 +77,7 @@ u32 block_rank();
 u32 mapa(u32 address, u32 rank);
 
 void wgmma_fence();
-void wgmma(float* d, int n, u64 a, u64 b, bool by_rows, bool accumulate, Type type);
+void wgmma(void* d, int n, u64 a, u64 b, bool by_rows, bool accumulate, Type type);
 void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool by_rows, bool accumulate,
                           Type type);
 void wgmma_commit();

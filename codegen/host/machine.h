@@ -57,7 +57,7 @@ struct Copy {
 };
 
 struct Product {
-  float* d;
+  void* d;  // floats; of S8, integers
   int n;
   u64 a, b;      // descriptors
   bool by_rows;  // B lies as [K, N]

@@ -23,6 +23,11 @@ float cut_sum(double sum) {
   return beyond ? std::nextafter(nearest, 0.0f) : nearest;
 }
 
+// How many elements a register has.
+int in_register(Type type) {
+  return type == Type::TF32 ? 1 : type == Type::E4M3 || type == Type::S8 ? 4 : 2;
+}
+
 // The elements of a register as the tensor core reads them; how many. Of tf32 the low 13 bits are
 // not looked at.
 int elements(float* values, u32 bits, Type type) {
@@ -30,14 +35,22 @@ int elements(float* values, u32 bits, Type type) {
     values[0] = bit_cast_to<float>(bits & 0xffffe000);
     return 1;
   }
-  const int count = type == Type::E4M3 ? 4 : 2;
+  const int count = in_register(type);
   for (int i = 0; i < count; ++i) {
     if (type == Type::E4M3) values[i] = e4m3(bits >> 8 * i);
+    if (type == Type::S8) values[i] = static_cast<signed char>(bits >> 8 * i);
     if (type == Type::BF16) values[i] = bit_cast_to<float>(bits >> 16 * i << 16);
     if (type == Type::F16)
       values[i] = static_cast<float>(bit_cast_to<_Float16>(static_cast<gtco::u16>(bits >> 16 * i)));
   }
   return count;
+}
+
+// `sum` and the products of so many elements, one after the other.
+template <class T>
+T add_up(T sum, const float* left, const float* right, int count) {
+  for (int k = 0; k < count; ++k) sum += left[k] * right[k];
+  return sum;
 }
 
 template <class T>
@@ -58,7 +71,7 @@ struct Matrices {
 };
 
 struct Multiply {
-  float* d;
+  void* d;  // floats; of S8, integers
   const u32* a;
   u32 b[2];
   Type type;
@@ -121,10 +134,14 @@ void multiply(const Product& product) {
     for (int i = 0; i < 2; ++i) {
       const int count = right_of(right, product.b, j * 8 + thread % 4 * 2 + i, product.type);
       for (int half = 0; half < 2; ++half) {
-        float& to = product.d[4 * j + 2 * half + i];
-        float sum = product.accumulate ? to : 0.0f;
-        for (int k = 0; k < count; ++k) sum += left[half][k] * right[k];
-        to = sum;
+        const int at = 4 * j + 2 * half + i;
+        if (product.type == Type::S8) {
+          int& to = static_cast<int*>(product.d)[at];
+          to = add_up(product.accumulate ? to : 0, left[half], right, count);
+        } else {
+          float& to = static_cast<float*>(product.d)[at];
+          to = add_up(product.accumulate ? to : 0.0f, left[half], right, count);
+        }
       }
     }
 }
@@ -177,7 +194,7 @@ void ldmatrix(u32* r, u32 address, bool trans) {
 // A register has 4 bytes of a row. A: register i is row (i % 2) * 8 + l / 4, bytes (i / 2) * 16 +
 // l % 4 * 4 of K's 32; B: register i is bytes i * 16 + l % 4 * 4, column l / 4; D: registers 2 i
 // are rows i * 8 + l / 4, column l % 4 * 2.
-void mma(float* d, const u32* a, u32 b0, u32 b1, Type type) {
+void mma(void* d, const u32* a, u32 b0, u32 b1, Type type) {
   HERE;
   Multiply operands{d, a, {b0, b1}, type};
   execute_together("mma.sync", &operands, [](int first) {
@@ -185,7 +202,7 @@ void mma(float* d, const u32* a, u32 b0, u32 b1, Type type) {
     int depth = 0;
     for (int lane = 0; lane < 32; ++lane) {
       const Multiply& from = operand<Multiply>(first + lane);
-      const int per_register = from.type == Type::TF32 ? 1 : from.type == Type::E4M3 ? 4 : 2;
+      const int per_register = in_register(from.type);
       depth = 8 * per_register;
       for (int i = 0; i < 4; ++i)
         elements(&left[i % 2 * 8 + lane / 4][(i / 2 * 4 + lane % 4) * per_register], from.a[i],
@@ -197,13 +214,18 @@ void mma(float* d, const u32* a, u32 b0, u32 b1, Type type) {
       for (int j = 0; j < 4; ++j) {
         const int row = j / 2 * 8 + lane / 4, column = lane % 4 * 2 + j % 2;
         const Multiply& of = operand<Multiply>(first + lane);
-        float& to = of.d[j];
+        if (of.type == Type::S8) {
+          int& to = static_cast<int*>(of.d)[j];
+          to = add_up(to, left[row], right[column], depth);
+          continue;
+        }
+        float& to = static_cast<float*>(of.d)[j];
         if (of.type == Type::TF32) {
           double sum = to;
           for (int k = 0; k < depth; ++k) sum += double(left[row][k]) * right[column][k];
           to = cut_sum(sum);
         } else {
-          for (int k = 0; k < depth; ++k) to += left[row][k] * right[column][k];
+          to = add_up(to, left[row], right[column], depth);
         }
       }
   });
@@ -248,7 +270,7 @@ void wgmma_fence() {
 }
 
 // A warp reads its 16 rows of A and all of B.
-void wgmma(float* d, int n, u64 a, u64 b, bool by_rows, bool accumulate, Type type) {
+void wgmma(void* d, int n, u64 a, u64 b, bool by_rows, bool accumulate, Type type) {
   HERE;
   check_fence(d, n / 2 * sizeof(float));
   self().open_products.push_back({d, n, a, b, by_rows, accumulate, type, nullptr, {}});
@@ -271,7 +293,7 @@ void wgmma_from_registers(float* d, int n, const u32* a, u64 b, bool by_rows, bo
         for (int i = 0; i < 4; ++i) {
           const Fragment& part = operand<Fragment>(first + from);
           float (&row)[32] = operand<Fragment>(first + lane).rows[i % 2];
-          const int per_register = part.type == Type::TF32 ? 1 : 2;
+          const int per_register = in_register(part.type);
           elements(&row[(i / 2 * 4 + from % 4) * per_register], part.a[i], part.type);
         }
   });

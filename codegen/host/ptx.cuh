@@ -41,10 +41,11 @@ __forceinline__ u32 cvt_pack(float low, float high) {
 }
 
 template <class T>
-inline constexpr host::Type TYPE = is_same<T, half_t>   ? host::Type::F16
-                                   : is_same<T, bf16_t> ? host::Type::BF16
-                                   : is_same<T, e4m3_t> ? host::Type::E4M3
-                                                        : host::Type::TF32;
+inline constexpr host::Type TYPE = is_same<T, half_t>        ? host::Type::F16
+                                   : is_same<T, bf16_t>      ? host::Type::BF16
+                                   : is_same<T, e4m3_t>      ? host::Type::E4M3
+                                   : is_same<T, signed char> ? host::Type::S8
+                                                             : host::Type::TF32;
 
 __forceinline__ float ex2(float x) { return exp2f(x); }
 __forceinline__ float rcp(float x) { return 1.0f / x; }
@@ -86,6 +87,9 @@ __forceinline__ void mma_m16n8k16(float (&d)[4], const u32 (&a)[4], u32 b0, u32 
 
 __forceinline__ void mma_m16n8k32(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   host::mma(d, a, b0, b1, host::Type::E4M3);
+}
+__forceinline__ void mma_m16n8k32(int (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  host::mma(d, a, b0, b1, host::Type::S8);
 }
 
 __forceinline__ u32 cvt_tf32(float x) {

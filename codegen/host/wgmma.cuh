@@ -26,10 +26,14 @@ template <int PENDING, int COUNT>
 __forceinline__ void wgmma_wait_group(float (&)[COUNT]) {
   host::wgmma_wait(PENDING);
 }
+template <int PENDING, int COUNT>
+__forceinline__ void wgmma_wait_group(int (&)[COUNT]) {
+  host::wgmma_wait(PENDING);
+}
 
 template <class T, int N>
 struct Wgmma {
-  __forceinline__ static void mma(float (&d)[N / 2], u64 a, u64 b, int accumulate) {
+  __forceinline__ static void mma(sum_t<T> (&d)[N / 2], u64 a, u64 b, int accumulate) {
     host::wgmma(d, N, a, b, false, accumulate, TYPE<T>);
   }
 };

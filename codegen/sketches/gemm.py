@@ -32,7 +32,7 @@ from gtco.codegen.sketches.windows import (
     windows_of,
 )
 from gtco.ir.graph import Graph, Group, Node
-from gtco.ir.spec import HALVES
+from gtco.ir.spec import BYTES, HALVES
 from gtco.ir.views import NotAView, resolve
 from gtco.passes.box_means import RUN
 from gtco.passes.joined import joined_by
@@ -250,7 +250,7 @@ def check_products(
     Raises:
         Illegal: naming their dtype.
     """
-    check(dtype in (*HALVES, FP8, torch.float32), f"no tensor core multiplies {dtype}")
+    check(dtype in (*HALVES, *BYTES, torch.float32), f"no tensor core multiplies {dtype}")
     check(dtype != FP8 or target.has_fp8, f"gtco multiplies no fp8 on {target.arch}")
     check(exact or not is_exact(anchor, dtype), "this sketch multiplies fp32 as tf32 alone")
 

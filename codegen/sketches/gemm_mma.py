@@ -13,7 +13,6 @@ from gtco.codegen.scalars import C_TYPES
 from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
 from gtco.codegen.sketches.gemm import (
     EXACT,
-    FP8,
     GROUPED,
     analyse,
     check_products,
@@ -63,7 +62,7 @@ class GemmMma(Sketch):
         return (
             Knob("block_m", (16, 32, 64, 128)),
             Knob("block_n", (32, 64, 128, 256)),
-            Knob("block_k", (64, 128) if self.problem.dtype == FP8 else (32, 64)),
+            Knob("block_k", (64, 128) if self.problem.dtype.itemsize == 1 else (32, 64)),
             Knob("warps_m", (1, 2, 4)),
             Knob("warps_n", (1, 2, 4)),
             Knob("stages", (2, 3, 4)),
@@ -90,7 +89,7 @@ class GemmMma(Sketch):
             return float(waves * (m * n / min(1.0, (m * n) ** 0.5 / 90) + 1000))
 
         for m, n, warps_m, warps_n in sorted(shapes, key=waste):
-            narrow, unit = problem.dtype.itemsize <= 2, 64 if problem.dtype == FP8 else 32
+            narrow, unit = problem.dtype.itemsize <= 2, 64 if problem.dtype.itemsize == 1 else 32
             wide = narrow and problem.k >= 2 * unit and m * n <= 64 * 128
             block_k = 2 * unit if wide else unit
             stages = 4 if m * n < 128 * 128 or (narrow and not wide) else 3
@@ -172,7 +171,7 @@ class GemmMma(Sketch):
             check(
                 major or extent % 64 == 0, f"{knob} {extent}: a transposed tile spans 64 elements"
             )
-            check(major or problem.dtype != FP8, "no instruction transposes tiles of fp8")
+            check(major or problem.dtype.itemsize > 1, "no instruction transposes tiles of 8 bits")
             texts.append(operand_text(label, operand, problem.dtype, pointers(operand, region)))
         scaling, scale_rows, handed = "", 0, ""
         if (scale := problem.scale) is not None:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
+
 from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
@@ -176,15 +178,20 @@ class GemmWgmma(Sketch):
         if self.by_rows:
             widest = pad_to(rows if self.a_by_rows else columns, ROWS_OF_K)
             return tuple(range(ROWS_OF_K, min(256, widest) + 1, ROWS_OF_K))
-        cuts = {pad_to(-(-rows // parts), 8) for parts in range(1, 9)}
+        cuts = {pad_to(-(-rows // parts), self._unit) for parts in range(1, 9)}
         choices = {16, 32, 64, 96, 128, 192, 256} | cuts
-        limit = pad_to(max(rows, columns), 8)
+        limit = pad_to(max(rows, columns), self._unit)
         return tuple(sorted(size for size in choices if size <= min(256, limit)))
+
+    @property
+    def _unit(self) -> int:
+        """Of the N sides that wgmma takes; of integers also 8 and 24."""
+        return 16 if self.problem.dtype == torch.int8 else 8
 
     def _filling(self, swap: int, block_p: int, split: int, cluster: int) -> Iterable[int]:
         """N sides whose tiles fill the multiprocessors, once or twice, as even cuts hardly do."""
         p_size, q_size = self._sides({"swap": swap})
-        unit = ROWS_OF_K if self.by_rows else 8 if swap else WIDE
+        unit = ROWS_OF_K if self.by_rows else self._unit if swap else WIDE
         blocks = -(-p_size // block_p) * split * self.problem.batch  # of a tile along Q
         for waves in FILLED_WAVES:
             tiles = waves * timing.multiprocessors_for(cluster, self.target) // blocks
@@ -256,6 +263,8 @@ class GemmWgmma(Sketch):
     def _check(self, schedule: Schedule) -> None:
         block_p, block_q, split = schedule["block_p"], schedule["block_q"], schedule["split"]
         self.problem.check_stats(block_p if schedule["swap"] else block_q, "tile")
+        taken = block_q % self._unit == 0 or block_q in (8, 24)
+        check(taken, f"wgmma takes no {block_q} columns of {self.problem.dtype}")
         paired = self._width(schedule) > 1 or not self.problem.of_pairs
         check(paired, f"a thread has single columns of {self.problem.columns}, and pairs are read")
         if self.by_rows:

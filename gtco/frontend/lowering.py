@@ -24,14 +24,18 @@ from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
 from gtco.frontend.lower_norms import NORMS
 from gtco.frontend.lower_pools import POOLS
+from gtco.frontend.lower_quantized import FAKE_QUANTIZED, QUANTIZED
 from gtco.frontend.lower_shapes import SHAPES
 
 aten = torch.ops.aten
 
 TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(
-    SHAPES | INDICES | MATH | NORMS | POOLS | IMAGES | FOLDS | CONVOLUTIONS
+    SHAPES | INDICES | MATH | NORMS | POOLS | IMAGES | FOLDS | CONVOLUTIONS | FAKE_QUANTIZED
 )
 """The one table: overload to lowering."""
+
+NAMED: Mapping[str, Lowering] = QUANTIZED
+"""The same for overloads outside ATen, by name: torch may not have defined them yet."""
 
 KEPT_AS_ATEN: tuple[OpOverload, ...] = (
     aten.batch_norm.default,  # functionalisation turns it into the no-training form

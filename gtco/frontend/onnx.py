@@ -68,7 +68,8 @@ OPSETS = range(11, 29)
 """The versions of the default operator set whose semantics the table was checked against."""
 
 SMALL_ELEMENTS = 1024
-"""A floating-point initializer up to this size is known at compile time; integers always are."""
+"""A floating-point initializer up to this size is known at compile time; integers that may be
+sizes always are."""
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -128,7 +129,8 @@ class OnnxModel(NamedInputs, nn.Module):
             {
                 name: value
                 for name, value in stored.items()
-                if not value.is_floating_point() or value.numel() <= _most_known(value.dtype)
+                if (not value.is_floating_point() and value.dtype.itemsize > 1)
+                or value.numel() <= _most_known(value.dtype)
             },
         )
 
@@ -179,8 +181,8 @@ class OnnxModel(NamedInputs, nn.Module):
 
 
 def _most_known(dtype: torch.dtype) -> int:
-    """Elements of a floating-point initializer that is known; weights of fp8 stay fp8."""
-    return 1 if dtype == FP8 else SMALL_ELEMENTS
+    """Elements of an initializer that is known and no size; weights of 8 bits stay so."""
+    return 1 if dtype.itemsize == 1 else SMALL_ELEMENTS
 
 
 def _identifier(name: str) -> str:

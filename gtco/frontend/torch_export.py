@@ -31,7 +31,7 @@ from gtco.frontend.context import Context, Number, Value
 from gtco.frontend.exporting import exported, quiet, reason_of, within
 from gtco.frontend.idle import drop_idle_checks, idle_nodes
 from gtco.frontend.literals import fold_literals
-from gtco.frontend.lowering import KEPT_AS_ATEN, TABLE
+from gtco.frontend.lowering import KEPT_AS_ATEN, NAMED, TABLE
 from gtco.frontend.refusals import (
     CaptureError,
     check_program,
@@ -346,7 +346,7 @@ class _Lowerer:
         self.context.used_outputs = _used_outputs(node)
         if target in READ_MEMORY:
             self._refuse_strided(node)
-        lowering = TABLE.get(target)
+        lowering = TABLE.get(target) or NAMED.get(str(target))
         before = len(self.builder.nodes)
         try:
             lowered = None if lowering is None else lowering(self.context, *args, **kwargs)

@@ -129,6 +129,7 @@ class Op:
         never_alone: the kernel of a contraction computes it, behind its products: a pass put it
             there, and no plan has it elsewhere.
         lays_out: of its operand's values it makes the same ones, in the order of its dimensions.
+        quantizes: computes in fp32 what it stores in 8 bits, for a product.
     """
 
     name: str
@@ -153,6 +154,7 @@ class Op:
     of_pairs: bool = False
     never_alone: bool = False
     lays_out: bool = False
+    quantizes: bool = False
     stays_finite: bool = False
     ends_masks: bool = False
 
@@ -281,7 +283,9 @@ _ROWS: tuple[Op, ...] = (
     _unary("round", torch.round, "math::round({0})"),
     _unary("copy", lambda x: x.contiguous().clone(), "{0}", lays_out=True),
     _unary("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
-    Op("quantize", Pattern.BROADCAST, references.quantize, "{0} * {1}"),
+    Op("quantize", Pattern.BROADCAST, references.quantize, "{0} * {1}", quantizes=True),
+    Op("quantize_int8", Pattern.BROADCAST, references.quantize_int8, "to_int8<{low}, {high}>({0}, {1}, {2})",
+       quantizes=True),
     _binary("add", torch.add, "{0} + {1}", commutes=True, stays_finite=True),
     _binary("sub", torch.sub, "{0} - {1}", stays_finite=True),
     _binary("mul", torch.mul, "{0} * {1}", commutes=True, stays_finite=True),

@@ -101,6 +101,12 @@ def quantize(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() * scale.float()).clamp(-most, most).to(FP8)
 
 
+def quantize_int8(x: Tensor, scale: Tensor, zero: Tensor, *, low: int, high: int) -> Tensor:
+    """`x / scale`, rounded to the nearest (ties to even), plus `zero`; from `low` to `high`."""
+    steps = torch.round(x.float() / scale.float()) + zero.float()
+    return steps.clamp(low, high).to(torch.int8)
+
+
 def matmul(
     a: Tensor,
     b: Tensor,
@@ -194,7 +200,10 @@ def convolution(
     groups: int,
     products: str | None = None,
 ) -> Tensor:
-    """Convolve x [N, C, H, W] or [N, C, T, H, W] by w, both with their channels ahead."""
+    """Convolve x [N, C, H, W] or [N, C, T, H, W] by w, both with their channels ahead; of int8, in
+    fp32."""
+    if x.dtype == torch.int8:
+        x, w = x.float(), w.float()
     convolve = F.conv2d if x.dim() == 4 else F.conv3d
     return convolve(x, w, b, tuple(stride), tuple(padding), tuple(dilation), groups)
 

@@ -27,7 +27,9 @@ DTYPE_NAMES: Mapping[torch.dtype, str] = MappingProxyType(
 HALVES = (torch.float16, torch.bfloat16)
 """Types of 16 bits that tensor cores multiply."""
 FLOATS = frozenset((torch.float16, torch.bfloat16, torch.float32))
-"""Types that generated kernels reduce and multiply; fp8 is multiplied alone."""
+"""Types that generated kernels reduce and multiply."""
+BYTES = frozenset({torch.float8_e4m3fn, torch.int8})
+"""Types that they multiply alone."""
 
 
 class GraphError(ValueError):

@@ -14,7 +14,7 @@ import torch
 
 from gtco.codegen.binding import Binding
 from gtco.codegen.program import LARGEST_GRID, KernelProgram, Pointer, TensorMapArgument
-from gtco.ir.spec import TensorSpec
+from gtco.ir.spec import BYTES, HALVES, TensorSpec
 from gtco.passes.origins import at_origins
 from gtco.runtime.cubin import CompiledKernel
 from gtco.runtime.encoding import LARGEST_BYTES
@@ -25,7 +25,7 @@ from gtco.target import PORTABLE_CLUSTER
 _CLUSTERS_FROM = (9, 0)
 _LARGEST_CLUSTER = 2 * PORTABLE_CLUSTER
 _POINTER_BYTES, _MAP_BYTES = 8, 128
-_MAP_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float8_e4m3fn)
+_MAP_DTYPES = (*HALVES, *BYTES, torch.float32)
 _SWIZZLES = (0, 32, 64, 128)
 _ALIGNMENT = 16  # bytes, of what a tensor map begins at and steps by
 _BOX_CHANNELS, _BOX_PIXELS = 256, 1024

@@ -19,7 +19,7 @@ from gtco.cost_model.judge import Judge, random_values
 from gtco.ir.graph import Group
 from gtco.runtime.run import run_group
 from gtco.target import Target, target_of_capability
-from tests import groups
+from tests import groups, int8_groups
 from tests.kernel_checks import wrong_statistics
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kind", [ConvMma, ConvWgmma])]
@@ -43,7 +43,7 @@ LARGE = {
     "fp32": lambda: groups.convolution((1, 56, 56, 32), 36, (3, 3), F32),
 }
 """More patches than blocks that stay, and several waves."""
-CASES = {**groups.CONV_CASES, **groups.GROUPED_CASES, **LARGE}
+CASES = {**groups.CONV_CASES, **groups.GROUPED_CASES, **int8_groups.CONVOLUTIONS, **LARGE}
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from gtco.codegen.rules import derive
 from gtco.cost_model.judge import Judge, random_values
 from gtco.runtime.run import run_group
 from gtco.target import target_of_capability
-from tests import gated_groups, groups
+from tests import gated_groups, groups, int8_groups
 from tests.kernel_checks import sample
 
 pytestmark = pytest.mark.gpu
@@ -21,6 +21,9 @@ CASES = {
     **groups.CONV_CASES,
     **groups.GROUPED_CASES,
     **groups.JOINED_CASES,
+    **int8_groups.LINEARS,
+    **int8_groups.CONVOLUTIONS,
+    "int8_many_rows": lambda: int8_groups.linear(3001, 1280, 768, torch.float16),
     **{f"gated_{name}": make for name, make in gated_groups.CASES.items()},
     "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),
     "fc2_one_row": lambda: groups.residual_linear(1, 3072, 768, torch.float16),

@@ -13,7 +13,7 @@ from gtco.cost_model.judge import random_values
 from gtco.ir.graph import Group
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
-from tests import box_groups, groups
+from tests import box_groups, groups, int8_groups
 from tests.kernel_checks import wrong_outputs
 
 pytestmark = pytest.mark.compiler
@@ -45,6 +45,9 @@ GROUPS: Mapping[str, Callable[[], Group]] = {
     "rows in windows of an image": lambda: groups.window_linear((2, 12, 15, 72), (4, 5), 200, F16),
     "fp8": lambda: groups.fp8_linear(300, 1168, 192, F16, norm=True),
     "fp8 of few steps": lambda: groups.fp8_linear(200, 400, 256, BF16),
+    "int8": lambda: int8_groups.linear(300, 1168, 192, F16, residual=False),
+    "int8 and a residual": lambda: int8_groups.linear(200, 400, 256, BF16),
+    "windows of int8": lambda: int8_groups.convolution((2, 9, 17, 144), 64, (3, 3), F16),
     "B in rows of K": lambda: groups.batched_matmul(2, 97, 200, 136, BF16),
     "several products": lambda: groups.batched_matmul(2, 97, 64, 72, F16, transposed=True),
     # Of these, 16 columns are whole and 32 are not.
@@ -74,6 +77,11 @@ CASES = [
     ("fp8", (1, 128, 96, 1, 4, 0, 0)),
     ("fp8 of few steps", (0, 64, 128, 1, 1, 0, 0)),
     ("fp8 of few steps", (1, 128, 64, 2, 4, 0, 0)),
+    ("int8", (0, 64, 64, 1, 4, 0, 0)),
+    ("int8", (1, 128, 96, 2, 1, 0, 0)),
+    ("int8 and a residual", (0, 128, 128, 1, 4, 0, 0)),
+    ("int8 and a residual", (1, 192, 64, 2, 1, 0, 0)),
+    ("windows of int8", (1, 128, 64, 1, 1, 0, 0)),
     ("norm and GELU", (0, 64, 64, 1, 4, 0, 0)),
     ("norm and GELU", (0, 128, 96, 1, 1, 0, 0)),
     ("norm and GELU", (0, 64, 192, 2, 16, 0, 0)),

@@ -9,7 +9,7 @@ from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.cost_model.judge import random_values
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
-from tests import groups
+from tests import groups, int8_groups
 from tests.kernel_checks import wrong_outputs
 
 pytestmark = pytest.mark.compiler
@@ -33,6 +33,8 @@ GROUPS = {
     "fp8, norm and GELU": lambda: groups.fp8_linear(37, 656, 256, F16, norm=True),
     "fp8, statistics": lambda: groups.fp8_linear(21, 272, 192, F16),
     "fp8, odd columns": lambda: groups.fp8_linear(7, 144, 90, BF16),
+    "int8, GELU": lambda: int8_groups.linear(37, 656, 256, F16, residual=False),
+    "int8, residual": lambda: int8_groups.linear(21, 272, 192, F16),
     "fp32, norm and GELU": lambda: groups.norm_linear(37, 100, 256, F32, gelu=True),
     "fp32, statistics": lambda: groups.residual_linear(21, 64, 192, F32),
     "fp32, odd columns": lambda: groups.plain_linear(7, 36, 91, F32),
@@ -123,6 +125,13 @@ CASES = [
     ("fp8, statistics", (0, 64, 64, 2, 1, 1, 1, 0, 1)),
     ("fp8, statistics", (1, 64, 8, 2, 2, 1, 1, 0, 3)),
     ("fp8, odd columns", (1, 64, 8, 2, 1, 1, 1, 0, 1)),
+    ("int8, GELU", (0, 64, 64, 3, 1, 1, 2, 0, 1)),
+    ("int8, GELU", (1, 64, 24, 2, 1, 4, 2, 0, 1)),
+    ("int8, GELU", (0, 128, 32, 2, 2, 1, 1, 1, 1)),
+    ("int8, GELU", (1, 64, 48, 3, 1, 2, 1, 1, 1)),
+    ("int8, residual", (1, 64, 24, 2, 2, 1, 1, 0, 1)),
+    ("int8, residual", (0, 64, 64, 2, 3, 1, 1, 1, 1)),
+    ("int8, residual", (1, 64, 8, 2, 5, 1, 1, 0, 1)),
     ("fp8, odd columns", (0, 64, 64, 2, 2, 1, 1, 0, 1)),
     ("tf32, norm and GELU", (0, 64, 64, 3, 1, 1, 2, 1, 1)),
     ("tf32, norm and GELU", (1, 64, 24, 2, 1, 4, 2, 0, 1)),

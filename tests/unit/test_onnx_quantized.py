@@ -113,11 +113,10 @@ def off(found: Tensor, expected: np.ndarray[Any, Any]) -> float:
     return float((found.double() - truth).abs().max() / truth.abs().max())
 
 
-def eights(plan: Any) -> list[str]:
-    """The operators of a plan that read fp8."""
+def eights(plan: Any, dtype: torch.dtype = torch.float8_e4m3fn) -> list[str]:
+    """The operators of a plan that read `dtype`."""
     graph = plan.graph
-    fp8 = torch.float8_e4m3fn
-    return [node.op for node in graph.nodes if graph.specs[node.inputs[0]].dtype == fp8]
+    return [node.op for node in graph.nodes if graph.specs[node.inputs[0]].dtype == dtype]
 
 
 FP8 = {
@@ -180,9 +179,8 @@ def test_a_scale_on_the_wrong_axis_would_be_seen(monkeypatch: pytest.MonkeyPatch
     model = model_of(form)
     module = load_onnx(model)
     (x,) = module.example()
-    (rule,) = quantized_pairs.RULES
-    careless = (replace(rule, check=lambda edit, match: None),)
-    monkeypatch.setattr(quantized_pairs, "RULES", careless)
+    careless = replace(quantized_pairs.RULE, check=lambda edit, match: None)
+    monkeypatch.setattr(quantized_pairs, "RULE", careless)
     changed = multiply_pairs(gtco.capture(module, (x,)))
     expected = ReferenceEvaluator(model).run(None, {"x": x.numpy()})[0]
     assert off(interpret(changed, (x,))[0], expected) > 1e-2
@@ -201,6 +199,9 @@ INT8 = {
     "around fp32 weights": Form(kind=np.int8, stored=False, axis=0, gemm=True, opset=13),
     "one scale, zero point": Form(kind=np.int8, axis=None, zero=-7, opset=13),
     "odd sizes": Form(kind=np.int8, k=77, n=41, zero=3),
+    "unsigned": Form(kind=np.uint8, zero=120),
+    "read elsewhere": Form(kind=np.int8, zero=5, also=True),
+    "fp16": Form(kind=np.int8, dtype=np.float16, opset=19),
 }
 
 
@@ -211,8 +212,22 @@ def test_int8_pairs_are_as_in_onnx_runtime(form: Form) -> None:
     module = load_onnx(model)
     (x,) = module.example()
     (expected,) = run_ort(model, x.numpy())
-    assert off(module(x), expected) < 1e-5
-    assert off(gtco.compile(module, (x,), target="host")(x), expected) < 1e-5
+    exact = 1e-5 if form.dtype == np.float32 else 5e-3
+    assert off(module(x), expected) < exact
+    assert off(gtco.compile(module, (x,), target="host")(x), expected) < exact
+    plan, _ = make_plan(module, (x,), None, gtco.Options(target="sm_80"))
+    assert ("linear" in eights(plan, torch.int8)) == (form.k % 16 == 0)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8])
+def test_int8_of_an_fp32_model_keeps_its_digits_in_fp16(kind: Any) -> None:
+    form = Form(kind=kind, zero=100)
+    model = model_of(form)
+    module = load_onnx(model)
+    (x,) = module.example()
+    plan, _ = make_plan(module, (x,), None, gtco.Options(target="sm_80", precision="fp16"))
+    assert "linear" in eights(plan, torch.int8)
+    assert off(interpret(plan.graph, (x,))[0], run_ort(model, x.numpy())[0]) < 1e-6
 
 
 @pytest.mark.parametrize("name", ["TRT_FP8QuantizeLinear", "TRT_INT4DequantizeLinear"])

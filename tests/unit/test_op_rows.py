@@ -61,7 +61,8 @@ def scaled() -> Group:
     b = GraphBuilder()
     x = b.input("x", TensorSpec((6, 64), F16))
     scale = b.input("scale", TensorSpec((), torch.float32))
-    return Group("g", b.build([b.add("quantize", x, scale)]))
+    integers = b.add("quantize_int8", x, scale, scale, low=-128, high=127)
+    return Group("g", b.build([b.add("quantize", x, scale), integers]))
 
 
 CASES: tuple[Callable[[], Group], ...] = (
