@@ -2,9 +2,10 @@
 
     python -m experiments.int8 OUT.json [--cases MODULE:NAME,...] [--tune SECONDS] [--quick]
 
-Each layer rounds its input by one scale, and its weights by one of each row, as TensorRT's toolkits
-do: `torch.fake_quantize_per_tensor_affine` and `_per_channel_affine`, scales from the largest
-values of a few inputs. gtco multiplies that in int8. The peers run the model in fp16 as it was:
+Each layer rounds its input by one scale, and its weights by one of each row, and residuals are
+rounded like the layers that read the same, as TensorRT's toolkits do:
+`torch.fake_quantize_per_tensor_affine` and `_per_channel_affine`, scales from the largest values of
+a few inputs. gtco multiplies that in int8. The peers run the model in fp16 as it was:
 gtco, and Inductor in its usual mode with CUDA graphs, for convolutions with channels last too.
 Answers are judged by those of torch, of the same rounded layers; the error is the answer's against
 the model's own in fp64. Times are of calls back to back, in alternating rounds, on fresh inputs.
@@ -68,14 +69,27 @@ class Rounded(nn.Module):
         return self.layer._conv_forward(x, w, self.layer.bias)
 
 
+class Skip(nn.Module):
+    """A residual that is rounded to int8 on its way to the sum."""
+
+    def __init__(self, layer: nn.Identity, largest: float) -> None:
+        super().__init__()
+        self.scale = max(largest, 1e-6) / LARGEST
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, self.scale, 0, -LARGEST - 1, LARGEST)
+
+
 def rounded(model: nn.Module, inputs: list[Inputs]) -> nn.Module:
     """A copy of `model` with its linears and its convolutions of one group in int8, by what they
-    read of `inputs`."""
+    read of `inputs`, and ResNets' residuals too."""
     model = copy.deepcopy(model)
     layers = {
         name: layer
         for name, layer in model.named_modules()
-        if isinstance(layer, nn.Linear) or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+        if isinstance(layer, nn.Linear)
+        or (isinstance(layer, nn.Conv2d) and layer.groups == 1)
+        or (name.endswith(".shortcut") and isinstance(layer, nn.Identity))
     }
     largest = dict.fromkeys(layers, 0.0)
 
@@ -93,7 +107,8 @@ def rounded(model: nn.Module, inputs: list[Inputs]) -> nn.Module:
         hook.remove()
     for name, layer in layers.items():
         parent, _, own = name.rpartition(".")
-        setattr(model.get_submodule(parent), own, Rounded(layer, largest[name]))
+        kind = Skip if isinstance(layer, nn.Identity) else Rounded
+        setattr(model.get_submodule(parent), own, kind(layer, largest[name]))
     return model
 
 

@@ -130,6 +130,50 @@ def _folded_conv(edit: Editor, match: tuple[Node, _Scaled]) -> str:
     return made if turned is None else edit.add("permute", made, **turned.attrs)
 
 
+@dataclass(frozen=True)
+class _TakenBack:
+    """A convolution of int8, the f64 numbers of each channel that make of its sums what it stands
+    for, and the norm behind that."""
+
+    conv: Node
+    scale: Tensor
+    shift: Tensor
+    norm: _Affine
+
+
+def _norm_of_int8(edit: Editor, node: Node) -> _TakenBack | None:
+    norm, value = _batch_norm(edit, node), node.inputs[0]
+    found: dict[str, Tensor | None] = {}
+    for op in ("cast", "add", "mul"):
+        step = edit.producer(value, op)
+        if step is not None and edit.read_once(value):
+            value = step.inputs[0]
+            if op != "cast":
+                found[op] = edit.constant(step.inputs[-1])
+    conv = edit.producer(value, "conv2d")
+    if norm is None or conv is None or edit.dtype(conv.inputs[0]) != torch.int8:
+        return None
+    one, zero = torch.ones_like(norm.scale), torch.zeros_like(norm.scale)
+    scale, shift = found.get("mul", one), found.get("add", zero)
+    if scale is None or shift is None or not edit.read_once(value):
+        return None
+    if {scale.numel(), shift.numel()} != {len(one)}:
+        return None
+    return _TakenBack(conv, scale.double().flatten(), shift.double().flatten(), norm)
+
+
+def _folded_norm(edit: Editor, match: _TakenBack) -> str:
+    norm, node = match.norm, match.norm.node
+    numbers = {"scale": match.scale * norm.scale, "shift": match.shift * norm.scale + norm.shift}
+    scale, shift = (
+        edit.add_constant(f"{node.name}_{name}", each.float().reshape(-1, 1, 1))
+        for name, each in numbers.items()
+    )
+    y = edit.add("add", edit.add("mul", match.conv.name, scale), shift)
+    dtype = node.outputs[0].dtype
+    return y if dtype == torch.float32 else edit.add("cast", y, dtype=dtype)
+
+
 def _affine(edit: Editor, norm: _Affine) -> str:
     (x, mean, *_), (spec,) = norm.node.inputs, norm.node.outputs
     wide = torch.promote_types(spec.dtype, torch.float32)
@@ -206,6 +250,12 @@ _AFFINE: tuple[Rule[Any], ...] = (
 )  # fmt: skip
 
 _BATCH_NORMS: tuple[Rule[Any], ...] = (
+    Rule(
+        "batch_norm(conv2d of int8 * u + v) -> conv2d * (u * s) + (v * s + t)",
+        ("batch_norm",),
+        _norm_of_int8,
+        _folded_norm,
+    ),
     Rule("batch_norm(x) -> x * s + t", ("batch_norm",), _batch_norm, _affine),
 )
 
