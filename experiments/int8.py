@@ -57,7 +57,7 @@ class Rounded(nn.Module):
         self.layer, self.scale = layer, max(largest, 1e-6) / LARGEST
         scales = layer.weight.detach().float().abs().flatten(1).amax(1).clamp_min(1e-6) / LARGEST
         self.register_buffer("scales", scales)
-        self.register_buffer("zeros", torch.zeros(len(scales), dtype=torch.int32))
+        self.register_buffer("zeros", torch.zeros_like(scales, dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.fake_quantize_per_tensor_affine(x, self.scale, 0, -LARGEST - 1, LARGEST)

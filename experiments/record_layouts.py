@@ -1,6 +1,6 @@
 """Which element each lane and register holds: the tensor core's layouts, as a GPU has them.
 
-    python -m experiments.record_layouts tests/golden/h100_layouts.json
+    python -m experiments.record_layouts tests/golden/hopper_layouts.json
     python -m experiments.record_layouts OUT.json --target host
 
 Small kernels on the device library give numbered elements to ldmatrix, mma.sync, wgmma and the bulk

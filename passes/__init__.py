@@ -37,6 +37,7 @@ from gtco.passes.rejoined import rejoin_parts
 from gtco.passes.rewrite import Log
 from gtco.passes.rolls import move_rolls
 from gtco.passes.rotary import fuse_rotary
+from gtco.passes.rounded_rows import round_rows
 from gtco.passes.rows_to_groups import rows_to_groups
 from gtco.passes.sampling import sum_samples
 from gtco.passes.slices import push_slices
@@ -92,6 +93,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way
     order_stored_columns,  # behind pull_pointwise, which brings views together
+    round_rows,  # behind pull_pointwise, which moves permutes the other way
     border_addends,  # behind fuse_attention, which gives masks rows of whole copies
     fold_constants,
     turn_constants,

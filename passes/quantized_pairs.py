@@ -13,13 +13,14 @@ so.
 
 These are ONNX's QuantizeLinear and DequantizeLinear around both operands: one scale for the
 activations, and for the weights one, or one of each column of the result. Unsigned integers become
-signed ones, 128 less. Other forms (scales along the dimension that is summed, sizes that tensor
-cores do not take, a border of zeros around an image whose zero is another number) stay as they are
-and compute what they say.
+signed ones, 128 less. A border of zeros, around an image whose zero is another number, has a share
+of the last sum, which differs there. Other forms (scales along the dimension that is summed, sizes
+that tensor cores do not take) stay as they are and compute what they say.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.references import convolution
 from gtco.ir.spec import HALVES
 from gtco.passes.quantize import FP8, LARGEST, aligned
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
@@ -39,6 +41,8 @@ LIMITS: Mapping[torch.dtype, tuple[float, float]] = {
 """What is rounded, by type, is cut at; integers may be cut nearer to 0."""
 _DIVISORS = (2.0**-60, 2.0**60)
 """That `quantize_int8` divides by."""
+LARGEST_SHIFT = 1 << 22
+"""Results of an image of which each may have a shift of its own."""
 _UNSIGNED = 128
 """By how much an unsigned integer exceeds the signed one that stands for it."""
 
@@ -146,16 +150,16 @@ def _check(edit: Editor, match: Match) -> str | None:
     by_column = match.scales.flatten(1)
     if not torch.equal(by_column, by_column[:, :1].expand_as(by_column)):
         return "the scales of the weights differ along the dimension that is summed"
-    kind, attrs = match.left.kind, match.node.attrs
-    if not aligned(k, columns):
-        return f"tensor cores take no {kind} operands of {columns} rows of {k}"
-    if match.node.definition.of_images:
-        if match.left.is_fp8:
-            return "no convolution multiplies fp8"
-        if attrs["groups"] != 1:
-            return f"a convolution in {attrs['groups']} groups multiplies no int8"
-        if match.zero and any(attrs["padding"]):
-            return "the border of an image whose zero is another number is not made of zeros"
+    kind, groups = match.left.kind, match.node.attrs.get("groups", 1)
+    if columns % groups or not aligned(k, columns // groups):
+        return f"tensor cores take no {kind} operands of {columns // groups} rows of {k}"
+    if match.node.definition.of_images and match.left.is_fp8:
+        return "no convolution multiplies fp8"
+    pixels = math.prod(match.node.outputs[0].sizes[1:])
+    if match.zero and any(match.node.attrs.get("padding", ())) and pixels > LARGEST_SHIFT:
+        return (
+            f"a shift of {pixels} results, which differ at a border of another zero, is too large"
+        )
     return None
 
 
@@ -166,32 +170,40 @@ def _replace(edit: Editor, match: Match) -> str:
     for view in left.views:
         value = edit.add(view.op, value, **view.attrs)
     weights = edit.add_constant(f"{node.name}_{left.kind}", match.weights.contiguous())
-    scales = match.scales.flatten(1)[:, 0].double() * left.scale
     if node.definition.of_images:
-        y, beside = (
-            edit.add(node.op, value, weights, **node.attrs),
-            (1,) * (match.weights.dim() - 2),
-        )
+        y = edit.add(node.op, value, weights, **node.attrs)
     else:
-        y, beside = edit.add("linear", value, weights, out_dtype=torch.float32), ()
-    columns = (len(scales), *beside)
-    unscale = edit.add_constant(f"{node.name}_unscale", scales.float().reshape(columns))
-    y = edit.add("mul", y, unscale)
-    shift = None
-    if match.zero:
-        shift = -match.zero * scales * match.weights.double().flatten(1).sum(1)
+        y = edit.add("linear", value, weights, out_dtype=torch.float32)
+    columns = (len(match.weights), *(1,) * (match.weights.dim() - 2))
+    scales = match.scales.flatten(1)[:, 0].double().reshape(columns) * left.scale
+    y = edit.add("mul", y, edit.add_constant(f"{node.name}_unscale", scales.float()))
+    shift = -match.zero * scales * _sums(edit, match) if match.zero else None
     if len(node.inputs) > 2:
         bias = _known(edit, node.inputs[2])
         if bias is not None:
-            shift = bias.double() if shift is None else shift + bias.double()
+            own = bias.double().reshape(columns)
+            shift = own if shift is None else shift + own
         else:
             wide = edit.add("cast", node.inputs[2], dtype=torch.float32)
-            y = edit.add("add", y, edit.add("reshape", wide, shape=columns) if beside else wide)
+            y = edit.add("add", y, edit.add("reshape", wide, shape=columns))
     if shift is not None:
-        constant = edit.add_constant(f"{node.name}_shift", shift.float().reshape(columns))
-        y = edit.add("add", y, constant)
+        y = edit.add("add", y, edit.add_constant(f"{node.name}_shift", shift.float()))
     dtype = node.outputs[0].dtype
     return y if edit.dtype(y) == dtype else edit.add("cast", y, dtype=dtype)
+
+
+def _sums(edit: Editor, match: Match) -> Tensor:
+    """Of the weights that a result is made with, in f64: [columns, 1, ...], or [columns, H, W]
+    where those differ, since a border has none of the image's pixels."""
+    weights, attrs = match.weights.double(), match.node.attrs
+    if not any(attrs.get("padding", ())):
+        return weights.flatten(1).sum(1).reshape(-1, *(1,) * (weights.dim() - 2))
+    inside = weights.new_ones(1, 1, *edit.shape(match.node.inputs[0])[2:])
+    stride, padding, dilation = (attrs[name] for name in ("stride", "padding", "dilation"))
+    return convolution(
+        inside, weights.sum(1, keepdim=True), stride=stride, padding=padding, dilation=dilation,
+        groups=1,
+    )[0]  # fmt: skip
 
 
 def _quantized(edit: Editor, left: _Rounding) -> str:

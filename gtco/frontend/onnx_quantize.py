@@ -1,4 +1,5 @@
-"""ONNX's operators on quantized tensors: right, not fast.
+"""ONNX's operators on quantized tensors. Of QuantizeLinear and DequantizeLinear around products
+`gtco.passes.quantized_pairs` makes products in 8 bits; the others are right, not fast.
 
 DequantizeLinear(x, scale, zero)  -> (x.float() - zero.float()) * scale
 MatMulInteger(a, b)               -> (a.double() @ b.double()).int()

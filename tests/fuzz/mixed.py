@@ -37,6 +37,23 @@ QUANTIZED = [
         f"{{o}} = F.conv2d({_rounded(i, '{x}')}, {_rounded(i + 5, 'w_')}, padding=1)"
         for i in (0, 1, 3)
     ),
+    *(
+        f"h_ = F.relu(F.conv2d({{x}}, {{w:(16, X[1], 1, 1)}})); w_ = {{w:(8, 16, {k}, {k})}}; "
+        f"y_ = F.conv2d({_rounded(i, 'h_')}, {_rounded(i, 'w_')}, padding={p}, stride={k}); "
+        "{o} = F.relu(F.batch_norm(y_, {w:(8,)}, {w:(8,)} ** 2 + 0.1)) + y_.mean()"
+        for i, k, p in ((0, 3, 1), (5, 3, 0), (1, 3, 1), (6, 1, 0), (2, 1, 0), (15, 2, 0))
+    ),
+    *(
+        f"{_WIDE}q_ = torch.fake_quantize_per_tensor_affine(h_, {s}, {z}, {low}, {high}); "
+        "{o} = F.linear(q_, torch.fake_quantize_per_channel_affine(w_, torch.full((8,), 0.02), "
+        "torch.zeros(8, dtype=torch.int32), 0, -127, 127))"
+        for s, z, low, high in (
+            (0.05, 0, -128, 127),
+            (0.3, 5, 0, 255),
+            (0.25, -3, -8, 7),
+            (0.1, 128, 0, 255),
+        )
+    ),
     *(f"{{o}} = {_rounded(i, 'torch.softmax({x}, -1)')} @ {_rounded(i, '{s}')}" for i in (0, 3)),
     f"{_WIDE}q_ = {_rounded(3, 'h_')}; "
     f"{{o}} = F.linear(q_, {_rounded(3, 'w_')}) + F.linear(q_, {_rounded(4, '{w:(8, 16)}')})",

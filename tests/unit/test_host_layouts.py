@@ -1,4 +1,4 @@
-"""The host library's register and shared-memory layouts against those recorded on an H100."""
+"""The host library's register and shared-memory layouts against those recorded on an H200."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gtco.ir.interpreter import round_to_tf32
 from gtco.runtime.nvrtc import compile_uncached
 from tests.conftest import GOLDEN
 
-RECORDED = GOLDEN / "h100_layouts.json"
+RECORDED = GOLDEN / "hopper_layouts.json"
 
 
 def differences(ours: object, recorded: object, path: str = "") -> list[str]:
@@ -43,7 +43,7 @@ def differences(ours: object, recorded: object, path: str = "") -> list[str]:
 )
 def test_the_host_library_has_the_recorded_layouts() -> None:
     recorded: Table = json.loads(RECORDED.read_text())
-    assert "H100" in recorded.pop("device")
+    assert "H200" in recorded.pop("device")
     assert not differences(record(run_on_host), recorded)
 
 
