@@ -197,7 +197,7 @@ def test_what_is_transposed_behind_rounding_is_rounded_behind_it() -> None:
 
         def forward(self, x: Tensor) -> Tensor:
             steps = torch.round(x / 0.0625).clamp(-128, 127).to(torch.int8)
-            return F.linear(steps.float().mT * 0.0625, self.w.float() * 0.01)
+            return F.linear((steps.float() * 0.0625).mT, self.w.float() * 0.01)
 
     model, x = Transposed(), torch.randn(2, 32, 20)
     plan, _ = make_plan(model, (x,), None, gtco.Options(target="sm_90a"))
