@@ -271,7 +271,7 @@ def _quotient(edit: Editor, cast: Node) -> _Quotient | None:
         node = edit.producer(value, op)
         if node is None or "other" not in node.attrs:
             return None
-        limits.insert(0, node.attrs["other"])
+        limits.insert(0, float(node.attrs["other"]))
         value = node.inputs[0]
     (low, high), offset = LIMITS[dtype], 0.0
     if not low <= limits[0] < limits[1] <= high:
@@ -279,10 +279,12 @@ def _quotient(edit: Editor, cast: Node) -> _Quotient | None:
     if dtype == FP8:
         if tuple(limits) != LIMITS[dtype]:
             return None
+    elif not all(limit.is_integer() for limit in limits):
+        return None
     else:
         if (total := edit.producer(value, "add")) is not None:
             value, number = total.inputs[0], _number(edit, total)
-            if number is None or not low <= number <= high:
+            if number is None or not low <= number <= high or not number.is_integer():
                 return None
             offset = number
         while (node := edit.producer(value, "cast")) is not None:

@@ -95,6 +95,21 @@ def test_kernels_round_as_torch_does(zero: float) -> None:
     assert torch.equal(gtco.compile(Rounds(), (x,), target="host")(x), Rounds()(x))
 
 
+@pytest.mark.parametrize(
+    ("zero", "low", "high", "divisor"),
+    [(0.5, -128, 127, 0.25), (0, -127.5, 127, 0.25), (0, -128, 200, 0.25), (0, -128, 127, 1e-30)],
+)
+def test_what_no_integers_stand_for_is_left_as_it_is(
+    zero: float, low: float, high: float, divisor: float
+) -> None:
+    class Rounds(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return (torch.round(x / divisor) + zero).clamp(low, high).to(torch.int8)
+
+    graph = multiply_pairs(gtco.capture(Rounds(), (torch.randn(5),)))
+    assert "quantize_int8" not in {node.op for node in graph.nodes}
+
+
 def test_the_judge_allows_a_step_here_and_there_and_no_more() -> None:
     group = int8_groups.linear(64, 64, 64, torch.float16)
     values = inputs_of(group)
