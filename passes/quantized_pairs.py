@@ -41,6 +41,8 @@ LIMITS: Mapping[torch.dtype, tuple[float, float]] = {
 """What is rounded, by type, is cut at; integers may be cut nearer to 0."""
 _DIVISORS = (2.0**-60, 2.0**60)
 """That `quantize_int8` divides by."""
+COPIED = 4
+"""Bytes that a copy into shared memory takes at least."""
 LARGEST_SHIFT = 1 << 22
 """Results of an image of which each may have a shift of its own."""
 _UNSIGNED = 128
@@ -151,7 +153,8 @@ def _check(edit: Editor, match: Match) -> str | None:
     if not torch.equal(by_column, by_column[:, :1].expand_as(by_column)):
         return "the scales of the weights differ along the dimension that is summed"
     kind, groups = match.left.kind, match.node.attrs.get("groups", 1)
-    if columns % groups or not aligned(k, columns // groups):
+    whole = aligned(k, columns) if match.left.is_fp8 else not k % COPIED
+    if columns % groups or not whole:
         return f"tensor cores take no {kind} operands of {columns // groups} rows of {k}"
     if match.node.definition.of_images and match.left.is_fp8:
         return "no convolution multiplies fp8"

@@ -178,8 +178,11 @@ FORMS: dict[str, tuple[dict[str, int], int]] = {
     "another zero behind a border of 1x1": ({"zero": -128, "kernel": 1}, 2),
     "groups": ({"groups": 2}, 2),
     "groups, another zero": ({"groups": 2, "zero": 3}, 2),
-    "narrow groups": ({"groups": 4}, 1),
-    "odd channels": ({"channels": 24}, 1),
+    "narrow groups": ({"groups": 4}, 2),
+    "groups of 2": ({"channels": 16, "groups": 8}, 1),
+    "24 channels": ({"channels": 24}, 2),
+    "groups of 4": ({"channels": 16, "groups": 4}, 2),
+    "odd channels": ({"channels": 22}, 1),
     "a patch": ({"kernel": 1, "padding": 0}, 2),
 }
 """And how many of the two convolutions are multiplied in int8."""
