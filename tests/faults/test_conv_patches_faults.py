@@ -241,7 +241,7 @@ FAULTS: dict[str, tuple[str, str, str]] = {
         "patch < C::PATCHES; patch",
         "patch < C::PATCHES - 1; patch",
     ),
-    "sums of the patch before": ("image", "[e / 4][e % 4] = 0.0f;", "[e / 4][e % 4] += 0.0f;"),
+    "sums of the patch before": ("image", "[e / 4][e % 4] = 0;", "[e / 4][e % 4] += 0;"),
     "channels of the first group": ("groups", "group * A::CHANNELS + chunk", "chunk"),
     "columns of the first group": (
         "groups",

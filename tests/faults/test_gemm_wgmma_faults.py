@@ -9,7 +9,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
-from tests import groups
+from tests import groups, int8_groups
 from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
@@ -35,6 +35,8 @@ CLUSTERS = {
     },
     "fp8": PLAIN,
     "deep fp8": {**PLAIN, "depth": 1},
+    "int8": {**PLAIN, "block_q": 48},
+    "deep int8": {**PLAIN, "block_q": 48, "depth": 1},
     "rows of K": {**PLAIN, "swap": 0, "block_q": 128},
     "groups": {**PLAIN, "swap": 0, "block_q": 32},
     "fours": {**PLAIN, "swap": 0, "block_q": 48},
@@ -149,8 +151,8 @@ FAULTS = {
     ),
     "a last slot that is not given back to peers": (
         "deep multicast",
-        "C::DEPTH > 0 && !PROMOTED) release(last);",
-        "C::DEPTH > 0 && PROMOTED) release(last);",
+        "C::DEPTH > 0 && !APART) release(last);",
+        "C::DEPTH > 0 && APART) release(last);",
     ),
     "a slot handed back to its own block only": (
         "multicast",
@@ -174,8 +176,18 @@ FAULTS = {
     ),
     "fp8 sums of 512 that are not added in fp32": (
         "fp8",
-        "acc[i] += of_interval[i];",
-        "acc[i] = of_interval[i];",
+        "acc[i] += static_cast<float>(of_interval[i]);",
+        "acc[i] = static_cast<float>(of_interval[i]);",
+    ),
+    "sums of int8 that are taken for floats": (
+        "int8",
+        "static_cast<float>(of_interval[i])",
+        "__uint_as_float(of_interval[i])",
+    ),
+    "sums of int8 that are not awaited": (
+        "deep int8",
+        "ptx::wgmma_wait_group<0>(of_interval);",
+        "",
     ),
     "fp8 sums that begin with those of the 512 before": (
         "deep fp8",
@@ -230,6 +242,8 @@ def group(cluster: str) -> Group:
         return groups.residual_linear(37, 128, 336, torch.float16)
     if cluster.endswith("fp8"):
         return groups.fp8_linear(37, 1168, 128, torch.float16)
+    if cluster.endswith("int8"):
+        return int8_groups.linear(37, 1168, 128, torch.float16, residual=False)
     if cluster == "groups":
         return groups.GROUPED_CASES["groups_of_64"]()
     if cluster == "rows of K":
