@@ -10,6 +10,7 @@ that `torch.export` sees fixed shapes.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -69,7 +70,7 @@ OPSETS = range(11, 29)
 
 SMALL_ELEMENTS = 1024
 """A floating-point initializer up to this size is known at compile time; integers that may be
-sizes always are."""
+sizes, and masks, always are."""
 
 DEFAULT_DOMAINS = ("", "ai.onnx")
 
@@ -129,8 +130,7 @@ class OnnxModel(NamedInputs, nn.Module):
             {
                 name: value
                 for name, value in stored.items()
-                if (not value.is_floating_point() and value.dtype.itemsize > 1)
-                or value.numel() <= _most_known(value.dtype)
+                if value.numel() <= _most_known(value.dtype)
             },
         )
 
@@ -180,9 +180,11 @@ class OnnxModel(NamedInputs, nn.Module):
         return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
-def _most_known(dtype: torch.dtype) -> int:
-    """Elements of an initializer that is known and no size; weights of 8 bits stay so."""
-    return 1 if dtype.itemsize == 1 else SMALL_ELEMENTS
+def _most_known(dtype: torch.dtype) -> float:
+    """Elements of an initializer that is known; weights of 8 bits stay so."""
+    if dtype in (FP8, torch.int8, torch.uint8):
+        return 1
+    return SMALL_ELEMENTS if dtype.is_floating_point else math.inf
 
 
 def _identifier(name: str) -> str:
