@@ -49,35 +49,35 @@ LARGEST = 127
 INDUCTOR = ("inductor reduce-overhead", "inductor reduce-overhead, channels last")
 
 
+class Rounds(nn.Module):
+    """Rounds to int8 what is no larger than `largest`."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.scale = max(largest, 1e-6) / LARGEST
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.fake_quantize_per_tensor_affine(x, self.scale, 0, -LARGEST - 1, LARGEST)
+
+
 class Rounded(nn.Module):
     """A linear or a convolution whose operands are rounded to int8; `largest` is what it reads."""
 
     def __init__(self, layer: nn.Linear | nn.Conv2d, largest: float) -> None:
         super().__init__()
-        self.layer, self.scale = layer, max(largest, 1e-6) / LARGEST
+        self.layer, self.rounds = layer, Rounds(largest)
         scales = layer.weight.detach().float().abs().flatten(1).amax(1).clamp_min(1e-6) / LARGEST
         self.register_buffer("scales", scales)
         self.register_buffer("zeros", torch.zeros_like(scales, dtype=torch.int32))
 
     def forward(self, x: Tensor) -> Tensor:
-        x = torch.fake_quantize_per_tensor_affine(x, self.scale, 0, -LARGEST - 1, LARGEST)
+        x = self.rounds(x)
         w = torch.fake_quantize_per_channel_affine(
             self.layer.weight, self.scales.float(), self.zeros, 0, -LARGEST, LARGEST
         )
         if isinstance(self.layer, nn.Linear):
             return F.linear(x, w, self.layer.bias)
         return self.layer._conv_forward(x, w, self.layer.bias)
-
-
-class Skip(nn.Module):
-    """A residual that is rounded to int8 on its way to the sum."""
-
-    def __init__(self, layer: nn.Identity, largest: float) -> None:
-        super().__init__()
-        self.scale = max(largest, 1e-6) / LARGEST
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.fake_quantize_per_tensor_affine(x, self.scale, 0, -LARGEST - 1, LARGEST)
 
 
 def rounded(model: nn.Module, inputs: list[Inputs]) -> nn.Module:
@@ -107,8 +107,8 @@ def rounded(model: nn.Module, inputs: list[Inputs]) -> nn.Module:
         hook.remove()
     for name, layer in layers.items():
         parent, _, own = name.rpartition(".")
-        kind = Skip if isinstance(layer, nn.Identity) else Rounded
-        setattr(model.get_submodule(parent), own, kind(layer, largest[name]))
+        most, skip = largest[name], isinstance(layer, nn.Identity)  # a residual on its way
+        setattr(model.get_submodule(parent), own, Rounds(most) if skip else Rounded(layer, most))
     return model
 
 

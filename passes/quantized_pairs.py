@@ -122,7 +122,7 @@ class Match:
 def multiply_pairs(graph: Graph, log: Log | None = None, *, fp8: bool = True) -> Graph:
     """Multiply in 8 bits what `graph`, as captured, rounds to 8 bits and back; `fp8` says whether
     of fp8 too."""
-    if all(spec.dtype.itemsize > 1 for spec in graph.specs.values()):
+    if not any(spec.dtype in LIMITS for spec in graph.specs.values()):
         return graph
 
     def match(edit: Editor, node: Node) -> Match | None:
@@ -260,8 +260,8 @@ def _left(edit: Editor, value: str) -> _Rounding | None:
         return None
     if edit.shape(rounded.name) != edit.shape(product.name):
         return None
-    quotient = _quotient(edit, rounded) if rounded.op == "cast" else None
-    if quotient is None and rounded.op == "cast":
+    quotient = None
+    if rounded.op == "cast" and (quotient := _quotient(edit, rounded)) is None:
         return None
     return _Rounding(rounded, quotient, scale, zero, tuple(reversed(views)))
 
@@ -277,14 +277,13 @@ def _quotient(edit: Editor, cast: Node) -> _Quotient | None:
         limits.insert(0, float(node.attrs["other"]))
         value = node.inputs[0]
     (low, high), offset = LIMITS[dtype], 0.0
-    if not low <= limits[0] < limits[1] <= high:
-        return None
     if dtype == FP8:
-        if tuple(limits) != LIMITS[dtype]:
-            return None
-    elif not all(limit.is_integer() for limit in limits):
-        return None
+        possible = limits == [low, high]
     else:
+        possible = low <= limits[0] < limits[1] <= high and all(x.is_integer() for x in limits)
+    if not possible:
+        return None
+    if dtype != FP8:
         if (total := edit.producer(value, "add")) is not None:
             value, number = total.inputs[0], _number(edit, total)
             if number is None or not low <= number <= high or not number.is_integer():

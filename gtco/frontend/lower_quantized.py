@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -132,17 +133,16 @@ def _per_channel(
     return _there_and_back(ctx, x, scale, zero_point, (quant_min, quant_max), axis % ctx.rank(x))
 
 
-def _without_mask(ctx: Context, y: Value | None) -> tuple[Value | None, ...] | None:
+def _without_mask(ctx: Context, y: object) -> tuple[Value | None, ...] | None:
     """With the second result, what was not cut off, that training alone reads."""
-    return None if y is None or ctx.used_outputs - {0} else (y, None)
+    return (y, None) if isinstance(y, Value) and not ctx.used_outputs - {0} else None
 
 
 @_lowers(aten.fake_quantize_per_tensor_affine_cachemask.default)
 def _per_tensor_and_mask(
-    ctx: Context, x: Value, scale: float, zero_point: int, quant_min: int, quant_max: int
+    ctx: Context, *args: Any, **kwargs: Any
 ) -> tuple[Value | None, ...] | None:
-    limits = quant_min, quant_max
-    return _without_mask(ctx, _there_and_back(ctx, x, scale, zero_point, limits))
+    return _without_mask(ctx, _per_tensor(ctx, *args, **kwargs))
 
 
 @_lowers(aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams.default)
@@ -160,22 +160,14 @@ def _per_tensor_of_tensors_and_mask(
         return None
     if not enabled.any():
         return _without_mask(ctx, x)
-    limits = quant_min, quant_max
-    return _without_mask(ctx, _there_and_back(ctx, x, scale, zero_point, limits))
+    return _without_mask(ctx, _per_tensor(ctx, x, scale, zero_point, quant_min, quant_max))
 
 
 @_lowers(aten.fake_quantize_per_channel_affine_cachemask.default)
 def _per_channel_and_mask(
-    ctx: Context,
-    x: Value,
-    scale: Value,
-    zero_point: Value,
-    axis: int,
-    quant_min: int,
-    quant_max: int,
+    ctx: Context, *args: Any, **kwargs: Any
 ) -> tuple[Value | None, ...] | None:
-    limits = quant_min, quant_max
-    return _without_mask(ctx, _there_and_back(ctx, x, scale, zero_point, limits, axis))
+    return _without_mask(ctx, _per_channel(ctx, *args, **kwargs))
 
 
 # -- one operator each way -----------------------------------------------------------------------
@@ -189,8 +181,12 @@ def _quantize(
     quant_min: int,
     quant_max: int,
     dtype: torch.dtype,
+    axis: int | None = None,
 ) -> Value | None:
-    return _quantized(ctx, x, scale, zero_point, (quant_min, quant_max), dtype, None)
+    if dtype.is_floating_point:
+        return None
+    zero, limits = _unless_zero(ctx, zero_point), (quant_min, quant_max)
+    return ctx.cast(_rounded(ctx, x, scale, zero, limits, axis), dtype)
 
 
 def _quantize_channels(
@@ -203,22 +199,8 @@ def _quantize_channels(
     quant_max: int,
     dtype: torch.dtype,
 ) -> Value | None:
-    limits = quant_min, quant_max
-    return _quantized(ctx, x, scales, zero_points, limits, dtype, axis % ctx.rank(x))
-
-
-def _quantized(
-    ctx: Context,
-    x: Value,
-    scale: Value | float,
-    zero: Value | int,
-    limits: tuple[int, int],
-    dtype: torch.dtype,
-    axis: int | None,
-) -> Value | None:
-    if dtype.is_floating_point:
-        return None
-    return ctx.cast(_rounded(ctx, x, scale, _unless_zero(ctx, zero), limits, axis), dtype)
+    axis %= ctx.rank(x)
+    return _quantize(ctx, x, scales, zero_points, quant_min, quant_max, dtype, axis)
 
 
 def _dequantize(
