@@ -97,15 +97,17 @@ def scalar(graph: Graph, node: Node, inputs: Sequence[str]) -> str:
         names.append(literal(node.attrs["other"], inner))
     attrs = {key: value for key, value in node.attrs.items() if key != "other"}
     text = template.format(*(_wrap(name) for name in names), **attrs)
+    # A 16-bit value may keep its digits on the way to a reader of its kernel; what a model
+    # rounds to 8 bits is meant to lose them. What is only stored is rounded by the store.
+    read_here = any(node.values[0] in reader.inputs for reader in graph.nodes)
+    if read_here and (node.definition.quantizes or result == torch.float8_e4m3fn):
+        return f"round_to<{c_type(result)}>({text})"
+    if node.definition.quantizes:
+        return text
     # C++ widens small integers, which wrap around in torch.
     small = compute_type(result) in ("short", "signed char", "u8") or inner == torch.bool
     if small:
         return f"{kind_cast(compute_type(result))}({text})"
-    # A 16-bit value may keep its digits on the way to a reader of its kernel; what a model
-    # rounds to fp8 is meant to lose them. What is only stored is rounded by the store.
-    read_here = any(node.values[0] in reader.inputs for reader in graph.nodes)
-    if result == torch.float8_e4m3fn and read_here:
-        return f"round_to<{c_type(result)}>({text})"
     return text
 
 

@@ -77,7 +77,7 @@ __device__ __forceinline__ void copy_tile(Element* tile, const Operand& operand,
           const Element* from = place(row_of(item) + (Operand::K_MAJOR ? 0 : e),
                                       k_of(item) + (Operand::K_MAJOR ? e : 0), valid);
           const Element element = *from;
-          read[i].data[e] = valid ? element : Element{0};
+          reinterpret_cast<Element*>(&read[i])[e] = valid ? element : Element{0};
         }
       }
 #pragma unroll

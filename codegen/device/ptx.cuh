@@ -45,6 +45,19 @@ __device__ __forceinline__ u16 cvt_e4m3x2(float low, float high) {
   return r;
 }
 
+// Both as signed bytes, what does not fit the nearest that does, below the low half of `upper`.
+__device__ __forceinline__ u32 pack_s8(i32 low, i32 high, u32 upper) {  // 9.7.9.22 cvt.pack
+  u32 r;
+  asm("cvt.pack.sat.s8.s32.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(high), "r"(low), "r"(upper));
+  return r;
+}
+
+__device__ __forceinline__ i32 signed_byte(u32 word, int i) {  // 9.7.9.7 prmt, signs replicated
+  i32 r;
+  asm("prmt.b32 %0, %1, 0, %2;" : "=r"(r) : "r"(word), "r"(0x8880 + 0x1111 * i));
+  return r;
+}
+
 // Two floats packed into 32 bits, `low` in the low half.
 template <class T>
 __device__ __forceinline__ u32 cvt_pack(float low, float high);

@@ -38,6 +38,10 @@ template <>
 struct Compute<e4m3_t> {
   using type = float;
 };
+template <>
+struct Compute<signed char> {
+  using type = i32;
+};
 
 // The type arithmetic on a T is done in: float for every floating-point type up to 32 bits.
 template <class T>

@@ -9,23 +9,34 @@ __device__ __forceinline__ float to_compute(half_t x) { return ptx::cvt_f32(x); 
 __device__ __forceinline__ float to_compute(bf16_t x) { return ptx::cvt_f32(x); }
 __device__ __forceinline__ float to_compute(e4m3_t x) { return ptx::cvt_f32(x); }
 template <class T>
-__device__ __forceinline__ T to_compute(T x) {
+__device__ __forceinline__ compute_t<T> to_compute(T x) {
   return x;
+}
+
+// An integer that is cut to the 8 bits that it is stored in.
+struct Steps {
+  i32 count;
+};
+
+// x to the nearest integer, ties to even, plus `zero`. A float that 3 << 22 is added to has no
+// digits behind the point, and the integer in its low bits; what is larger has larger bits.
+__device__ __forceinline__ Steps to_steps(float x, i32 zero = 0) {
+  const u32 bits = __float_as_uint(fmaxf(x, -(1 << 22)) + (3 << 22));
+  return {static_cast<i32>(bits - 0x4b400000) + zero};
 }
 
 // x / scale to the nearest integer, ties to even, plus `zero`, from LOW to HIGH; no scale is near
 // the ends of floats. A quotient by the nearest reciprocal is the nearest one once its remainder is
-// divided too (Markstein 1990). A float that 3 << 22 is added to has no digits behind the point,
-// and the integer in its low bits.
+// divided too (Markstein 1990).
 template <int LOW, int HIGH>
-__device__ __forceinline__ signed char to_int8(float x, float scale, float zero) {
+__device__ __forceinline__ Steps to_int8(float x, float scale, float zero) {
   const float guess = ptx::rcp(scale);
   const float reciprocal = fmaf(fmaf(-scale, guess, 1.0f), guess, guess);
   const float inside = fminf(fmaxf(x, (LOW - zero) * scale), (HIGH - zero) * scale);
   const float near = inside * reciprocal;
   const float quotient = fmaf(fmaf(-near, scale, inside), reciprocal, near);
-  const u32 steps = __float_as_uint(quotient + (3 << 22)) - 0x4b400000;
-  return static_cast<signed char>(steps + static_cast<i32>(zero));
+  const u32 bits = __float_as_uint(quotient + (3 << 22));
+  return {static_cast<i32>(bits + (static_cast<i32>(zero) - 0x4b400000))};
 }
 
 template <class T, class C>
@@ -36,6 +47,8 @@ __device__ __forceinline__ T from_compute(C x) {
     return ptx::cvt_bf16(static_cast<float>(x));
   } else if constexpr (is_same<T, e4m3_t>) {
     return {static_cast<u8>(ptx::cvt_e4m3x2(static_cast<float>(x), 0.0f))};
+  } else if constexpr (is_same<C, Steps>) {
+    return static_cast<T>(ptx::pack_s8(x.count, 0, 0));
   } else {
     return static_cast<T>(x);
   }
@@ -56,9 +69,31 @@ __device__ __forceinline__ auto map(F f) -> Vec<decltype(f(0)), V> {
   return r;
 }
 
+// In what SIZE bytes of elements T are kept. Elements of one byte are so in words: compilers take
+// structures apart by their members, one instruction and more for each.
+template <class T, int SIZE>
+struct WordOf {
+  using type = T;
+};
+template <>
+struct WordOf<signed char, 4> {
+  using type = u32;
+};
+template <>
+struct WordOf<e4m3_t, 2> {
+  using type = u16;
+};
+template <>
+struct WordOf<e4m3_t, 4> : WordOf<e4m3_t, 2> {};
 template <class T, int V>
+using word_t = typename WordOf<T, V % 2   ? 1
+                                  : V % 4 ? 2
+                                          : 4>::type;
+
+// As they lie in memory.
+template <class T, int V, class Word = word_t<T, V>>
 struct alignas(sizeof(T) * V <= 16 ? sizeof(T) * V : 16) Packed {
-  T data[V];
+  Word data[V * sizeof(T) / sizeof(Word)];
 };
 
 // V neighbours in memory as they lie there; zeros where not `active`. `from` is aligned to the
@@ -84,23 +119,28 @@ __device__ __forceinline__ Packed<T, V> load_packed_or(const T* from, bool there
 template <class T, int V, class C>
 __device__ __forceinline__ Packed<T, V> pack(const Vec<C, V>& values) {
   Packed<T, V> packed;
-  if constexpr (is_same<T, e4m3_t> && V % 2 == 0) {  // which are made two at a time
+  if constexpr (is_same<C, Steps> && V % 4 == 0) {
 #pragma unroll
-    for (int i = 0; i < V; i += 2) {
-      const u16 both = ptx::cvt_e4m3x2(values[i], values[i + 1]);
-      packed.data[i].bits = both & 0xff;
-      packed.data[i + 1].bits = both >> 8;
+    for (int i = 0; i < V; i += 4) {
+      const u32 upper = ptx::pack_s8(values[i + 2].count, values[i + 3].count, 0);
+      packed.data[i / 4] = ptx::pack_s8(values[i].count, values[i + 1].count, upper);
     }
+  } else if constexpr (is_same<T, e4m3_t> && V % 2 == 0) {
+#pragma unroll
+    for (int i = 0; i < V; i += 2) packed.data[i / 2] = ptx::cvt_e4m3x2(values[i], values[i + 1]);
   } else {
 #pragma unroll
-    for (int i = 0; i < V; ++i) packed.data[i] = from_compute<T>(values[i]);
+    for (int i = 0; i < V; ++i) reinterpret_cast<T*>(&packed)[i] = from_compute<T>(values[i]);
   }
   return packed;
 }
 
 template <int V, class T>
 __device__ __forceinline__ Vec<compute_t<T>, V> unpack(const Packed<T, V>& packed) {
-  return map<V>([&](int i) { return to_compute(packed.data[i]); });
+  if constexpr (is_same<T, signed char> && V % 4 == 0)
+    return map<V>([&](int i) { return ptx::signed_byte(packed.data[i / 4], i % 4); });
+  else
+    return map<V>([&](int i) { return to_compute(reinterpret_cast<const T*>(&packed)[i]); });
 }
 
 // The same in the compute type.

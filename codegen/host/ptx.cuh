@@ -34,6 +34,13 @@ __forceinline__ u16 cvt_e4m3x2(float low, float high) {
   return cvt_e4m3(low) | u16(cvt_e4m3(high)) << 8;
 }
 
+__forceinline__ u32 pack_s8(i32 low, i32 high, u32 upper) {
+  const auto cut = [](i32 x) { return u32(u8(x < -128 ? -128 : x > 127 ? 127 : x)); };
+  return cut(low) | cut(high) << 8 | upper << 16;
+}
+
+__forceinline__ i32 signed_byte(u32 word, int i) { return static_cast<signed char>(word >> 8 * i); }
+
 template <class T>
 __forceinline__ u32 cvt_pack(float low, float high) {
   if constexpr (is_same<T, half_t>) return cvt_f16(low).bits | u32(cvt_f16(high).bits) << 16;
