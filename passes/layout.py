@@ -36,7 +36,7 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.ops import OPS
 from gtco.passes import views
 from gtco.passes.convolutions import linear_of
-from gtco.passes.patches import before_conversion
+from gtco.passes.patches import before_conversion, converted
 from gtco.passes.rewrite import Editor, Log, Rule, merge_duplicates, rewrite
 from gtco.passes.views import FIRST, LAST
 from gtco.passes.zero_borders import POOLINGS, bordered
@@ -366,7 +366,7 @@ def _of_blocks(edit: Editor, node: Node) -> str:
     size = tuple(n + k - 1 for n, k in zip(pixels, taps, strict=True))
     unit = PIXEL_BYTES // weight.dtype.itemsize
     channels = -(-depth * math.prod(block) // unit) * unit
-    x, cast = before_conversion(edit, x)  # zeros around it are zeros of either type
+    x, conversion = before_conversion(edit, x)
     lead = edit.shape(x)[:-3]
     images = edit.add("reshape", x, shape=(math.prod(lead), *edit.shape(x)[-3:])) if frames else x
     image = edit.add(
@@ -377,8 +377,7 @@ def _of_blocks(edit: Editor, node: Node) -> str:
         size=size,
         channels=channels,
     )
-    if cast is not None:
-        image = edit.add("cast", image, **cast.attrs)
+    image = converted(edit, image, conversion)
     if frames:
         image = edit.add("reshape", image, shape=(*lead, *size, channels))
     (down, right), (rows, columns) = taps, block

@@ -7,7 +7,7 @@
 
 The constant %r holds %first in its rows and %b + %d in the others. The product then reads plain
 rows of whole 16 bytes, which TMA can bring, and its epilogue makes what whole rows are needed for.
-An image that is converted first is converted on the way, by the same kernel.
+An image that is converted first (of zeros to zeros) is converted on the way, by the same kernel.
 
 Where no constant rows stand beside the patches, a large product reads a copy of them as well on
 targets whose products read what a tensor map describes; the price decides whether the copy has a
@@ -19,6 +19,7 @@ kernel of its own:
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -102,23 +103,47 @@ def _repeated(tensor: Tensor) -> Tensor:
     return tensor[:1].expand_as(tensor)
 
 
-def _image(edit: Editor, value: str) -> tuple[str, tuple[Node, ...], Node | None]:
-    """What `value` is a view of, the views, and the conversion of a stored image ahead of them."""
+def _image(edit: Editor, value: str) -> tuple[str, tuple[Node, ...], tuple[Node, ...]]:
+    """What `value` is a view of, the views, and what converts a stored image ahead of them, the
+    last first."""
     base, chain = through_views(edit.producer, value)
-    cast = edit.producer(base, "cast")
-    if cast is None or edit.producer(cast.inputs[0]) is not None or not edit.read_once(base):
-        return base, chain, None
-    return cast.inputs[0], chain, cast
+    image, found = base, []
+    while (node := edit.producer(image)) is not None:
+        if not edit.read_once(image) or not _keeps_zeros(edit, node):
+            return base, chain, ()
+        found.append(node)
+        image = node.inputs[0]
+    return image, chain, tuple(found)
 
 
-def before_conversion(edit: Editor, value: str) -> tuple[str, Node | None]:
-    """`value` of the stored image as it is, and the conversion that was ahead of its views."""
-    image, chain, cast = _image(edit, value)
-    if cast is None:
-        return value, None
+def _keeps_zeros(edit: Editor, node: Node) -> bool:
+    """Whether `node` makes an element of one of its first operand, and zeros of zeros."""
+    others = [edit.constant(name) for name in node.inputs[1:]]
+    numbers = [each.cpu() for each in others if each is not None and each.numel() == 1]
+    (x, *_), attrs = node.inputs, node.attrs
+    if not node.definition.is_pointwise or len(numbers) < len(others):
+        return False
+    if edit.shape(x) != node.outputs[0].sizes:
+        return False
+    made = node.definition.reference(torch.zeros(1, dtype=edit.dtype(x)), *numbers, **attrs).float()
+    return not made.any() and not made.signbit().any()
+
+
+def before_conversion(edit: Editor, value: str) -> tuple[str, tuple[Node, ...]]:
+    """`value` of the stored image as it is, and what converted it ahead of its views."""
+    image, chain, conversion = _image(edit, value)
+    if not conversion:
+        return value, ()
     for view in chain:
         image = edit.add(view.op, image, **view.attrs)
-    return image, cast
+    return image, conversion
+
+
+def converted(edit: Editor, value: str, conversion: Sequence[Node]) -> str:
+    """`value`, of the stored image, as the image was converted; zeros around it stay zeros."""
+    for node in reversed(conversion):
+        value = edit.add(node.op, value, *node.inputs[1:], **node.attrs)
+    return value
 
 
 def _why_not_gathered(edit: Editor, value: str) -> str | None:
@@ -154,15 +179,14 @@ def _copied(edit: Editor, patches: str, weight: str, rows: tuple[int, int]) -> t
     for it."""
     weights = edit.constants[weight]
     beside = -weights.shape[1] % (ROW_BYTES // weights.dtype.itemsize)
-    patches, cast = before_conversion(edit, patches)
+    patches, conversion = before_conversion(edit, patches)
     if beside or any(rows):
         ahead = (0,) * (len(edit.shape(patches)) - 2)
         before, after = (*ahead, rows[0], 0), (*ahead, rows[1], beside)
         copy = edit.add("pad", patches, before=before, after=after)
     else:
-        copy = patches if cast is not None else edit.add("copy", patches)
-    if cast is not None:
-        copy = edit.add("cast", copy, **cast.attrs)
+        copy = patches if conversion else edit.add("copy", patches)
+    copy = converted(edit, copy, conversion)
     if beside:
         weight = edit.add_constant(f"{weight}_padded", F.pad(weights, (0, beside)))
     return copy, weight

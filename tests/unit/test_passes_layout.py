@@ -179,6 +179,20 @@ def test_images_of_floats(channels: int, kernel: int, stride: int, packed: int) 
     assert result.specs[conv.inputs[0]].sizes[3] % max(1, packed) == 0
 
 
+@pytest.mark.parametrize(("shift", "ahead"), [(0.0, 0), (1.0, 1)], ids=["zeros stay", "of them 1"])
+def test_packing_converts_on_the_way(shift: float, ahead: int) -> None:
+    """Pixels that the border lacks are zeros behind the conversion."""
+    graph, args = captured(
+        lambda m, x: F.conv2d((x / 255 + shift).half(), m.w, None, 2, 3),
+        torch.randint(0, 256, (2, 3, 19, 18), dtype=torch.uint8),
+        w=random(8, 3, 7, 7, seed=1, dtype=torch.float16),
+    )
+    result = check(pack_few_channels, check(channels_last, graph, args), args)
+    made = [node.op for node in result.nodes if not node.definition.is_view]
+    assert made.index("space_to_depth") == (0 if not ahead else made.index("cast") + 1)
+    assert made[-1] == "conv"
+
+
 def test_a_graph_without_convolutions_stays() -> None:
     def model(m: Function, x: Tensor) -> Tensor:
         return torch.relu(x.permute(0, 3, 1, 2)) + 1

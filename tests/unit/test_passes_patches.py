@@ -23,6 +23,7 @@ from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.fold_constants import fold_constants
 from gtco.passes.legality import explain
 from gtco.passes.patches import copy_patches, pad_patches
+from gtco.passes.quantized_pairs import multiply_pairs
 from gtco.passes.rewrite import Log
 from tests.pass_checks import Golden, captured, check, ops, random, reasons, rmse
 
@@ -98,18 +99,32 @@ def test_rows_are_added_in_the_epilogue(function: Embedding, batch: int, patch: 
     assert len(result.constants) == 2  # the weight, once
 
 
+CONVERSIONS: dict[str, tuple[Callable[[Tensor], Tensor], list[str]]] = {
+    "a cast": (lambda x: x.half(), ["cast"]),
+    "scaled": (lambda x: (x / 255 * 2).half(), ["div", "mul", "cast"]),
+    "rounded to 8 bits": (
+        lambda x: torch.fake_quantize_per_tensor_affine(x, 0.02, 0, -128, 127).half(),
+        ["quantize_int8", "cast", "mul", "cast"],
+    ),
+}
+"""Of zeros they make zeros."""
+
+
+@pytest.mark.parametrize("case", CONVERSIONS)
 @pytest.mark.parametrize("patch", [3, 4])
-def test_an_image_is_converted_on_the_way(patch: int) -> None:
+def test_an_image_is_converted_on_the_way(patch: int, case: str) -> None:
+    convert, conversion = CONVERSIONS[case]
     graph, args = captured(
-        lambda c, x: with_class_row(c, x.half()),
+        lambda c, x: with_class_row(c, convert(x)),
         random(2, 3, 2 * patch, 3 * patch, dtype=torch.float32),
         w=random(64, 3, patch, patch, dtype=torch.float16), b=random(64, dtype=torch.float16),
         first=random(1, 1, 64, dtype=torch.float16), position=random(1, 7, 64, dtype=torch.float16),
     )  # fmt: skip
-    result = run_pipeline(graph)
-    pad, cast, product, *_ = [node for node in result.nodes if not node.definition.is_view]
-    assert [node.op for node in (pad, cast, product)] == ["pad", "cast", "linear"]
-    assert explain(result, [pad, cast]) is None
+    result = run_pipeline(multiply_pairs(graph))
+    nodes = [node for node in result.nodes if not node.definition.is_view]
+    way = ["pad", *conversion]
+    assert [node.op for node in nodes[: len(way) + 1]] == [*way, "linear"]
+    assert explain(result, nodes[: len(way)]) is None
     (exact,) = interpret(graph, args, dtype=torch.float64)
     (eager,) = interpret(graph, args)
     (actual,) = interpret(result, args)
@@ -205,7 +220,7 @@ REFUSED: dict[str, tuple[Embedding, str]] = {
         "reads plain rows",
     ),
     "computed": (
-        lambda c, x: torch.cat([c.first.expand(len(x), -1, -1), patches(c, x.relu())], 1),
+        lambda c, x: torch.cat([c.first.expand(len(x), -1, -1), patches(c, x + 1)], 1),
         "is computed",
     ),
     "the converted image is read elsewhere": (image_read_twice, "is computed"),
@@ -281,7 +296,7 @@ def test_a_copy_converts_an_image(patch: int, op: str) -> None:
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("function", "patch"),
-    [(patches, 8), (lambda c, x: patches(c, x.relu()), 16)],
+    [(patches, 8), (lambda c, x: patches(c, x + 1), 16)],
     ids=["few columns", "of what a kernel stores"],
 )
 def test_other_products_read_patches_where_they_are(function: Embedding, patch: int) -> None:
