@@ -282,7 +282,7 @@ class PointwiseEmitter:
     def _is_image(self, operand: Operand) -> bool:
         """Whether a tensor map describes `operand`, an element for each row and column."""
         rows, columns = operand.layout.dims
-        of_copies = operand.dtype in (torch.float16, torch.bfloat16, torch.float32)
+        of_copies = operand.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8)
         return of_copies and len(rows) == 1 and columns == ((self.region.columns, 1),)
 
     def _write(self, node: Node) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -20,25 +21,37 @@ def _weights(b: GraphBuilder, *sizes: int) -> tuple[str, str]:
     return b.constant("w", w), b.constant("unscale", scales + 1e-4)
 
 
-def _epilogue(b: GraphBuilder, y: str, unscale: str, dtype: torch.dtype, residual: bool) -> Group:
+def _epilogue(
+    b: GraphBuilder, y: str, unscale: str, dtype: torch.dtype, residual: bool | torch.dtype
+) -> Group:
     y = b.add("mul", y, unscale)
     y = b.add("add", y, b.constant("shift", torch.randn(b.specs[y].sizes[-1])))
     if residual:
         y = b.add("cast", y, dtype=dtype)
-        y = b.add("add", y, b.input("residual", b.specs[y]))
+        x = b.input("residual", replace(b.specs[y], dtype=dtype if residual is True else residual))
+        if residual is torch.int8:
+            x = b.add("mul", b.add("cast", x, dtype=F32), other=0.04)
+            x = b.add("cast", x, dtype=dtype)
+        y = b.add("add", y, x)
     y = b.add("relu", y) if residual else b.add("gelu", y, approximate="none")
     scale, zero = (
         b.constant(name, torch.tensor([number])) for name, number in (("s", 0.033), ("z", -7.0))
     )
     rounded = b.add("quantize_int8", y, scale, zero, low=-127 if residual else -128, high=127)
-    return Group("int8", b.build([y, rounded] if residual else [rounded]))
+    return Group("int8", b.build([y, rounded] if residual is True else [rounded]))
 
 
 def linear(
-    rows: int, k: int, columns: int, dtype: torch.dtype, *, batch: int = 1, residual: bool = True
+    rows: int,
+    k: int,
+    columns: int,
+    dtype: torch.dtype,
+    *,
+    batch: int = 1,
+    residual: bool | torch.dtype = True,
 ) -> Group:
-    """What a linear of int8 makes, rounded to int8 for the next; behind a residual it is stored in
-    `dtype` too, else it goes through a GELU."""
+    """What a linear of int8 makes, rounded to int8 for the next; behind a residual, which may be of
+    int8, it is stored in `dtype` too, else it goes through a GELU."""
     b = GraphBuilder()
     x = b.input("x", TensorSpec((batch, rows, k), torch.int8))
     w, unscale = _weights(b, columns, k)
@@ -71,6 +84,7 @@ LINEARS: dict[str, Callable[[], Group]] = {
     "int8_one_row": lambda: linear(1, 272, 136, BF16),
     "int8_odd": lambda: linear(33, 144, 104, BF16, residual=False),
     "int8_odd_columns": lambda: linear(19, 80, 90, F16),
+    "int8_residual": lambda: linear(75, 128, 96, F16, residual=torch.int8),
     "int8_batch": lambda: linear(18, 64, 72, F32, batch=3),
 }
 CONVOLUTIONS: dict[str, Callable[[], Group]] = {

@@ -21,7 +21,7 @@ struct Image {
 };
 
 // ROWS rows and COLUMNS columns of an image, as boxes of 32 columns. Eight lanes that read two rows
-// of a box meet no bank twice: rows of 64 bytes lie side by side, of 128 they are swizzled.
+// of a box meet no bank twice: rows of 32 and 64 bytes lie side by side, of 128 they are swizzled.
 template <class T, int ROWS, int COLUMNS>
 struct CopiedPart {
   static constexpr int BOX = 32, CHUNK = 16 / sizeof(T);  // elements
@@ -42,19 +42,23 @@ struct CopiedPart {
 
   template <int V>
   __device__ __forceinline__ Packed<T, V> load(int row, int col) const {
-    static_assert(V % CHUNK == 0, "whole chunks");
     const int r = row - row0, c = col - col0;
     const auto* line = reinterpret_cast<const T*>(part + c / BOX * BOX_BYTES) + r * BOX;
-    const int swizzle = BOX / CHUNK == 8 ? r & 7 : 0;
-    Packed<T, V> result;
+    if constexpr (sizeof(T) == 1) {
+      return load_packed<V>(line + c % BOX);
+    } else {
+      static_assert(V % CHUNK == 0, "whole chunks");
+      const int swizzle = BOX / CHUNK == 8 ? r & 7 : 0;
+      Packed<T, V> result;
 #pragma unroll
-    for (int i = 0; i < V; i += CHUNK) {
-      const int chunk = (c % BOX + i) / CHUNK ^ swizzle;
-      const Packed<T, CHUNK> loaded = load_packed<CHUNK>(line + chunk * CHUNK);
+      for (int i = 0; i < V; i += CHUNK) {
+        const int chunk = (c % BOX + i) / CHUNK ^ swizzle;
+        const Packed<T, CHUNK> loaded = load_packed<CHUNK>(line + chunk * CHUNK);
 #pragma unroll
-      for (int j = 0; j < CHUNK; ++j) result.data[i + j] = loaded.data[j];
+        for (int j = 0; j < CHUNK; ++j) result.data[i + j] = loaded.data[j];
+      }
+      return result;
     }
-    return result;
   }
 };
 #endif

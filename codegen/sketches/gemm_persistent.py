@@ -34,6 +34,8 @@ registers."""
 COPY_BYTES = 48 * 1024
 """Of an image in shared memory, that a block aims at: what is under way to a multiprocessor in a
 microsecond or two."""
+COPY_PARTS = 8
+"""Most of a ring: each has two barriers."""
 COPY_COLUMNS = 32
 """Of a box of an image (copied.cuh)."""
 BLOCK_N = (64, 96, 128, 160, 192, 224, 256)
@@ -163,7 +165,7 @@ class GemmPersistent(Sketch):
         row_values = pad_to(2 * block_m * 4 * self.row_fields, 16)  # a tile's and the next one's
         atoms, steps = schedule["atoms"], self._rounds(schedule) * self._steps(schedule)
         rings, part = _rings(schedule), self._part(schedule)
-        parts = max(2, COPY_BYTES // (rings * part)) if rings else 0
+        parts = max(2, min(COPY_PARTS, COPY_BYTES // (rings * part))) if rings else 0
         copied, barriers = rings * parts * part, 16 * (rings * parts + 4)
         apart = self._line + 8 * (self._line % 16 == 0)  # of a warp's rows, floats
         lines = schedule["lines"] * _consumers(schedule) * 64 * apart * 4

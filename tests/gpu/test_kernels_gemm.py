@@ -24,6 +24,9 @@ CASES = {
     **int8_groups.LINEARS,
     **int8_groups.CONVOLUTIONS,
     "int8_many_rows": lambda: int8_groups.linear(3001, 1280, 768, torch.float16),
+    "int8_many_residuals": lambda: int8_groups.linear(
+        9001, 64, 256, torch.float16, residual=torch.int8
+    ),
     **{f"gated_{name}": make for name, make in gated_groups.CASES.items()},
     "fc1_one_row": lambda: groups.norm_linear(1, 768, 3072, torch.float16, gelu=True),
     "fc2_one_row": lambda: groups.residual_linear(1, 3072, 768, torch.float16),
