@@ -1,11 +1,12 @@
-"""How far off ViTs in fp8 are on a CPU, with weights rounded to the nearest and with compensation.
+"""How far off ViTs in 8 bits are on a CPU, with weights rounded to the nearest and compensated.
 
     python -m experiments.fp8_accuracy OUT.json [--models vit_s16,vit_b16] [--inputs 200]
+        [--precision int8]
 
-The graph that `precision="fp8"` makes is interpreted in fp32, in which its fp8 operands and their
-products are exact: what remains is the error of rounding to fp8. Weights and images are those of
-`experiments.fp8`; calibration sees 32 other images. The reference is the model's own graph in fp32,
-whose distance from fp64 is given.
+The graph that `precision="fp8"` (or "int8") makes is interpreted in fp32, in which its operands in
+8 bits and their products are exact: what remains is the error of rounding. Weights and images are
+those of `experiments.fp8`; calibration sees 32 other images. The reference is the model's own graph
+in fp32, whose distance from fp64 is given.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ def to_the_nearest(
 ) -> Calibration:
     """As `calibration`, of weights rounded to the nearest, and `measured` on the same images."""
     layers = tuple(replace(each, rounded="", error=None) for each in calibration.layers)
-    calibrator = Calibrator(graph, None)
-    calibrator.state = Calibration(layers, calibration.batches)
+    calibrator = Calibrator(graph, calibration.precision, None)
+    calibrator.state = replace(calibration, layers=layers, error=None, weights={})
     for _ in calibrator.measure([(image,) for image in measured]):
         pass
     return calibrator.state
@@ -58,11 +59,13 @@ def answers(graph: Graph, given: Iterator[Tensor], dtype: torch.dtype = torch.fl
         return torch.cat([interpret(wide, (x,), dtype=dtype)[0].double().flatten(1) for x in given])
 
 
-def measure(model: nn.Module, image: Tensor, inputs: int, budget: float) -> dict[str, Any]:
-    """Errors and agreement of one model, by how weights are rounded and by what is in fp8."""
+def measure(
+    model: nn.Module, image: Tensor, inputs: int, budget: float, precision: str
+) -> dict[str, Any]:
+    """Errors and agreement of one model, by how weights are rounded and by what is in 8 bits."""
     others = [images(CLASSES + number, image) for number in range(CALIBRATED_ON)]
     graph = run_pipeline(gtco.capture(model, (image,)))
-    compensated = gtco.calibrate(model, others)
+    compensated = gtco.calibrate(model, others, precision=precision)
     roundings = {
         "nearest": to_the_nearest(graph, compensated, others[-MEASURED:]),
         "compensated": compensated,
@@ -88,10 +91,10 @@ def measure(model: nn.Module, image: Tensor, inputs: int, budget: float) -> dict
             "all": calibration.layers,
             "budget": calibration.chosen(budget),
         }.items():
-            changed = calibration.changed(graph, chosen)
+            changed = calibration.changed(graph, chosen, calibration.scales(graph))
             facts: dict[str, Any] = {
-                "in_fp8": len(chosen),
-                "work_in_fp8": sum(x.work for x in chosen)
+                "in_8_bits": len(chosen),
+                "work_in_8_bits": sum(x.work for x in chosen)
                 / sum(x.work for x in compensated.layers),
                 "calibration_says": calibration.error if share == "all" else None,
             }
@@ -116,6 +119,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=200)
     parser.add_argument("--classes", type=int, default=CLASSES, help="of heads like trained ones")
     parser.add_argument("--budget", type=float, default=0.05)
+    parser.add_argument("--precision", default="fp8", choices=("fp8", "int8"))
     given = parser.parse_args()
     result: dict[str, Any] = {**provenance("fp8_accuracy"), "budget": given.budget, "models": {}}
     for name in given.models.split(","):
@@ -124,7 +128,7 @@ def main() -> None:
             if kind == "like trained":
                 model.head = nn.Linear(model.head.in_features, given.classes)
                 model = like_trained(model, image)
-            found = measure(model, image, given.inputs, given.budget)
+            found = measure(model, image, given.inputs, given.budget, given.precision)
             result["models"][f"{name}, {kind}"] = found
             given.out.write_text(json.dumps(result, indent=1) + "\n")
             print(table(result), flush=True)
@@ -135,15 +139,15 @@ def table(result: dict[str, Any]) -> str:
     rows = []
     for model, found in result["models"].items():
         for key, facts in found.items():
-            if isinstance(facts, dict) and "in_fp8" in facts:
+            if isinstance(facts, dict) and "in_8_bits" in facts:
                 near, far = facts["like calibration's"], facts["unlike"]
                 rows.append([
-                    model, key, f"{facts['in_fp8']} of {found['linears']}",
-                    f"{facts['work_in_fp8']:.0%}", f"{near['error']:.2%}",
+                    model, key, f"{facts['in_8_bits']} of {found['linears']}",
+                    f"{facts['work_in_8_bits']:.0%}", f"{near['error']:.2%}",
                     f"{near['top1_agreement']:.1%}", f"{far['error']:.2%}",
                     f"{far['top1_agreement']:.1%}",
                 ])  # fmt: skip
-    header = ["model", "weights, linears", "in fp8", "work", "error", "same class",
+    header = ["model", "weights, linears", "in 8 bits", "work", "error", "same class",
               "error of unlike images", "same class of these"]  # fmt: skip
     return markdown(header, rows)
 

@@ -5,10 +5,11 @@
 Each layer rounds its input by one scale, and its weights by one of each row, and residuals are
 rounded like the layers that read the same, as TensorRT's toolkits do:
 `torch.fake_quantize_per_tensor_affine` and `_per_channel_affine`, scales from the largest values of
-a few inputs. gtco multiplies that in int8. The peers run the model in fp16 as it was:
-gtco, and Inductor in its usual mode with CUDA graphs, for convolutions with channels last too.
-Answers are judged by those of torch, of the same rounded layers; the error is the answer's against
-the model's own in fp64. Times are of calls back to back, in alternating rounds, on fresh inputs.
+a few inputs. gtco multiplies that in int8. `precision="int8"` calibrates the model itself on the
+same inputs. The peers run the model in fp16 as it was: gtco, and Inductor in its usual mode with
+CUDA graphs, for convolutions with channels last too. Answers are judged by those of torch, of the
+same rounded layers; the error is the answer's against the model's own in fp64. Times are of calls
+back to back, in alternating rounds, on fresh inputs.
 """
 
 from __future__ import annotations
@@ -128,14 +129,25 @@ def measure(case: str, seconds: float, quick: bool, folder: Path) -> dict[str, A
     example: Inputs = (plain.args, plain.kwargs)
     short = rounded(plain.module, [fresh_inputs(example, "normal", seed) for seed in range(SEEN)])
     target: dict[str, Any] = {"target": "host"} if quick else {}
+    seen = [fresh_inputs(example, "normal", seed)[0] for seed in range(SEEN)]
+    calibration = gtco.calibrate(plain.module, seen, precision="int8")
+    own = {"precision": "int8", "calibration": calibration}
     if seconds:
         gtco.tune(short, *example, seconds=seconds)
+        gtco.tune(plain.module, *example, seconds=seconds, **own)
     calls: dict[str, Any] = {
         "gtco int8": gtco.compile(short, *example, **target),
+        "gtco int8, calibrated": gtco.compile(plain.module, *example, **own, **target),
         "gtco fp16": gtco.compile(plain.module, *example, **target),
     }
     given = [fresh_inputs(example, "normal", 100 + seed) for seed in range(FRESH)]
     facts: dict[str, Any] = {"launches": {n: len(call.launches) for n, call in calls.items()}}
+    budget = Options().error_budget
+    facts["calibration"] = {
+        "products_and_sums": len(calibration.layers),
+        "in_int8": len(calibration.chosen(budget)),
+        "error": calibration.error,
+    }
     with torch.no_grad():
         (args, kwargs), double = given[0], copy.deepcopy(plain.module).double()
         wide = [x.double() if isinstance(x, Tensor) else x for x in args]

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from gtco.compiler import FallbackError, capture, compile, fuse
     from gtco.cost_model.record import DatabaseError
     from gtco.dynamo import GradError
-    from gtco.fp8 import calibrate
+    from gtco.eight_bits import calibrate
     from gtco.frontend.onnx_call import OnnxError
     from gtco.frontend.refusals import CaptureError
     from gtco.ir.graph import FusedGraph, Graph
@@ -50,7 +50,7 @@ _HOMES = {
     "RecompileError": "gtco.runtime.module",
     "TargetError": "gtco.target",
     "TuneResult": "gtco.tuning.result",
-    "calibrate": "gtco.fp8",
+    "calibrate": "gtco.eight_bits",
     "capture": "gtco.compiler",
     "compile": "gtco.compiler",
     "fuse": "gtco.compiler",

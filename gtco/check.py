@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Precision = torch.dtype | str
-"""What was computed in: a dtype, "tf32" or "fp8"."""
+"""What was computed in: a dtype, "tf32", "fp8" or "int8"."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ BOUNDS: dict[Precision, Bound] = {
     "tf32": Bound(3, 1e-3),
     torch.float32: Bound(2, 1e-4),
     "fp8": Bound(3, 0.5, math.inf),
+    "int8": Bound(3, 0.5, math.inf),
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gtco import logs
-from gtco.calibration import Calibration
+from gtco.calibration import TYPES, Calibration
 from gtco.cost_model.knowledge import Knowledge, known_on
 from gtco.cost_model.model import programmed_us, roofline_us
 from gtco.cost_model.plans import plan_knobs, plan_work, replayed
@@ -189,8 +189,8 @@ def capture_for(
     captured, precision = replace(captured, graph=graph), options.precision
     if precision == "tf32":
         return replace(captured, graph=lower_products(graph, "tf32"))
-    if precision == "fp8" and any(fp32_products(node, graph) for node in graph.nodes):
-        precision = "fp16"  # what is not fp8
+    if precision in TYPES and any(fp32_products(node, graph) for node in graph.nodes):
+        precision = "fp16"  # what is not in 8 bits
     if precision not in PRECISIONS:
         return captured
     return replace(captured, graph=lower_precision(graph, PRECISIONS[precision]))
@@ -207,35 +207,39 @@ def _has_fp8(options: Options) -> bool:
 def rewritten(
     captured: Captured, options: Options, target: Target, folder: Path | None = None
 ) -> Graph:
-    """The graph of `captured` after the passes, in fp8 what the model or the options ask for.
+    """The graph of `captured` after the passes, in 8 bits what the model or the options ask for.
 
     Raises:
         TargetError: fp8 for a target that gtco does not multiply it on.
-        OptionError: fp8 without a calibration.
+        OptionError: fp8 or int8 without a calibration, or with one for the other.
         CalibrationError: it cannot be read, or is of another model.
     """
     graph = run_pipeline(captured.graph, folder)
-    if options.precision != "fp8":
+    precision = options.precision
+    if precision not in TYPES:
         return _expanded(graph, target)
-    if not target.has_fp8:
+    if precision == "fp8" and not target.has_fp8:
         able = ", ".join(arch for arch, each in TARGETS.items() if each.has_fp8)
         raise TargetError(
-            f'gtco multiplies fp8 on {able}, not on {target.arch}: use precision="fp16"'
+            f'gtco multiplies fp8 on {able}, not on {target.arch}: use precision="fp16" or "int8"'
         )
+    of = "" if precision == "fp8" else f', precision="{precision}"'
+    call = f"calibration=gtco.calibrate(model, batches{of}), or the file that keeps it"
     known = options.calibration
     if known is None:
-        raise OptionError(
-            'precision="fp8" needs the sizes of the values: pass '
-            "calibration=gtco.calibrate(model, batches), or the file that keeps it"
-        )
+        raise OptionError(f'precision="{precision}" needs the sizes of the values: pass {call}')
     known = Calibration.load(known) if isinstance(known, str) else known
     if not isinstance(known, Calibration):
         raise OptionError(
             f"calibration is what gtco.calibrate returned, or its file, not {known!r:.80}"
         )
+    if known.precision != precision:
+        raise OptionError(
+            f"the calibration is for {known.precision}, not for {precision}: pass {call}"
+        )
     graph = known.quantized(graph, options.error_budget)
     count = len(known.chosen(options.error_budget))
-    fusion_log.info("%d of %d linears in fp8", count, len(known.layers))
+    fusion_log.info("%d of %d %s in %s", count, len(known.layers), known.kind, precision)
     return _expanded(graph, target)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CHOICES = {
-    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8"),
+    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8", "int8"),
     "fallback": ("warn", "error"),
 }
 """What an option with a closed set of values may be."""
@@ -26,7 +26,8 @@ class Options:
     Args:
         precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32" (generated as
             three products of tf32, as accurate as torch's fp32), "fp8" (the linears that
-            `calibration` and `error_budget` choose, the others in 16 bits); by default (None) the
+            `calibration` and `error_budget` choose, the others in 16 bits), "int8" (the same of
+            linears and convolutions); by default (None) the
             model stays as it is, with each product in the type of its operands. Input and output
             dtypes never change.
         target: architecture to compile for, such as "sm_90a"; "host" runs the kernels on the CPU,
@@ -36,9 +37,9 @@ class Options:
         static_outputs: return the same output tensors from every call, overwritten by the next.
             Fresh or not, an output may be a strided part, three quarters at least, of the memory
             that it holds: one whose channels were padded has the strides of the padded image.
-        calibration: for fp8, what `gtco.calibrate` returned, or the file that it wrote.
-        error_budget: for fp8, the largest relative error of the outputs: linears that would exceed
-            it stay in 16 bits.
+        calibration: for fp8 and int8, what `gtco.calibrate` returned, or the file that it wrote.
+        error_budget: for fp8 and int8, the largest relative error of the outputs: products that
+            would exceed it stay in 16 bits.
     """
 
     precision: str | None = None

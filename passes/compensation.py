@@ -1,6 +1,6 @@
-"""Weights rounded to fp8 so that their errors cancel in what a linear reads.
+"""Weights rounded to 8 bits so that their errors cancel in what a linear reads.
 
-    w [rows, K], moment [K, K], the sum of x^T x over inputs x [n, K]    ->    e4m3 [rows, K]
+    w [rows, K], moment [K, K], the sum of x^T x over inputs x [n, K]    ->    8 bits [rows, K]
 
 The columns are rounded one after another, those that carry most first, and what one is off by is
 taken off the columns to come as well as they can stand in for it. What remains is smaller where
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gtco.passes.quantize import row_scales, to_fp8
+from gtco.passes.scales import to_8_bits
 
 DAMPING = 0.01
 """Of the mean diagonal of a moment, added to it: inputs vary more than those that were seen."""
@@ -20,16 +20,16 @@ _BLOCK = 128
 """Columns whose errors are passed on to all later ones at once."""
 
 
-def compensated_weights(w: Tensor, moment: Tensor) -> Tensor:
-    """`w` in fp8, as `rounded_weights` gives it, and by the same scales, for inputs of `moment`.
+def compensated_weights(w: Tensor, moment: Tensor, dtype: torch.dtype) -> Tensor:
+    """`w` in `dtype`, fp8 or int8, for inputs of `moment`.
 
     Args:
-        w: [rows, K], of floats.
+        w: [rows, K], of floats, as `Scales.scaled` gives it.
         moment: [K, K] in fp32, finite: the second moment of what is multiplied by `w`, as rounded.
     """
     order = moment.diagonal().argsort(descending=True)
     # (K, rows), so that what belongs to a column of w lies together
-    left = (w.float() * row_scales(w)[:, None]).t()[order].contiguous()
+    left = w.float().t()[order].contiguous()
     rounded = torch.empty_like(left)
     shares = _shares(moment[order][:, order])
     for start in range(0, len(left), _BLOCK):
@@ -37,14 +37,14 @@ def compensated_weights(w: Tensor, moment: Tensor) -> Tensor:
         inside = shares[start : start + _BLOCK, start : start + _BLOCK]
         off = torch.empty_like(block)
         for column in range(len(block)):
-            rounded[start + column] = to_fp8(block[column]).float()
+            rounded[start + column] = to_8_bits(block[column], dtype).float()
             off[column] = block[column] - rounded[start + column]
             block[column + 1 :] -= inside[column, column + 1 :, None] * off[column]
         end = start + len(block)
         left[end:] -= shares[start:end, end:].t() @ off
     result = torch.empty_like(rounded)
     result[order] = rounded
-    return to_fp8(result.t().contiguous())
+    return to_8_bits(result.t().contiguous(), dtype)
 
 
 def _shares(moment: Tensor) -> Tensor:

@@ -1,15 +1,19 @@
-"""Linears whose operands are fp8 (e4m3), by the largest values that calibration saw.
+"""Products whose operands are 8 bits, fp8 (e4m3) or integers, by the values that calibration saw.
 
-    %y: f16 = linear(%x, %w, %c)    ->    %q: f8_e4m3 = quantize(%x, %scale)
+    %y: f16 = linear(%x, %w, %c)    ->    %q: f8_e4m3 = quantize(%x, %factor)
                                           %a: f32 = linear(%q, %w8, out_dtype=f32)
                                           %b = add(mul(%a, %unscale), %c)
                                           %y = cast(%b, dtype=f16)
 
-Scales are powers of two, which change no digit: one of the activations, of which twice the largest
-value that was seen finds room, and one of each row of the weights. The quantisation is made of what
-a kernel computes, ahead of the views on the way to the linear, so that it ends up in that kernel's
+    %y: f16 = conv(%x, %w)          ->    %q: i8 = quantize_affine(%x, %factor, %offset)
+    %z: f16 = add(%y, %c)                 %a: f32 = conv(%q, %w8)
+                                          %b = add(mul(%a, %unscale), %c')
+                                          %z = cast(%b, dtype=f16)
+
+`scales` says by what. %c' is %c less what %offset brings in. The quantisation is made of what a
+kernel computes, ahead of the views on the way to the product, so that it ends up in that kernel's
 epilogue. Behind a folded layer norm (split_norm), the sums of the weights are those of the weights
-as rounded here.
+as rounded here. A sum whose operand is rounded anyway, such as a residual, may read the integers.
 """
 
 from __future__ import annotations
@@ -25,13 +29,12 @@ from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import HALVES
 from gtco.passes.dataflow import keeps_one
 from gtco.passes.rewrite import Editor
+from gtco.passes.scales import FP8, Scales, fp8_scales, int8_scales
 
-FP8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FP8).max
-HEADROOM = 2.0
-"""How much larger than in calibration a value may be before it is cut."""
 FEWEST_ROWS = 16
-"""Of a linear that gains by it: what classifies one token is as fast in 16 bits."""
+"""Of a product that gains by it: what classifies one token is as fast in 16 bits."""
+LARGE = 4 << 20
+"""Bytes of 16-bit values that no L2 keeps for long, so that a sum gains by reading half of them."""
 _ALIGNMENT = 16
 """Bytes of which the rows of operands are multiples."""
 
@@ -41,55 +44,138 @@ def aligned(k: int, columns: int) -> bool:
     return not k % _ALIGNMENT and not columns % 8
 
 
-def quantizable(graph: Graph) -> tuple[Node, ...]:
-    """The linears of `graph`, as the passes leave it, that `quantize` takes."""
+def quantizable(graph: Graph, dtype: torch.dtype = FP8) -> tuple[Node, ...]:
+    """The products of `graph`, as the passes leave it, that `quantize` takes: linears, and of
+    integers also convolutions of images."""
 
     def takes(node: Node) -> bool:
-        if node.op != "linear" or any(name not in graph.constants for name in node.inputs[1:]):
+        if any(name not in graph.constants for name in node.inputs[1:]):
             return False
         x, out = graph.specs[node.inputs[0]], node.outputs[0]
+        if node.op == "conv":
+            images = dtype == torch.int8 and x.rank == 4 and node.attrs.get("groups", 1) == 1
+        if node.op != "linear" and not (node.op == "conv" and images):
+            return False
         if x.dtype not in HALVES or node.inputs[0] in graph.constants:
             return False
-        return math.prod(x.sizes[:-1]) >= FEWEST_ROWS and aligned(x.sizes[-1], out.sizes[-1])
+        return math.prod(out.sizes[:-1]) >= FEWEST_ROWS and aligned(x.sizes[-1], out.sizes[-1])
 
     return tuple(node for node in graph.nodes if takes(node))
 
 
+def sums(graph: Graph) -> dict[str, tuple[str, str]]:
+    """By the name of each large sum of two values, such as with a residual, that one which products
+    may read as integers too, and the first of these."""
+    read: dict[str, str] = {}
+    for node in quantizable(graph, torch.int8):
+        read.setdefault(node.inputs[0], node.name)
+    found = {}
+    for node in graph.nodes:
+        specs = [graph.specs[name] for name in node.inputs]
+        if node.op != "add" or len(specs) != 2 or specs[0] != specs[1]:
+            continue
+        rounded = [name for name in node.inputs if name in read]
+        if len(rounded) == 1 and specs[0].numel * specs[0].dtype.itemsize >= LARGE:
+            found[node.name] = (rounded[0], read[rounded[0]])
+    return found
+
+
+def scales_of_fp8(graph: Graph, largest: Mapping[str, float]) -> dict[str, Scales]:
+    """By the name of a linear, of which `largest` has the largest magnitude that it reads."""
+    edit = Editor(graph)
+    most: dict[str, float] = {}
+    bases = {name: _base(edit, edit.nodes[name].inputs[0])[0] for name in largest}
+    for name, base in bases.items():
+        most[base] = max(most.get(base, 0.0), largest[name])
+    return {name: fp8_scales(_weights(edit, name), most[base]) for name, base in bases.items()}
+
+
+def scales_of_int8(graph: Graph, seen: Mapping[str, Tensor]) -> dict[str, Scales]:
+    """By the name of a product, of what `seen` has of the values that it reads
+    (`scales.seen_in`)."""
+    edit = Editor(graph)
+    of_base: dict[str, list[str]] = {}
+    for name in seen:
+        of_base.setdefault(_base(edit, edit.nodes[name].inputs[0])[0], []).append(name)
+    found: dict[str, Scales] = {}
+    for base, names in of_base.items():
+        nodes = [edit.nodes[name] for name in names]
+        bordered = [
+            node
+            for node in nodes
+            if any((*node.attrs.get("before", ()), *node.attrs.get("after", ())))
+        ]
+        views = {view.op for node in nodes for view in _base(edit, node.inputs[0])[1]}
+        lasts = {edit.shape(name)[-1] for name in (base, *(node.inputs[0] for node in nodes))}
+        found |= int8_scales(
+            {name: _weights(edit, name) for name in names},
+            [seen[name] for name in names],
+            by_channel=views <= {"reshape"} and len(lasts) == 1,
+            centred=bool(bordered),
+        )
+    return found
+
+
+def _weights(edit: Editor, product: str) -> Tensor:
+    return edit.constants[edit.nodes[product].inputs[1]]
+
+
 def quantize(
-    graph: Graph, largest: Mapping[str, float], weights: Mapping[str, Tensor] | None = None
+    graph: Graph,
+    scales: Mapping[str, Scales],
+    weights: Mapping[str, Tensor] | None = None,
+    of_sums: Mapping[str, Scales] | None = None,
 ) -> Graph:
-    """Multiply in fp8 what `largest` names.
+    """Multiply in 8 bits what `scales` names.
 
     Args:
         graph: as the passes leave it.
-        largest: by the name of a linear (one of `quantizable`), the largest magnitude that it
-            reads.
-        weights: by the name of a linear, its weights in fp8, by the scales of `row_scales`; those
-            of others are rounded to the nearest.
+        scales: by the name of a product (one of `quantizable`), how its operands are rounded; the
+            same of all that read the same.
+        weights: by the name of a product, its weights in 8 bits; those of others are rounded to the
+            nearest.
+        of_sums: by the name of a sum (one of `sums`) that is to read integers, how these are made.
     """
     edit = Editor(graph)
     weights = weights or {}
-    made: dict[str, tuple[str, str, float]] = {}
-    bases = {name: _base(edit, edit.nodes[name].inputs[0]) for name in largest}
-    most: dict[str, float] = {}
-    for name, (base, _) in bases.items():
-        most[base] = max(most.get(base, 0.0), largest[name])
+    made: dict[str, str] = {}
+    bases = {name: _base(edit, edit.nodes[name].inputs[0]) for name in scales}
+    totals = sums(graph) if of_sums else {}
+    for name, how in (of_sums or {}).items():
+        _read_rounded(edit, edit.nodes[name], totals[name][0], how, made)
     for name, (base, views) in bases.items():
-        linear = edit.nodes[name]
-        edit.root(linear)
-        if base not in made:
-            scale = activation_scale(most[base])
-            factor = edit.add_constant(f"{base}_scale", torch.tensor([scale]))
-            if (producer := edit.producer(base)) is not None:
-                edit.root(producer)
-            made[base] = (edit.add("quantize", base, factor), factor, scale)
-            edit.root(linear)
-        value, _, scale = made[base]
+        value = _rounded(edit, base, scales[name], made)
+        edit.root(edit.nodes[name])
         for view in views:
             value = edit.add(view.op, value, **view.attrs)
-        _multiply(edit, linear, value, scale, weights.get(name))
+        _multiply(edit, edit.nodes[name], value, scales[name], weights.get(name))
     edit.remove_dead()
     return edit.finish()
+
+
+def _rounded(edit: Editor, base: str, scales: Scales, made: dict[str, str]) -> str:
+    """`base` in 8 bits, made once."""
+    if base not in made:
+        if (producer := edit.producer(base)) is not None:
+            edit.root(producer)
+        factor = edit.add_constant(f"{base}_scale", scales.factor)
+        if scales.dtype == FP8:
+            made[base] = edit.add("quantize", base, factor)
+        else:
+            offset = edit.add_constant(f"{base}_offset", scales.offset)
+            made[base] = edit.add("quantize_affine", base, factor, offset)
+    return made[base]
+
+
+def _read_rounded(edit: Editor, add: Node, base: str, scales: Scales, made: dict[str, str]) -> None:
+    """Let `add` read the integers that `base` is rounded to."""
+    rounded = _rounded(edit, base, scales, made)
+    edit.root(add)
+    step = edit.add_constant(f"{base}_step", 1 / scales.factor)
+    zero = edit.add_constant(f"{base}_zero", -scales.offset / scales.factor)
+    wide = edit.add("mul", edit.add("cast", rounded, dtype=torch.float32), step)
+    value = edit.add("cast", edit.add("add", wide, zero), dtype=edit.dtype(base))
+    edit.replace(add.name, edit.add("add", *(value if x == base else x for x in add.inputs)))
 
 
 @dataclass(frozen=True)
@@ -98,7 +184,7 @@ class Operand:
     passes have folded, else `value`.
 
     Args:
-        value: what the linear reads, and what is rounded to fp8.
+        value: what the linear reads, and what is rounded to 8 bits.
         mean: of each row; None without a folded norm.
         rstd: of each row, 1 over the standard deviation; None without a folded norm.
     """
@@ -111,10 +197,9 @@ class Operand:
     def values(self) -> tuple[str, ...]:
         return tuple(name for name in (self.value, self.mean, self.rstd) if name is not None)
 
-    def rows(self, found: Mapping[str, Tensor], largest: float) -> Tensor:
-        """[rows, K], rounded, of the values in `found`, for the scale that `largest` gives."""
-        scale = activation_scale(largest)
-        x = to_fp8(found[self.value].float() * scale).float() / scale
+    def rows(self, found: Mapping[str, Tensor], scales: Scales) -> Tensor:
+        """[rows, K], rounded by `scales`, of the values in `found`."""
+        x = scales.as_rounded(found[self.value])
         if self.mean is not None:
             x = x - found[self.mean]
         if self.rstd is not None:
@@ -146,48 +231,41 @@ def _base(edit: Editor, value: str) -> tuple[str, tuple[Node, ...]]:
     return value, tuple(reversed(views))
 
 
-def activation_scale(largest: float) -> float:
-    """By what to multiply values up to `largest` ahead of rounding them."""
-    return 2.0 ** math.floor(math.log2(LARGEST / (HEADROOM * largest))) if largest else 1.0
-
-
-def row_scales(w: Tensor) -> Tensor:
-    """By what to multiply each row of `w` [rows, K] ahead of rounding it, in fp32."""
-    most = w.float().abs().amax(1)
-    scale = torch.exp2((LARGEST / most).log2().floor())
-    return torch.where(most > 0, scale, 1.0)
-
-
-def to_fp8(values: Tensor) -> Tensor:
-    """The nearest in fp8, whose largest stands for what is larger."""
-    return values.clamp(-LARGEST, LARGEST).to(FP8)
-
-
-def rounded_weights(w: Tensor) -> Tensor:
-    """`w` [rows, K] in fp8, to the nearest: over `row_scales` it stands for `w`."""
-    return to_fp8(w.float() * row_scales(w)[:, None])
-
-
-def _multiply(edit: Editor, linear: Node, x: str, scale: float, weights: Tensor | None) -> None:
-    _, weight, *bias = linear.inputs
+def _multiply(edit: Editor, node: Node, x: str, scales: Scales, weights: Tensor | None) -> None:
+    _, weight, *bias = node.inputs
     w = edit.constants[weight]
-    rounded = rounded_weights(w) if weights is None else weights.to(w.device)
-    scales = row_scales(w)
-    y = edit.add("linear", x, edit.add_constant(f"{weight}_fp8", rounded), out_dtype=torch.float32)
-    y = edit.add("mul", y, edit.add_constant(f"{weight}_unscale", 1 / (scale * scales)))
-    if bias:
-        shift = edit.constants[bias[0]].float()
-        y = edit.add("add", y, edit.add_constant(f"{bias[0]}_f32", shift))
-    old = linear.name
-    if (norm := _folded_norm(edit, linear, w)) is not None:
+    rounded = scales.nearest(w) if weights is None else weights.to(w.device)
+    rows, offset = scales.rows.to(w.device), scales.offset.to(w.device)
+    label = f"{weight}_{'fp8' if scales.dtype == FP8 else 'int8'}"
+    attrs = node.attrs if node.op == "conv" else {"out_dtype": torch.float32}
+    y = edit.add(node.op, x, edit.add_constant(label, rounded), **attrs)
+    y = edit.add("mul", y, edit.add_constant(f"{label}_unscale", 1 / rows))
+    old = node.name
+    if not bias and (added := _bias_behind(edit, node)) is not None:
+        old, bias = added.name, [added.inputs[1]]
+    shift = edit.constants[bias[0]].double() if bias else torch.zeros_like(rows).double()
+    if offset.any():
+        shift = shift - (rounded.double() * offset.double()).flatten(1).sum(1) / rows.double()
+    if bias or offset.any():
+        y = edit.add("add", y, edit.add_constant(f"{label}_shift", shift.float()))
+    if (norm := _folded_norm(edit, node, w)) is not None:
         sub, mean, _ = norm
-        sums = (rounded.double() / scales.double()[:, None]).sum(1).float()
-        sums_name = edit.add_constant(f"{weight}_fp8_colsum", sums)
-        y = edit.add("sub", y, edit.add("mul", mean, sums_name))
+        of_rows = scales.stands_for(rounded).double().sum(1).float()
+        y = edit.add("sub", y, edit.add("mul", mean, edit.add_constant(f"{label}_colsum", of_rows)))
         old = sub.name
     if edit.dtype(old) != torch.float32:
         y = edit.add("cast", y, dtype=edit.dtype(old))
     edit.replace(old, y)
+
+
+def _bias_behind(edit: Editor, product: Node) -> Node | None:
+    """The sum with one constant of each column, where nothing else reads `product`."""
+    users = edit.users(product.name)
+    if len(users) != 1 or users[0].op != "add" or users[0].inputs[:1] != (product.name,):
+        return None
+    bias = edit.constant(users[0].inputs[-1])
+    columns = product.outputs[0].sizes[-1:]
+    return users[0] if bias is not None and bias.shape == columns else None
 
 
 def _folded_norm(edit: Editor, linear: Node, w: Tensor) -> tuple[Node, str, str | None] | None:

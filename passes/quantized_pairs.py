@@ -30,8 +30,9 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.references import convolution
 from gtco.ir.spec import HALVES
-from gtco.passes.quantize import FP8, LARGEST, aligned
+from gtco.passes.quantize import aligned
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
+from gtco.passes.scales import FP8, LARGEST
 
 LIMITS: Mapping[torch.dtype, tuple[float, float]] = {
     FP8: (-LARGEST, LARGEST),

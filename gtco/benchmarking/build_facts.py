@@ -24,7 +24,7 @@ from gtco.benchmarking.answers import (
 )
 from gtco.benchmarking.compare import GroupCheck, NoReference, check_groups, judge_answers
 from gtco.benchmarking.rounds import CudaClock, Tell, time_rounds
-from gtco.calibration import Calibration, Layer
+from gtco.calibration import TYPES, Calibration, Layer
 from gtco.check import Verdict
 from gtco.compiler import rewritten
 from gtco.cost_model.plans import floor_us, group_floor_us
@@ -242,9 +242,9 @@ def _given(options: Options) -> dict[str, str]:
 def _linears(plan: Plan, captured: Captured) -> tuple[LinearFacts, ...]:
     """What the calibration of `plan` says of each linear, the dearest first."""
     options = plan.options
-    if options.precision != "fp8" or options.calibration is None:
-        return ()
     known = options.calibration
+    if options.precision not in TYPES or known is None:
+        return ()
     known = known if isinstance(known, Calibration) else Calibration.load(known)
     chosen = {layer.name for layer in known.chosen(options.error_budget)}
     graph = rewritten(captured, replace(options, precision=None), plan.target)

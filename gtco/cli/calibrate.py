@@ -20,12 +20,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gtco.calibration import Calibration, CalibrationError
-from gtco.fp8 import Call, calibrate_calls
+from gtco.eight_bits import Call, calibrate_calls
 from gtco.frontend.signature import NamedInputs
 from gtco.locate import Located, UsageError
 from gtco.options import Options
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
+
 
 Batches = Annotated[
     list[Path],
@@ -34,6 +35,13 @@ Batches = Annotated[
         metavar="FILE_OR_DIR",
         help="real inputs: .npy files of a model's only input, .npz or .safetensors files with an "
         "array for each input, or a folder of such files; may be given more than once",
+    ),
+]
+Precision = Annotated[
+    str,
+    typer.Option(
+        "--precision",
+        help='what to calibrate for: "fp8", of linears, or "int8", of linears and convolutions',
     ),
 ]
 File = Annotated[
@@ -69,7 +77,7 @@ def files_of(places: Sequence[Path]) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def run(found: Located, files: Sequence[Path], output: Path) -> Calibration:
+def run(found: Located, files: Sequence[Path], precision: str, output: Path) -> Calibration:
     """Calibrate a located model, on the GPU where there is one, with a progress bar on stderr.
 
     Raises:
@@ -82,16 +90,16 @@ def run(found: Located, files: Sequence[Path], output: Path) -> Calibration:
         found = found.file_on("cuda")
     inputs = _inputs(found)
     calls = (_call(found, batch) for file in files for batch in _batches(file, inputs))
-    return calibrate_calls(found.module, calls, output)
+    return calibrate_calls(found.module, calls, precision, output)
 
 
 def show(out: Console, found: Calibration) -> None:
-    """Print the error of each linear, and how many fit the usual budget."""
+    """Print the error of each product, and how many fit the usual budget."""
     out.print(str(found), markup=False, highlight=False, soft_wrap=True)
     budget = Options().error_budget
     out.print(
         f"within an error of {budget:.0%} (--error-budget {budget:g}): "
-        f"{len(found.chosen(budget))} of {len(found.layers)} in fp8",
+        f"{len(found.chosen(budget))} of {len(found.layers)} in {found.precision}",
         highlight=False,
     )
 

@@ -142,28 +142,29 @@ def calibrate_command(
     *,
     model: Model,
     batches: cli_calibrate.Batches,
+    precision: cli_calibrate.Precision = "fp8",
     output: cli_calibrate.File = Path("calibration.json"),
     shapes: ShapeFlags = None,
     as_json: Json = False,
 ) -> None:
-    """Run MODEL on real inputs, for --precision fp8.
+    """Run MODEL on real inputs, for --precision fp8 or int8.
 
-    FILE takes the largest value that each linear reads, and the error that fp8 brings in there.
-    FILE.safetensors beside it takes the weights in fp8.
+    FILE takes how large the values are that each product reads, and the error that 8 bits bring in
+    there. FILE.safetensors beside it takes the weights in 8 bits.
 
     Ctrl-C keeps what was measured; the same command continues from there.
     """
     with progress() as tell:
         files = cli_calibrate.files_of(batches)
         found = _locate(model, shapes, tell)
-    found_out = cli_calibrate.run(found, files, output)
+    found_out = cli_calibrate.run(found, files, precision, output)
     if as_json:
         print_json(model=model, output=str(output), **found_out.facts())
     else:
         cli_calibrate.show(out, found_out)
     command = shlex.join(
         ["gtco", "compile", model, *(word for flag in shapes or () for word in ("--shape", flag)),
-         "--precision", "fp8", "--calibration", str(output)]
+         "--precision", precision, "--calibration", str(output)]
     )  # fmt: skip
     err.print(f"wrote {output}; next: {command}", markup=False, highlight=False, soft_wrap=True)
 

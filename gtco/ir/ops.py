@@ -284,6 +284,8 @@ _ROWS: tuple[Op, ...] = (
     _unary("copy", lambda x: x.contiguous().clone(), "{0}", lays_out=True),
     _unary("cast", lambda x, *, dtype: x.to(dtype), "{0}"),
     Op("quantize", Pattern.BROADCAST, references.quantize, "{0} * {1}", quantizes=True),
+    Op("quantize_affine", Pattern.BROADCAST, references.quantize_affine,
+       "to_steps(fmaf({0}, {1}, {2}))", quantizes=True),
     Op("quantize_int8", Pattern.BROADCAST, references.quantize_int8,
        "to_int8<{low}, {high}>({0}, {1}, {2})", quantizes=True),
     _binary("add", torch.add, "{0} + {1}", commutes=True, stays_finite=True),

@@ -101,6 +101,12 @@ def quantize(x: Tensor, scale: Tensor) -> Tensor:
     return (x.float() * scale.float()).clamp(-most, most).to(FP8)
 
 
+def quantize_affine(x: Tensor, factor: Tensor, offset: Tensor) -> Tensor:
+    """`x * factor + offset`, rounded to the nearest (ties to even), in int8, whose ends stand for
+    what lies beyond them."""
+    return (x.float() * factor.float() + offset.float()).round().clamp(-128, 127).to(torch.int8)
+
+
 def quantize_int8(x: Tensor, scale: Tensor, zero: Tensor, *, low: int, high: int) -> Tensor:
     """`x / scale`, rounded to the nearest (ties to even), plus `zero`; from `low` to `high`."""
     steps = torch.round(x.float() / scale.float()) + zero.float()

@@ -23,7 +23,8 @@ from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.interpreter import interpret
 from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
-from gtco.passes.quantize import quantizable, quantize, rounded_weights, row_scales
+from gtco.passes.quantize import quantizable, quantize, scales_of_fp8
+from gtco.passes.scales import fp8_scales
 from gtco.runtime.encoding import decode_plan, encode_plan
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
@@ -99,8 +100,8 @@ def test_a_budget_takes_the_cheap_ones_first() -> None:
 def test_the_pass_folds_scales_and_sums_of_rounded_weights(mean: float) -> None:
     module = model(mean=mean)
     graph = graph_of(module)
-    largest = {layer.name: 8.0 for layer in layers_of(graph)}
-    changed = quantize(graph, largest)
+    largest = {layer.name: 8.0 for layer in layers_of(graph, "fp8")}
+    changed = quantize(graph, scales_of_fp8(graph, largest))
     changed.verify()
     eight = [node for node in changed.nodes if changed.specs[node.inputs[0]].dtype == FP8]
     assert [node.op for node in eight] == ["linear", "linear"]
@@ -112,11 +113,11 @@ def test_the_pass_folds_scales_and_sums_of_rounded_weights(mean: float) -> None:
 def test_sums_of_the_unrounded_weights_would_be_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mean of the residual stream must cancel against the weights as they are rounded."""
     graph = graph_of(model(mean=100.0))
-    largest = {quantizable(graph)[0].name: 110.0}
+    scales = scales_of_fp8(graph, {quantizable(graph)[0].name: 110.0})
     exact = interpret(graph, (batch(),), dtype=torch.float64)[0]
 
     def off() -> float:
-        found = interpret(quantize(graph, largest), (batch(),), dtype=torch.float64)[0]
+        found = interpret(quantize(graph, scales), (batch(),), dtype=torch.float64)[0]
         return float((found - exact).norm() / exact.norm())
 
     right = off()
@@ -128,9 +129,9 @@ def test_weights_are_rounded_by_powers_of_two_of_each_row() -> None:
     w = torch.randn(6, 32, generator=torch.Generator().manual_seed(1)) * torch.tensor(
         [1e-3, 1.0, 50.0, 1e4, 0.0, 1e-6]
     ).unsqueeze(1)
-    rounded, scale = rounded_weights(w), row_scales(w)
-    assert torch.equal(scale.log2(), scale.log2().round())
-    assert torch.allclose(rounded.float() / scale[:, None], w, rtol=0.0626, atol=1e-9)
+    scales = fp8_scales(w, 3.0)
+    assert torch.equal(scales.rows.log2(), scales.rows.log2().round())
+    assert torch.allclose(scales.stands_for(scales.nearest(w)), w, rtol=0.0626, atol=1e-9)
 
 
 @pytest.mark.compiler

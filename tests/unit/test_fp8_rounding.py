@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,13 @@ from experiments import fp8_accuracy
 from experiments.models import small
 from gtco import rounding
 from gtco.calibration import Calibration
-from gtco.fp8 import calibrate
+from gtco.eight_bits import calibrate
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
 from gtco.passes import compensation, run_pipeline
 from gtco.passes.compensation import compensated_weights
-from gtco.passes.quantize import operands, quantizable, rounded_weights, row_scales
+from gtco.passes.quantize import operands, quantizable, scales_of_fp8
+from gtco.passes.scales import FP8, Scales, fp8_scales, int8_scales
 from tests.unit.test_fp8 import WIDTH, model
 
 RANK = 6
@@ -39,20 +41,33 @@ def batch(seed: int) -> Tensor:
     return correlated(seed)[None].half()
 
 
+def scales_of(w: Tensor, dtype: torch.dtype) -> Scales:
+    """For activations of one channel like the other."""
+    if dtype == torch.float8_e4m3fn:
+        return fp8_scales(w, 16.0)
+    seen = torch.tensor([-16.0, 16.0, 9.0])[:, None].expand(3, w.shape[1])
+    return int8_scales({"w": w}, [seen], by_channel=True, centred=False)["w"]
+
+
+def compensated(w: Tensor, moment: Tensor, dtype: torch.dtype) -> Tensor:
+    return compensated_weights(scales_of(w, dtype).scaled(w), moment, dtype)
+
+
 def off(rounded: Tensor, w: Tensor, x: Tensor) -> float:
-    return float((x @ (rounded.float() / row_scales(w)[:, None] - w).t()).norm())
+    return float((x @ (scales_of(w, rounded.dtype).stands_for(rounded) - w).t()).norm())
 
 
 def weights(rows: int = 48, k: int = WIDTH) -> Tensor:
     return torch.randn(rows, k, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8], ids=str)
 @pytest.mark.parametrize("k", [64, 208])
-def test_errors_cancel_in_inputs_that_were_not_seen(k: int) -> None:
+def test_errors_cancel_in_inputs_that_were_not_seen(k: int, dtype: torch.dtype) -> None:
     w, seen, unseen = weights(k=k), correlated(1, 400, k), correlated(2, 400, k)
-    found = compensated_weights(w, seen.t() @ seen)
-    assert found.dtype == torch.float8_e4m3fn and found.shape == w.shape
-    assert off(found, w, unseen) < 0.4 * off(rounded_weights(w), w, unseen)
+    found = compensated(w, seen.t() @ seen, dtype)
+    assert found.dtype == dtype and found.shape == w.shape
+    assert off(found, w, unseen) < 0.4 * off(scales_of(w, dtype).nearest(w), w, unseen)
 
 
 @pytest.mark.parametrize(
@@ -71,17 +86,18 @@ def test_errors_that_go_elsewhere_do_not_cancel(
     w, seen, unseen = weights(), correlated(1, 400), correlated(2, 400)
     right = compensation._shares
     monkeypatch.setattr(compensation, "_shares", lambda moment: wrong(right(moment)))
-    found = compensated_weights(w, seen.t() @ seen)
-    assert off(found, w, unseen) > 0.4 * off(rounded_weights(w), w, unseen)
+    found = compensated(w, seen.t() @ seen, FP8)
+    assert off(found, w, unseen) > 0.4 * off(scales_of(w, FP8).nearest(w), w, unseen)
 
 
 def test_columns_that_nothing_is_known_of_are_rounded_to_the_nearest() -> None:
     w = weights()
-    assert torch.equal(compensated_weights(w, torch.zeros(WIDTH, WIDTH)), rounded_weights(w))
+    nearest = scales_of(w, FP8).nearest(w)
+    assert torch.equal(compensated(w, torch.zeros(WIDTH, WIDTH), FP8), nearest)
     x = correlated(1)
     x[:, 10:20] = 0
-    found = compensated_weights(w, x.t() @ x)
-    assert torch.equal(found[:, 10:20].float(), rounded_weights(w)[:, 10:20].float())
+    found = compensated(w, x.t() @ x, FP8)
+    assert torch.equal(found[:, 10:20].float(), nearest[:, 10:20].float())
 
 
 def graph_of(module: nn.Module) -> Graph:
@@ -100,14 +116,14 @@ def test_an_operand_is_what_the_weights_are_multiplied_by(mean: float) -> None:
     whole = Graph(graph.inputs, graph.constants, graph.nodes, names)
     found = dict(zip(names, interpret(whole, (batch(1),), dtype=torch.float32), strict=True))
     w = graph.constants[linear.inputs[1]].float()
-    product = operand.rows(found, 16.0) @ w.t()
+    product = operand.rows(found, fp8_scales(w, 16.0)) @ w.t()
     exact = found[readers[0].name].reshape(product.shape)
     assert 1e-3 < (product - exact).norm() / exact.norm() < 0.05 * (1 + mean)
     assert operands(graph)[quantizable(graph)[1].name].mean is None
 
 
 def rounded_of(graph: Graph, batches: list[Tensor], largest: float = 16.0) -> dict[str, Any]:
-    each = {node.name: largest for node in quantizable(graph)}
+    each = scales_of_fp8(graph, {node.name: largest for node in quantizable(graph)})
     found: dict[str, Any] = {}
     for part in rounding.rounded(graph, each, [(x,) for x in batches]):
         assert not set(part) & set(found)
@@ -164,7 +180,7 @@ def test_calibration_gains_by_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_errors_are_measured_on_batches_that_weights_were_not_rounded_by() -> None:
     batches = [batch(seed) for seed in range(9)]
     found, graph = calibrate(model(), batches), graph_of(model())
-    changed = found.changed(graph, found.layers)
+    changed = found.changed(graph, found.layers, found.scales(graph))
 
     def error(part: list[Tensor]) -> float:
         exact, answers = (
@@ -213,7 +229,7 @@ def test_batches_may_share_a_buffer() -> None:
         (lambda file: file.unlink(), "cannot be read"),
         (lambda file: file.write_bytes(file.read_bytes()[:90]), "cannot be read"),
         (lambda file: file.write_bytes(b""), "cannot be read"),
-        (lambda file: file.write_bytes(_flipped(file.read_bytes())), "has other weights"),
+        (lambda file: file.write_bytes(_flipped(file.read_bytes())), "has another tensor"),
     ],
 )
 def test_damaged_weights_are_refused(
@@ -234,9 +250,7 @@ def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     found = calibrate(model(), BATCHES, path=path)
     name = found.layers[0].name
-    strange = Calibration(
-        found.layers, found.batches, found.error, {**found.weights, name: found.weights[name][:8]}
-    )
+    strange = replace(found, weights={**found.weights, name: found.weights[name][:8]})
     with pytest.raises(gtco.CalibrationError, match="of another model"):
         strange.quantized(graph_of(model()), 0.5)
     content = json.loads(path.read_text())
@@ -248,7 +262,7 @@ def test_weights_of_other_sizes_are_refused(tmp_path: Path) -> None:
 
 def test_the_experiment_compares_both_roundings() -> None:
     model, (image, *_) = small.vit_l16()
-    found = fp8_accuracy.measure(model, image, 4, 0.05)
+    found = fp8_accuracy.measure(model, image, 4, 0.05, "fp8")
     nearest, compensated = (found[f"{each}, all"] for each in ("nearest", "compensated"))
     assert compensated["like calibration's"]["error"] < nearest["like calibration's"]["error"]
     assert nearest["calibration_says"] != compensated["calibration_says"]

@@ -62,7 +62,8 @@ def scaled() -> Group:
     x = b.input("x", TensorSpec((6, 64), F16))
     scale = b.input("scale", TensorSpec((), torch.float32))
     integers = b.add("quantize_int8", x, scale, scale, low=-128, high=127)
-    return Group("g", b.build([b.add("quantize", x, scale), integers]))
+    steps = b.add("quantize_affine", x, scale, scale)
+    return Group("g", b.build([b.add("quantize", x, scale), integers, steps]))
 
 
 CASES: tuple[Callable[[], Group], ...] = (

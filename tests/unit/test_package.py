@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "gtco.calibration",
         "gtco.selection",
         "gtco.compiler",
-        "gtco.fp8",
+        "gtco.eight_bits",
     ),
     ("gtco.tuning",),
     ("gtco",),
