@@ -28,6 +28,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import HALVES
 from gtco.passes.dataflow import keeps_one
+from gtco.passes.int8_factors import fold_factors
 from gtco.passes.rewrite import Editor
 from gtco.passes.scales import FP8, Scales, fp8_scales, int8_scales
 
@@ -150,7 +151,7 @@ def quantize(
             value = edit.add(view.op, value, **view.attrs)
         _multiply(edit, edit.nodes[name], value, scales[name], weights.get(name))
     edit.remove_dead()
-    return edit.finish()
+    return fold_factors(edit.finish())
 
 
 def _rounded(edit: Editor, base: str, scales: Scales, made: dict[str, str]) -> str:

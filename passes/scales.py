@@ -139,6 +139,8 @@ def int8_scales(
     factor = 1 / min(steps, key=lambda step: _error(step, columns, squares))
     middle = (low + high) / 2 * factor
     offset = torch.zeros_like(middle) if centred else (-0.5 - middle).round()
+    if bool((offset == offset[0]).all()):
+        offset = offset[:1]
     found = {}
     for name, w in weights.items():
         largest = (w.float().cpu() / factor).abs().flatten(1).amax(1)

@@ -215,16 +215,23 @@ def solve(
 
 def _cut(legality: Legality, segment: Sequence[Node]) -> int:
     """Where to cut `segment`: in its middle half, where fewest edges lead across that a group may
-    span."""
+    span, and of such places where least has to be stored."""
     count = len(segment)
     position = {node.name: index for index, node in enumerate(segment)}
     across = [0] * (count + 1)
+    last: dict[int, int] = {}  # reader of each node
     for made_by, user in _edges(legality, segment):
+        made, read = position[made_by.name], position[user.name]
+        last[made] = max(last.get(made, 0), read)
         if legality.span(made_by, user) is None:
-            for index in range(position[made_by.name] + 1, position[user.name] + 1):
+            for index in range(made + 1, read + 1):
                 across[index] += 1
+    stored = [0] * (count + 1)
+    for made, read in last.items():
+        for index in range(made + 1, read + 1):
+            stored[index] += sum(spec.nbytes for spec in segment[made].outputs)
     middle = range(max(1, count // 4), max(2, count - count // 4 + 1))
-    return min(middle, key=lambda index: (across[index], abs(2 * index - count)))
+    return min(middle, key=lambda index: (across[index], stored[index], abs(2 * index - count)))
 
 
 def _tabulate(
