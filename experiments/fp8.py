@@ -1,12 +1,12 @@
-"""ViTs in fp8 beside fp16: time, error against fp64, and whether they name the same class.
+"""ViTs in 8 bits beside fp16: time, error against fp64, and whether they name the same class.
 
     python -m experiments.fp8 OUT.json [--models vit_b16,vit_l16,vit_h14] [--inputs 1000]
-                                       [--budgets 0.05,0.02] [--quick]
+                                       [--precision w8a8] [--budgets 0.05,0.02] [--quick]
 
 Weights are random as timm draws them, or made like those of trained models (`like_trained`). Inputs
 are structured images: waves, a patch and noise (`images`). Each model is calibrated on 32 others.
 A model is calibrated and tuned once, and compiled for each error budget. Times are of calls back to
-back, in alternating rounds, of fp16 and of fp8 with the same records.
+back, in alternating rounds, of fp16 and of fp8 (or int8, or both) with the same records.
 """
 
 from __future__ import annotations
@@ -163,12 +163,12 @@ def measure(
     budgets: Sequence[str],
     tune: float,
     options: dict[str, Any],
+    precision: str = "fp8",
 ) -> dict[str, Any]:
-    """What fp8 does for one model within each of `budgets`; tuned for the first."""
-    calibration = gtco.calibrate(
-        model, (images(CLASSES + number, image) for number in range(CALIBRATED_ON))
-    )
-    fp8: dict[str, Any] = {"precision": "fp8", "calibration": calibration}
+    """What 8 bits do for one model within each of `budgets`; tuned for the first."""
+    others = (images(CLASSES + number, image) for number in range(CALIBRATED_ON))
+    calibration = gtco.calibrate(model, others, precision=precision)
+    fp8: dict[str, Any] = {"precision": precision, "calibration": calibration}
     if tune:
         gtco.tune(model, (image,), seconds=tune, error_budget=float(budgets[0]), **fp8)
     half = gtco.compile(model, (image,), **options)
@@ -179,6 +179,8 @@ def measure(
     close = accuracy(model, half, eights, image, inputs)
     result: dict[str, Any] = {
         "linears": len(calibration.layers),
+        "precision": precision,
+        "linears_in_int8": sum(x.dtype == "int8" for x in calibration.layers),
         "error_of_all": calibration.error,
         "error_by_layer": {f"{x.name} {x.source}": x.error for x in calibration.layers},
         "budgets": {},
@@ -207,6 +209,7 @@ def main() -> None:
     parser.add_argument("--weights", default="as drawn,like trained")
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--budgets", default="0.05", help="error budgets, the first to tune for")
+    parser.add_argument("--precision", default="fp8", choices=("fp8", "int8", "w8a8"))
     parser.add_argument("--tune", type=float, default=0.0, help="seconds for the first weights")
     parser.add_argument("--quick", action="store_true", help="rehearse on the CPU, without times")
     given = parser.parse_args()
@@ -219,7 +222,7 @@ def main() -> None:
             changed = like_trained(model, image) if kind == "like trained" else model
             tune = 0.0 if number else given.tune
             count = 2 if given.quick else given.inputs
-            found = measure(changed, image, count, budgets, tune, options)
+            found = measure(changed, image, count, budgets, tune, options, given.precision)
             result["models"][f"{name}, {kind}"] = found
             given.out.write_text(json.dumps(result, indent=1) + "\n")
             print(f"{name}, {kind}", {k: v for k, v in found.items() if k != "error_by_layer"},

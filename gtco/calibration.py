@@ -20,7 +20,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import NoneType
@@ -28,29 +28,29 @@ from typing import Any
 
 import safetensors.torch
 import torch
-from rich.console import Console
-from rich.progress import Progress
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
-from gtco.ir.interpreter import interpret
-from gtco.passes.quantize import quantizable, quantize, scales_of_fp8, scales_of_int8, sums
-from gtco.passes.scales import FP8, Scales, seen_in, seen_in_both
-from gtco.rounding import Batch, held_out, rounded
+from gtco.passes.quantize import (
+    quantizable,
+    quantize,
+    scales_of_fp8,
+    scales_of_int8,
+    sums,
+)
+from gtco.passes.scales import FP8, Scales
 from gtco.runtime.cache_files import publish
 
 FORMAT = "gtco calibration 3"
 TYPES = {"fp8": FP8, "int8": torch.int8}
-"""By precision, what is multiplied."""
+"""Of what is multiplied, by name."""
+PRODUCTS = {**TYPES, "w8a8": torch.int8}
+"""By precision, the type whose products are taken. "w8a8" (weights and activations of 8 bits) has
+each linear in the type that rounds it more closely, and convolutions in int8."""
 BYTE = 256
 """Multiplications and additions that take as long as a byte of device memory, of a card with tensor
 cores, roughly: what a sum saves counts as work by it."""
-KEPT = 64
-"""Batches that weights are rounded by, the first; they are kept in memory."""
-MEASURED = 4
-"""Batches that errors are measured on, of those that no weights were rounded by, where there are as
-many."""
 MARGIN = 0.9
 """Part of the budget that is spent: other inputs may cost more than the few that errors were
 measured on (up to 7% more of a ViT-S/16, experiments/notes/23-fp8.md)."""
@@ -74,6 +74,7 @@ class Layer:
             known.
         error: of the model's outputs, relative, with this one alone in 8 bits; None until measured.
         seen: the sha256 of what was seen of each channel that it reads; "" of fp8 and of sums.
+        dtype: what it is multiplied in, "fp8" or "int8"; "" of a sum, and until it is known.
     """
 
     name: str
@@ -84,6 +85,7 @@ class Layer:
     rounded: str | None = None
     error: float | None = None
     seen: str = ""
+    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,11 +95,11 @@ class Calibration:
     Args:
         layers: every linear that could multiply in fp8; or every product that could in int8, and
             the sums with what they read.
-        precision: "fp8" or "int8".
+        precision: one of `PRODUCTS`.
         batches: how many were run.
         error: of the model's outputs, relative, with all of them in 8 bits; None until measured.
         weights: by the name of a linear, in 8 bits, where they are not rounded to the nearest.
-        seen: for int8, by the name of a product, of what it reads (`seen_in` of passes.scales).
+        seen: but for fp8, by the name of a product, of what it reads (`seen_in` of passes.scales).
     """
 
     layers: tuple[Layer, ...]
@@ -143,7 +145,7 @@ class Calibration:
             )
         found = {layer.name: layer for layer in layers_of(graph, self.precision)}
         known = [layer for layer in self.layers if layer.name in found]
-        products = quantizable(graph, TYPES[self.precision])
+        products = quantizable(graph, PRODUCTS[self.precision])
         sizes = {node.name: graph.specs[node.inputs[1]].sizes for node in products}
         strange = [
             layer
@@ -178,11 +180,14 @@ class Calibration:
 
     def scales(self, graph: Graph) -> dict[str, Scales]:
         """How the operands of each product of `graph` are rounded."""
-        products = {node.name for node in quantizable(graph, TYPES[self.precision])}
-        known = [each for each in self.layers if each.name in products]
-        if self.precision == "int8":
-            return scales_of_int8(graph, {each.name: self.seen[each.name] for each in known})
-        return scales_of_fp8(graph, {each.name: each.largest for each in known})
+        products = {node.name for node in quantizable(graph, PRODUCTS[self.precision])}
+        known = {
+            dtype: [x for x in self.layers if x.name in products and x.dtype == dtype]
+            for dtype in TYPES
+        }
+        largest = {each.name: each.largest for each in known["fp8"]}
+        seen = {each.name: self.seen[each.name] for each in known["int8"]}
+        return {**scales_of_fp8(graph, largest), **scales_of_int8(graph, seen)}
 
     def facts(self) -> dict[str, Any]:
         """All but the tensors, as JSON has it."""
@@ -220,10 +225,11 @@ class Calibration:
         return replace(found, weights=weights, seen=seen)
 
     def __str__(self) -> str:
-        rows = [f"{'product':<32}{'module':<44}{'largest':>10}{'error':>10}"]
+        rows = [f"{'product':<32}{'module':<44}{'in':>6}{'largest':>10}{'error':>10}"]
         for layer in sorted(self.layers, key=lambda each: -(each.error or 0.0)):
             error = "not yet" if layer.error is None else f"{layer.error:.2%}"
-            rows.append(f"{layer.name:<32}{layer.source:<44}{layer.largest:>10.3g}{error:>10}")
+            facts = f"{layer.dtype:>6}{layer.largest:>10.3g}{error:>10}"
+            rows.append(f"{layer.name:<32}{layer.source:<44}{facts}")
         whole = "not yet measured" if self.error is None else f"{self.error:.2%}"
         compensated = f"the weights of {len(self.weights)} rounded with compensation"
         rows.append(
@@ -242,7 +248,8 @@ _SEEN = ".seen"
 """Behind the name of a product, of what was seen of what it reads."""
 
 
-def _digest(tensor: Tensor) -> str:
+def digest(tensor: Tensor) -> str:
+    """The sha256 of its bytes."""
     data = tensor.detach().cpu().contiguous().view(torch.uint8)
     return hashlib.sha256(data.numpy().data).hexdigest()
 
@@ -255,8 +262,7 @@ def _tensors(
     Raises:
         CalibrationError: it does not.
     """
-    dtype = TYPES[found.precision]
-    weights = {each.name: (each.rounded, dtype) for each in found.layers if each.rounded}
+    weights = {x.name: (x.rounded, TYPES[x.dtype]) for x in found.layers if x.rounded}
     seen = {f"{x.name}{_SEEN}": (x.seen, torch.float32) for x in found.layers if x.seen}
     wanted = {**weights, **seen}
     if not wanted:
@@ -269,8 +275,8 @@ def _tensors(
             f"{_beside(path)}, which holds the tensors of {path}, cannot be read ({error}): put it "
             "back, or delete both and call gtco.calibrate again"
         ) from None
-    for name, (digest, kind) in wanted.items():
-        if tensors[name].dtype != kind or _digest(tensors[name]) != digest:
+    for name, (sha256, kind) in wanted.items():
+        if tensors[name].dtype != kind or digest(tensors[name]) != sha256:
             raise CalibrationError(
                 f"{_beside(path)} has another tensor {name} than {path} names: put the right file "
                 "back, or delete both and call gtco.calibrate again"
@@ -295,13 +301,15 @@ def _decoded(content: Mapping[str, Any]) -> Calibration:
             raise ValueError(f"{layer.name} has no work")
         if not isinstance(layer.seen, str):
             raise ValueError(f"{layer.name} was seen without a sha256")
+        if layer.dtype not in (*TYPES, "") or (layer.rounded and not layer.dtype):
+            raise ValueError(f"{layer.name} has a type that is none")
         if not isinstance(layer.rounded, (str, NoneType)):
             raise ValueError(f"{layer.name} has weights without a sha256")
         layers.append(layer)
     if set(content) != {"layers", "precision", "batches", "error"}:
         raise ValueError("a field is missing, or one too many")
     error, batches, precision = content["error"], content["batches"], content["precision"]
-    if precision not in TYPES:
+    if precision not in PRODUCTS:
         raise ValueError(f"its precision is {precision!r}")
     if error is not None and not 0 <= float(error) < math.inf:
         raise ValueError("its error is no magnitude")
@@ -313,185 +321,27 @@ def _decoded(content: Mapping[str, Any]) -> Calibration:
 
 
 def layers_of(graph: Graph, precision: str) -> tuple[Layer, ...]:
-    """What can be calibrated of `graph`, as the passes leave it, for "fp8" or "int8"."""
+    """What can be calibrated of `graph`, as the passes leave it, for one of `PRODUCTS`."""
 
     def product(node: Node) -> Layer:
         weights = graph.constants[node.inputs[1]]
         specs = [graph.specs[name] for name in node.inputs]
         work = node.definition.flops(specs, node.outputs, node.attrs)
-        return Layer(node.name, node.source, float(weights.float().abs().amax()), work)
+        dtype = told_dtype(node, precision)
+        return Layer(node.name, node.source, float(weights.float().abs().amax()), work, dtype=dtype)
 
     def total(node: Node) -> Layer:
         saved = node.outputs[0].numel * (node.outputs[0].dtype.itemsize - 1)
         return Layer(node.name, node.source, 0.0, BYTE * saved)
 
-    found = [product(node) for node in quantizable(graph, TYPES[precision])]
-    if precision == "int8":
+    found = [product(node) for node in quantizable(graph, PRODUCTS[precision])]
+    if PRODUCTS[precision] == torch.int8:
         found += [total(node) for node in graph.nodes if node.name in sums(graph)]
     return tuple(found)
 
 
-class Calibrator:
-    """Calibration of a rewritten graph, as far as it is.
-
-    Args:
-        graph: as the passes leave it.
-        precision: "fp8" or "int8".
-        path: where it is kept; what is there already counts.
-
-    Raises:
-        CalibrationError: nothing of the graph can be quantized, or the file is of another.
-    """
-
-    def __init__(self, graph: Graph, precision: str, path: Path | None) -> None:
-        self.graph, self.path = graph, path
-        self.state = Calibration(layers_of(graph, precision), precision)
-        if not self.state.layers:
-            what = "linear" if precision == "fp8" else "linear or convolution"
-            raise CalibrationError(
-                f"the model has no {what} of 16 rows and more in 16 bits: nothing to take into "
-                f"{precision}"
-            )
-        if path is not None and path.exists():
-            kept = Calibration.load(path)
-            if kept.precision != precision:
-                raise CalibrationError(
-                    f"{path} is a calibration for {kept.precision}, not for {precision}: name "
-                    "another file"
-                )
-            if [(x.name, x.weight, x.work) for x in kept.layers] != [
-                (x.name, x.weight, x.work) for x in self.state.layers
-            ]:
-                raise CalibrationError(
-                    f"{path} is the calibration of another model, or of other sizes: delete it or "
-                    "name another file"
-                )
-            self.state = kept
-
-    def observe(self, tensors: tuple[Tensor, ...]) -> None:
-        """Take one batch in."""
-        nodes, totals = {node.name: node for node in self.graph.nodes}, sums(self.graph)
-        read = {
-            each.name: totals[each.name][0] if each.name in totals else nodes[each.name].inputs[0]
-            for each in self.state.layers
-        }
-        values = tuple(dict.fromkeys(read.values()))
-        found = interpret(replace(self.graph, outputs=values), tensors, dtype=torch.float32)
-        largest = {name: float(x.abs().amax()) for name, x in zip(values, found, strict=True)}
-        channels: dict[str, Tensor] = {}
-        if self.state.precision == "int8":
-            channels = {name: seen_in(x) for name, x in zip(values, found, strict=True)}
-        layers, seen, batches = [], dict(self.state.seen), self.state.batches
-        for layer in self.state.layers:
-            now = largest[read[layer.name]]
-            if not math.isfinite(now):
-                raise CalibrationError(
-                    f"%{layer.name} ({layer.source}) read {now} in batch {batches}: check the "
-                    "inputs"
-                )
-            if channels and layer.name not in totals:
-                new, old = channels[read[layer.name]], seen.get(layer.name)
-                seen[layer.name] = new if old is None else seen_in_both(old, new, 1 / (batches + 1))
-            digest = _digest(seen[layer.name]) if layer.name in seen else ""
-            most = max(layer.largest, now)
-            layers.append(replace(layer, largest=most, rounded=None, error=None, seen=digest))
-        self._keep(Calibration(tuple(layers), self.state.precision, batches + 1, seen=seen))
-
-    def round(self, batches: Sequence[Batch]) -> Iterable[int]:
-        """Round the weights by what linears read in `batches`; yields how many are left."""
-        scales = self.state.scales(self.graph)
-        names = [each.name for each in self.state.layers if each.rounded is None]
-        yield len(names)
-        self.state = replace(  # sums have no weights
-            self.state,
-            layers=tuple(
-                each if each.name in scales else replace(each, rounded="")
-                for each in self.state.layers
-            ),
-        )
-        left = {name: scales[name] for name in names if name in scales}
-        for found in rounded(self.graph, left, batches):
-            weights = {name: w.cpu() for name, w in found.items() if w is not None}
-            digests = {name: "" for name in found} | {
-                name: _digest(w) for name, w in weights.items()
-            }
-            self.state = replace(
-                self.state,
-                layers=tuple(
-                    replace(each, rounded=digests.get(each.name, each.rounded))
-                    for each in self.state.layers
-                ),
-                weights={**self.state.weights, **weights},
-            )
-            if self.path is not None:
-                self.state.save(self.path)
-            left = {name: each for name, each in left.items() if name not in found}
-            yield len(left)
-
-    def measure(self, batches: Sequence[Batch]) -> Iterable[int]:
-        """Measure what each product costs, and all of them; yields how many are left."""
-        exact = [interpret(self.graph, tensors, dtype=torch.float32) for tensors in batches]
-        scales = self.state.scales(self.graph)
-
-        def error(layers: Iterable[Layer]) -> float:
-            changed = self.state.changed(self.graph, layers, scales)
-            found = [interpret(changed, tensors, dtype=torch.float32) for tensors in batches]
-            return _relative(found, exact)
-
-        for place, layer in enumerate(self.state.layers):
-            if layer.error is None:
-                measured = replace(layer, error=error([layer]))
-                layers = list(self.state.layers)
-                layers[place] = measured
-                self._keep(replace(self.state, layers=tuple(layers)))
-            yield len(self.state.layers) - place
-        if self.state.error is None:
-            self._keep(replace(self.state, error=error(self.state.layers)))
-
-    def _keep(self, state: Calibration) -> None:
-        self.state = state
-        if self.path is not None:
-            (state.save if state.seen and not state.weights else state.save_facts)(self.path)
-
-
-def _relative(found: Sequence[Batch], exact: Sequence[Batch]) -> float:
-    """The largest error of an output, over all batches, in relation to its size; 0 without outputs
-    of floats."""
-    errors = [0.0]
-    for mine, truth in zip(zip(*found, strict=True), zip(*exact, strict=True), strict=True):
-        if truth[0].is_floating_point() and truth[0].numel():
-            size = _norm(truth)
-            off = _norm([a.double() - b.double() for a, b in zip(mine, truth, strict=True)])
-            errors.append(off / size if size else float(off > 0))
-    return max(errors)
-
-
-def _norm(parts: Iterable[Tensor]) -> float:
-    return math.hypot(*(float(each.double().norm()) for each in parts))
-
-
-def run(graph: Graph, batches: Iterable[Batch], precision: str, path: Path | None) -> Calibration:
-    """The calibration of `graph` for `precision` by `batches`, tensors for its inputs each, with a
-    progress bar."""
-    calibrator = Calibrator(graph, precision, path)
-    count = len(calibrator.state.layers)
-    console = Console(stderr=True)
-    kept: list[Batch] = []
-    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("batches", total=None)
-        done = calibrator.state.batches
-        for number, tensors in enumerate(batches):
-            if len(kept) < KEPT:
-                kept.append(tuple(each.clone() for each in tensors))  # its buffer may be reused
-            if number >= done:
-                calibrator.observe(tensors)
-            progress.update(bar, advance=1, description=f"batch {number + 1}")
-        if not kept:
-            raise CalibrationError("no batch was given: pass some of the model's real inputs")
-        progress.update(bar, total=count, completed=0)
-        for left in calibrator.round(kept):
-            progress.update(bar, completed=count - left, description="weights of each product")
-        progress.update(bar, completed=0)
-        for left in calibrator.measure(held_out(kept)[-MEASURED:]):
-            progress.update(bar, completed=count - left, description="error of each product")
-    return calibrator.state
+def told_dtype(product: Node, precision: str) -> str:
+    """What `product` is multiplied in, if `precision` alone says so, else ""."""
+    if precision in TYPES:
+        return precision
+    return "int8" if product.op == "conv" else ""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CHOICES = {
-    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8", "int8"),
+    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8", "int8", "w8a8"),
     "fallback": ("warn", "error"),
 }
 """What an option with a closed set of values may be."""
@@ -27,7 +27,8 @@ class Options:
         precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32" (generated as
             three products of tf32, as accurate as torch's fp32), "fp8" (the linears that
             `calibration` and `error_budget` choose, the others in 16 bits), "int8" (the same of
-            linears and convolutions); by default (None) the
+            linears and convolutions), "w8a8" (each linear in fp8 or int8, whichever rounds it more
+            closely); by default (None) the
             model stays as it is, with each product in the type of its operands. Input and output
             dtypes never change.
         target: architecture to compile for, such as "sm_90a"; "host" runs the kernels on the CPU,
@@ -37,8 +38,8 @@ class Options:
         static_outputs: return the same output tensors from every call, overwritten by the next.
             Fresh or not, an output may be a strided part, three quarters at least, of the memory
             that it holds: one whose channels were padded has the strides of the padded image.
-        calibration: for fp8 and int8, what `gtco.calibrate` returned, or the file that it wrote.
-        error_budget: for fp8 and int8, the largest relative error of the outputs: products that
+        calibration: for 8 bits, what `gtco.calibrate` returned, or the file that it wrote.
+        error_budget: for 8 bits, the largest relative error of the outputs: products that
             would exceed it stay in 16 bits.
     """
 

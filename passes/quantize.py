@@ -19,7 +19,7 @@ as rounded here. A sum whose operand is rounded anyway, such as a residual, may 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -81,14 +81,20 @@ def sums(graph: Graph) -> dict[str, tuple[str, str]]:
     return found
 
 
+def bases(graph: Graph, names: Iterable[str]) -> dict[str, str]:
+    """By the name of a product, the value of which it reads a view, and which is rounded."""
+    edit = Editor(graph)
+    return {name: _base(edit, edit.nodes[name].inputs[0])[0] for name in names}
+
+
 def scales_of_fp8(graph: Graph, largest: Mapping[str, float]) -> dict[str, Scales]:
     """By the name of a linear, of which `largest` has the largest magnitude that it reads."""
     edit = Editor(graph)
     most: dict[str, float] = {}
-    bases = {name: _base(edit, edit.nodes[name].inputs[0])[0] for name in largest}
-    for name, base in bases.items():
+    read = bases(graph, largest)
+    for name, base in read.items():
         most[base] = max(most.get(base, 0.0), largest[name])
-    return {name: fp8_scales(_weights(edit, name), most[base]) for name, base in bases.items()}
+    return {name: fp8_scales(_weights(edit, name), most[base]) for name, base in read.items()}
 
 
 def scales_of_int8(graph: Graph, seen: Mapping[str, Tensor]) -> dict[str, Scales]:
@@ -96,8 +102,8 @@ def scales_of_int8(graph: Graph, seen: Mapping[str, Tensor]) -> dict[str, Scales
     (`scales.seen_in`)."""
     edit = Editor(graph)
     of_base: dict[str, list[str]] = {}
-    for name in seen:
-        of_base.setdefault(_base(edit, edit.nodes[name].inputs[0])[0], []).append(name)
+    for name, base in bases(graph, seen).items():
+        of_base.setdefault(base, []).append(name)
     found: dict[str, Scales] = {}
     for base, names in of_base.items():
         nodes = [edit.nodes[name] for name in names]
@@ -140,11 +146,11 @@ def quantize(
     edit = Editor(graph)
     weights = weights or {}
     made: dict[str, str] = {}
-    bases = {name: _base(edit, edit.nodes[name].inputs[0]) for name in scales}
+    read = {name: _base(edit, edit.nodes[name].inputs[0]) for name in scales}
     totals = sums(graph) if of_sums else {}
     for name, how in (of_sums or {}).items():
         _read_rounded(edit, edit.nodes[name], totals[name][0], how, made)
-    for name, (base, views) in bases.items():
+    for name, (base, views) in read.items():
         value = _rounded(edit, base, scales[name], made)
         edit.root(edit.nodes[name])
         for view in views:
@@ -198,9 +204,10 @@ class Operand:
     def values(self) -> tuple[str, ...]:
         return tuple(name for name in (self.value, self.mean, self.rstd) if name is not None)
 
-    def rows(self, found: Mapping[str, Tensor], scales: Scales) -> Tensor:
-        """[rows, K], rounded by `scales`, of the values in `found`."""
-        x = scales.as_rounded(found[self.value])
+    def rows(self, found: Mapping[str, Tensor], scales: Scales | None) -> Tensor:
+        """[rows, K], rounded by `scales` or exact, of the values in `found`."""
+        x = found[self.value].float()
+        x = x if scales is None else scales.as_rounded(x)
         if self.mean is not None:
             x = x - found[self.mean]
         if self.rstd is not None:

@@ -126,15 +126,16 @@ class Layers:
 
 @dataclass(frozen=True)
 class LinearFacts:
-    """A linear that calibration saw.
+    """A linear, or another product or sum, that calibration saw.
 
     Args:
         name: of its node.
         layer: the user's module that it came from.
         shape: its operands and its result, such as "f16[197,768] x f16[3072,768]"; empty if they
             are not known.
-        error: of the model's outputs, relative, with this linear alone in fp8.
-        kept: why it stays in 16 bits; empty for one in fp8.
+        error: of the model's outputs, relative, with this one alone in 8 bits.
+        kept: why it stays in 16 bits; empty for one in 8 bits.
+        dtype: "fp8" or "int8".
     """
 
     name: str
@@ -142,6 +143,7 @@ class LinearFacts:
     shape: str
     error: float
     kept: str
+    dtype: str = "fp8"
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ class Build:
         answers: each output for each kind of inputs; empty if no kernel ran.
         reference: what the answers were held against, in a sentence; empty if no kernel ran.
         hints: what the user may want to change, a sentence each.
-        linears: those that could be in fp8; empty for a build that was not calibrated, and for a
+        linears: those that could be in 8 bits; empty for a build that was not calibrated, and for a
             saved artifact, which does not hold the calibration.
     """
 

@@ -48,7 +48,8 @@ _ATEN = (
 _KERNELS = "The time of each launch, and how many times its floor that is."
 _BY_LINEAR = (
     "How far calibration saw the model's outputs off, in relation to their size, with one linear "
-    "in fp8 and all others in 16 bits. As much work as fits the budget runs in fp8."
+    "(or convolution, or sum) in 8 bits and all others in 16. As much work as fits the budget runs "
+    "in 8 bits."
 )
 _BY_LAYER = (
     "Each group was given the values that the interpreter has there, and its outputs were held "
@@ -408,7 +409,7 @@ class _Section:
             f'<td>{shares[at]:.0%} <span class="bars">{bars}</span></td></tr>'
         )
 
-    # -- fp8 ---------------------------------------------------------------------------------------
+    # -- 8 bits ------------------------------------------------------------------------------------
 
     def _linears(self) -> str:
         linears = self.build.linears
@@ -418,11 +419,11 @@ class _Section:
             f"<tr><td>{escape(short(each.layer or each.name, 40))}</td>"
             f"<td>{escape(each.shape)}</td>"
             f'<td class="number">{each.error:.2%}</td>'
-            f"<td>{escape(f'16 bits: {each.kept}' if each.kept else 'fp8')}</td></tr>"
+            f"<td>{escape(f'16 bits: {each.kept}' if each.kept else each.dtype)}</td></tr>"
             for each in linears
         ]
         return (
-            f"<h2>Errors of fp8 by linear</h2>{paragraph(_BY_LINEAR)}"
+            f"<h2>Errors of 8 bits by linear</h2>{paragraph(_BY_LINEAR)}"
             '<div class="scroll"><table><thead><tr><th>linear</th><th>operands</th>'
             f"{number_heads('error')}<th>runs in</th></tr></thead>"
             f"<tbody>{''.join(rows)}</tbody></table></div>"

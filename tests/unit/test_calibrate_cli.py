@@ -83,7 +83,7 @@ def test_an_interrupted_calibration_goes_on(
 ) -> None:
     np.save("x.npy", ROWS)
     words = ("calibrate", "models_here:mlp", "--batches", "x.npy")
-    from gtco.calibration import Calibrator
+    from gtco.calibrator import Calibrator
 
     observe, seen = Calibrator.observe, []
 

@@ -37,6 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "gtco.models",
         "gtco.rounding",
         "gtco.calibration",
+        "gtco.calibrator",
         "gtco.selection",
         "gtco.compiler",
         "gtco.eight_bits",

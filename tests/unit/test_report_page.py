@@ -350,7 +350,7 @@ def test_an_fp8_build_shows_the_error_of_each_linear() -> None:
         assert (not each.kept) == (each.name in chosen)
         assert each.shape in ("f16[24,64] x f16[128,64]", "f16[24,128] x f16[64,128]")
     text = Parsed(page([found])).text
-    assert "Errors of fp8 by linear" in text and "16 bits: over the budget of 1.2%" in text
+    assert "Errors of 8 bits by linear" in text and "16 bits: over the budget of 1.2%" in text
     assert found.options["calibration"] == "of 4 linears"
     assert Build.of(json.loads(json.dumps(found.to_dict()))) == found
     assert not any(each.kept for each in build(1.0).linears)
