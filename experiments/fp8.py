@@ -1,12 +1,12 @@
 """ViTs in 8 bits beside fp16: time, error against fp64, and whether they name the same class.
 
     python -m experiments.fp8 OUT.json [--models vit_b16,vit_l16,vit_h14] [--inputs 1000]
-                                       [--precision w8a8] [--budgets 0.05,0.02] [--quick]
+                                       [--precision int8] [--budgets 0.05,0.02] [--quick]
 
 Weights are random as timm draws them, or made like those of trained models (`like_trained`). Inputs
 are structured images: waves, a patch and noise (`images`). Each model is calibrated on 32 others.
 A model is calibrated and tuned once, and compiled for each error budget. Times are of calls back to
-back, in alternating rounds, of fp16 and of fp8 (or int8, or both) with the same records.
+back, in alternating rounds, of fp16 and of fp8 (or int8) with the same records.
 """
 
 from __future__ import annotations
@@ -180,7 +180,6 @@ def measure(
     result: dict[str, Any] = {
         "linears": len(calibration.layers),
         "precision": precision,
-        "linears_in_int8": sum(x.dtype == "int8" for x in calibration.layers),
         "error_of_all": calibration.error,
         "error_by_layer": {f"{x.name} {x.source}": x.error for x in calibration.layers},
         "budgets": {},
@@ -209,7 +208,7 @@ def main() -> None:
     parser.add_argument("--weights", default="as drawn,like trained")
     parser.add_argument("--inputs", type=int, default=1000)
     parser.add_argument("--budgets", default="0.05", help="error budgets, the first to tune for")
-    parser.add_argument("--precision", default="fp8", choices=("fp8", "int8", "w8a8"))
+    parser.add_argument("--precision", default="fp8", choices=("fp8", "int8"))
     parser.add_argument("--tune", type=float, default=0.0, help="seconds for the first weights")
     parser.add_argument("--quick", action="store_true", help="rehearse on the CPU, without times")
     given = parser.parse_args()

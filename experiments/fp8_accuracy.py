@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--inputs", type=int, default=200)
     parser.add_argument("--classes", type=int, default=CLASSES, help="of heads like trained ones")
     parser.add_argument("--budget", type=float, default=0.05)
-    parser.add_argument("--precision", default="fp8", choices=("fp8", "int8", "w8a8"))
+    parser.add_argument("--precision", default="fp8", choices=("fp8", "int8"))
     given = parser.parse_args()
     result: dict[str, Any] = {**provenance("fp8_accuracy"), "budget": given.budget, "models": {}}
     for name in given.models.split(","):

@@ -44,10 +44,7 @@ from gtco.runtime.cache_files import publish
 
 FORMAT = "gtco calibration 3"
 TYPES = {"fp8": FP8, "int8": torch.int8}
-"""Of what is multiplied, by name."""
-PRODUCTS = {**TYPES, "w8a8": torch.int8}
-"""By precision, the type whose products are taken. "w8a8" (weights and activations of 8 bits) has
-each linear in the type that rounds it more closely, and convolutions in int8."""
+"""By precision, what is multiplied."""
 BYTE = 256
 """Multiplications and additions that take as long as a byte of device memory, of a card with tensor
 cores, roughly: what a sum saves counts as work by it."""
@@ -74,7 +71,6 @@ class Layer:
             known.
         error: of the model's outputs, relative, with this one alone in 8 bits; None until measured.
         seen: the sha256 of what was seen of each channel that it reads; "" of fp8 and of sums.
-        dtype: what it is multiplied in, "fp8" or "int8"; "" of a sum, and until it is known.
     """
 
     name: str
@@ -85,7 +81,6 @@ class Layer:
     rounded: str | None = None
     error: float | None = None
     seen: str = ""
-    dtype: str = ""
 
 
 @dataclass(frozen=True)
@@ -95,11 +90,11 @@ class Calibration:
     Args:
         layers: every linear that could multiply in fp8; or every product that could in int8, and
             the sums with what they read.
-        precision: one of `PRODUCTS`.
+        precision: "fp8" or "int8".
         batches: how many were run.
         error: of the model's outputs, relative, with all of them in 8 bits; None until measured.
         weights: by the name of a linear, in 8 bits, where they are not rounded to the nearest.
-        seen: but for fp8, by the name of a product, of what it reads (`seen_in` of passes.scales).
+        seen: for int8, by the name of a product, of what it reads (`seen_in` of passes.scales).
     """
 
     layers: tuple[Layer, ...]
@@ -145,7 +140,7 @@ class Calibration:
             )
         found = {layer.name: layer for layer in layers_of(graph, self.precision)}
         known = [layer for layer in self.layers if layer.name in found]
-        products = quantizable(graph, PRODUCTS[self.precision])
+        products = quantizable(graph, TYPES[self.precision])
         sizes = {node.name: graph.specs[node.inputs[1]].sizes for node in products}
         strange = [
             layer
@@ -180,14 +175,11 @@ class Calibration:
 
     def scales(self, graph: Graph) -> dict[str, Scales]:
         """How the operands of each product of `graph` are rounded."""
-        products = {node.name for node in quantizable(graph, PRODUCTS[self.precision])}
-        known = {
-            dtype: [x for x in self.layers if x.name in products and x.dtype == dtype]
-            for dtype in TYPES
-        }
-        largest = {each.name: each.largest for each in known["fp8"]}
-        seen = {each.name: self.seen[each.name] for each in known["int8"]}
-        return {**scales_of_fp8(graph, largest), **scales_of_int8(graph, seen)}
+        products = {node.name for node in quantizable(graph, TYPES[self.precision])}
+        known = [each for each in self.layers if each.name in products]
+        if self.precision == "int8":
+            return scales_of_int8(graph, {each.name: self.seen[each.name] for each in known})
+        return scales_of_fp8(graph, {each.name: each.largest for each in known})
 
     def facts(self) -> dict[str, Any]:
         """All but the tensors, as JSON has it."""
@@ -225,11 +217,10 @@ class Calibration:
         return replace(found, weights=weights, seen=seen)
 
     def __str__(self) -> str:
-        rows = [f"{'product':<32}{'module':<44}{'in':>6}{'largest':>10}{'error':>10}"]
+        rows = [f"{'product':<32}{'module':<44}{'largest':>10}{'error':>10}"]
         for layer in sorted(self.layers, key=lambda each: -(each.error or 0.0)):
             error = "not yet" if layer.error is None else f"{layer.error:.2%}"
-            facts = f"{layer.dtype:>6}{layer.largest:>10.3g}{error:>10}"
-            rows.append(f"{layer.name:<32}{layer.source:<44}{facts}")
+            rows.append(f"{layer.name:<32}{layer.source:<44}{layer.largest:>10.3g}{error:>10}")
         whole = "not yet measured" if self.error is None else f"{self.error:.2%}"
         compensated = f"the weights of {len(self.weights)} rounded with compensation"
         rows.append(
@@ -262,7 +253,8 @@ def _tensors(
     Raises:
         CalibrationError: it does not.
     """
-    weights = {x.name: (x.rounded, TYPES[x.dtype]) for x in found.layers if x.rounded}
+    dtype = TYPES[found.precision]
+    weights = {x.name: (x.rounded, dtype) for x in found.layers if x.rounded}
     seen = {f"{x.name}{_SEEN}": (x.seen, torch.float32) for x in found.layers if x.seen}
     wanted = {**weights, **seen}
     if not wanted:
@@ -301,15 +293,13 @@ def _decoded(content: Mapping[str, Any]) -> Calibration:
             raise ValueError(f"{layer.name} has no work")
         if not isinstance(layer.seen, str):
             raise ValueError(f"{layer.name} was seen without a sha256")
-        if layer.dtype not in (*TYPES, "") or (layer.rounded and not layer.dtype):
-            raise ValueError(f"{layer.name} has a type that is none")
         if not isinstance(layer.rounded, (str, NoneType)):
             raise ValueError(f"{layer.name} has weights without a sha256")
         layers.append(layer)
     if set(content) != {"layers", "precision", "batches", "error"}:
         raise ValueError("a field is missing, or one too many")
     error, batches, precision = content["error"], content["batches"], content["precision"]
-    if precision not in PRODUCTS:
+    if precision not in TYPES:
         raise ValueError(f"its precision is {precision!r}")
     if error is not None and not 0 <= float(error) < math.inf:
         raise ValueError("its error is no magnitude")
@@ -321,27 +311,19 @@ def _decoded(content: Mapping[str, Any]) -> Calibration:
 
 
 def layers_of(graph: Graph, precision: str) -> tuple[Layer, ...]:
-    """What can be calibrated of `graph`, as the passes leave it, for one of `PRODUCTS`."""
+    """What can be calibrated of `graph`, as the passes leave it, for "fp8" or "int8"."""
 
     def product(node: Node) -> Layer:
         weights = graph.constants[node.inputs[1]]
         specs = [graph.specs[name] for name in node.inputs]
         work = node.definition.flops(specs, node.outputs, node.attrs)
-        dtype = told_dtype(node, precision)
-        return Layer(node.name, node.source, float(weights.float().abs().amax()), work, dtype=dtype)
+        return Layer(node.name, node.source, float(weights.float().abs().amax()), work)
 
     def total(node: Node) -> Layer:
         saved = node.outputs[0].numel * (node.outputs[0].dtype.itemsize - 1)
         return Layer(node.name, node.source, 0.0, BYTE * saved)
 
-    found = [product(node) for node in quantizable(graph, PRODUCTS[precision])]
-    if PRODUCTS[precision] == torch.int8:
+    found = [product(node) for node in quantizable(graph, TYPES[precision])]
+    if precision == "int8":
         found += [total(node) for node in graph.nodes if node.name in sums(graph)]
     return tuple(found)
-
-
-def told_dtype(product: Node, precision: str) -> str:
-    """What `product` is multiplied in, if `precision` alone says so, else ""."""
-    if precision in TYPES:
-        return precision
-    return "int8" if product.op == "conv" else ""

@@ -14,20 +14,17 @@ from rich.progress import Progress
 from torch import Tensor
 
 from gtco.calibration import (
-    PRODUCTS,
-    TYPES,
     Calibration,
     CalibrationError,
     Layer,
     digest,
     layers_of,
-    told_dtype,
 )
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import interpret
-from gtco.passes.quantize import bases, sums
+from gtco.passes.quantize import sums
 from gtco.passes.scales import seen_in, seen_in_both
-from gtco.rounding import Batch, held_out, rounded, row_errors
+from gtco.rounding import Batch, held_out, rounded
 
 KEPT = 64
 """Batches that weights are rounded by, the first; they are kept in memory."""
@@ -41,7 +38,7 @@ class Calibrator:
 
     Args:
         graph: as the passes leave it.
-        precision: one of `PRODUCTS`.
+        precision: "fp8" or "int8".
         path: where it is kept; what is there already counts.
 
     Raises:
@@ -84,7 +81,7 @@ class Calibrator:
         found = interpret(replace(self.graph, outputs=values), tensors, dtype=torch.float32)
         largest = {name: float(x.abs().amax()) for name, x in zip(values, found, strict=True)}
         channels: dict[str, Tensor] = {}
-        if PRODUCTS[self.state.precision] == torch.int8:
+        if self.state.precision == "int8":
             channels = {name: seen_in(x) for name, x in zip(values, found, strict=True)}
         layers, seen, batches = [], dict(self.state.seen), self.state.batches
         for layer in self.state.layers:
@@ -99,10 +96,7 @@ class Calibrator:
                 seen[layer.name] = new if old is None else seen_in_both(old, new, 1 / (batches + 1))
             sha256 = digest(seen[layer.name]) if layer.name in seen else ""
             most = max(layer.largest, now)
-            node = nodes[layer.name]
-            dtype = "" if layer.name in totals else told_dtype(node, self.state.precision)
-            new_layer = replace(layer, largest=most, seen=sha256, dtype=dtype)
-            layers.append(replace(new_layer, rounded=None, error=None))
+            layers.append(replace(layer, largest=most, rounded=None, error=None, seen=sha256))
         self._keep(Calibration(tuple(layers), self.state.precision, batches + 1, seen=seen))
 
     def round(self, batches: Sequence[Batch]) -> Iterable[int]:
@@ -110,14 +104,10 @@ class Calibrator:
         names = [each.name for each in self.state.layers if each.rounded is None]
         yield len(names)
         totals = sums(self.graph)
-        unknown = [x.name for x in self.state.layers if not x.dtype and x.name not in totals]
-        chosen = self._closer(unknown, held_out(batches)) if unknown else {}
         self.state = replace(
             self.state,
             layers=tuple(
-                replace(each, rounded="")  # sums have no weights
-                if each.name in totals
-                else replace(each, dtype=chosen.get(each.name, each.dtype))
+                replace(each, rounded="") if each.name in totals else each  # sums have no weights
                 for each in self.state.layers
             ),
         )
@@ -140,26 +130,6 @@ class Calibrator:
                 self.state.save(self.path)
             left = {name: each for name, each in left.items() if name not in found}
             yield len(left)
-
-    def _closer(self, names: Sequence[str], batches: Sequence[Batch]) -> dict[str, str]:
-        """By the name of each linear, the type that rounds its rows more closely; the same of all
-        that read the same. A row counts by its own size: one token may be all that is read."""
-        found: dict[str, dict[str, float]] = {}
-        for dtype in TYPES:
-            layers = tuple(
-                replace(each, dtype=dtype) if each.name in names else each
-                for each in self.state.layers
-            )
-            by = replace(self.state, layers=layers).scales(self.graph)
-            found[dtype] = row_errors(self.graph, {name: by[name] for name in names}, batches)
-        of_base: dict[str, list[str]] = {}
-        for name, base in bases(self.graph, names).items():
-            of_base.setdefault(base, []).append(name)
-        return {
-            name: min(TYPES, key=lambda dtype: sum(found[dtype][each] for each in alike))
-            for alike in of_base.values()
-            for name in alike
-        }
 
     def measure(self, batches: Sequence[Batch]) -> Iterable[int]:
         """Measure what each product costs, and all of them; yields how many are left."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 Precision = torch.dtype | str
-"""What was computed in: a dtype, "tf32", "fp8", "int8" or "w8a8"."""
+"""What was computed in: a dtype, "tf32", "fp8" or "int8"."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,6 @@ BOUNDS: dict[Precision, Bound] = {
     torch.float32: Bound(2, 1e-4),
     "fp8": Bound(3, 0.5, math.inf),
     "int8": Bound(3, 0.5, math.inf),
-    "w8a8": Bound(3, 0.5, math.inf),
 }
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gtco import logs
-from gtco.calibration import PRODUCTS, Calibration
+from gtco.calibration import TYPES, Calibration
 from gtco.cost_model.knowledge import Knowledge, known_on
 from gtco.cost_model.model import programmed_us, roofline_us
 from gtco.cost_model.plans import plan_knobs, plan_work, replayed
@@ -189,7 +189,7 @@ def capture_for(
     captured, precision = replace(captured, graph=graph), options.precision
     if precision == "tf32":
         return replace(captured, graph=lower_products(graph, "tf32"))
-    if precision in PRODUCTS and any(fp32_products(node, graph) for node in graph.nodes):
+    if precision in TYPES and any(fp32_products(node, graph) for node in graph.nodes):
         precision = "fp16"  # what is not in 8 bits
     if precision not in PRECISIONS:
         return captured
@@ -216,9 +216,9 @@ def rewritten(
     """
     graph = run_pipeline(captured.graph, folder)
     precision = options.precision
-    if precision not in PRODUCTS:
+    if precision not in TYPES:
         return _expanded(graph, target)
-    if precision != "int8" and not target.has_fp8:
+    if precision == "fp8" and not target.has_fp8:
         able = ", ".join(arch for arch, each in TARGETS.items() if each.has_fp8)
         raise TargetError(
             f'gtco multiplies fp8 on {able}, not on {target.arch}: use precision="fp16" or "int8"'

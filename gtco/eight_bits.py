@@ -1,4 +1,4 @@
-"""`gtco.calibrate`: what `precision="fp8"`, `"int8"` and `"w8a8"` need to know of a model."""
+"""`gtco.calibrate`: what `precision="fp8"` and `"int8"` need to know of a model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gtco.calibration import PRODUCTS, Calibration, CalibrationError
+from gtco.calibration import TYPES, Calibration, CalibrationError
 from gtco.calibrator import run
 from gtco.compiler import capture_for
 from gtco.models import accepted
@@ -38,8 +38,7 @@ def calibrate(
             run where they are, on the CPU or a GPU: each to see how large values are; the first 64,
             which are kept, once and more (for each GiB of second moments) to round weights by; the
             last few of these as often as the model has products, to measure what each costs.
-        precision: "fp8", of linears; "int8", of linears and convolutions; or "w8a8", of each linear
-            in the type that rounds it more closely, and of convolutions in int8.
+        precision: "fp8", of linears, or "int8", of linears and convolutions.
         path: a file that keeps it, beside one of this name and `.safetensors` with tensors; the
             same call goes on where one that was interrupted ended.
 
@@ -62,8 +61,8 @@ def calibrate_calls(
     model: Any, calls: Iterable[Call], precision: str, path: Path | None
 ) -> Calibration:
     """As `calibrate`, with the positional and the keyword arguments of each call."""
-    if precision not in PRODUCTS:
-        raise OptionError(f"precision is one of {', '.join(PRODUCTS)} here, not {precision!r}")
+    if precision not in TYPES:
+        raise OptionError(f"precision is one of {', '.join(TYPES)} here, not {precision!r}")
     iterator = iter(calls)
     first = next(iterator, None)
     if first is None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 CHOICES = {
-    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8", "int8", "w8a8"),
+    "precision": (None, "fp16", "bf16", "tf32", "fp32", "fp8", "int8"),
     "fallback": ("warn", "error"),
 }
 """What an option with a closed set of values may be."""
@@ -27,8 +27,7 @@ class Options:
         precision: what matrix products compute in: "fp16", "bf16", "tf32", "fp32" (generated as
             three products of tf32, as accurate as torch's fp32), "fp8" (the linears that
             `calibration` and `error_budget` choose, the others in 16 bits), "int8" (the same of
-            linears and convolutions), "w8a8" (each linear in fp8 or int8, whichever rounds it more
-            closely); by default (None) the
+            linears and convolutions); by default (None) the
             model stays as it is, with each product in the type of its operands. Input and output
             dtypes never change.
         target: architecture to compile for, such as "sm_90a"; "host" runs the kernels on the CPU,

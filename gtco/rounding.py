@@ -61,26 +61,6 @@ def rounded(
         yield _compensated(graph, group, scales, seen, unseen)
 
 
-def row_errors(
-    graph: Graph, scales: Mapping[str, Scales], batches: Sequence[Batch]
-) -> dict[str, float]:
-    """By the name of each linear, the mean over rows of its results of their squared error in
-    relation to their size, in `batches`, with weights to the nearest."""
-    known = {name: operand for name, operand in operands(graph).items() if name in scales}
-    weights = {
-        node.name: graph.constants[node.inputs[1]] for node in graph.nodes if node.name in known
-    }
-    errors = dict.fromkeys(known, 0.0)
-    exact, rounded_to = (_read(graph, known, by, batches) for by in (dict.fromkeys(known), scales))
-    for (name, rows), (_, off) in zip(exact, rounded_to, strict=True):
-        w = weights[name].to(rows.device)
-        right = rows @ w.float().t()
-        found = off @ scales[name].stands_for(scales[name].nearest(w)).t()
-        size = right.square().sum(1).clamp(min=torch.finfo(torch.float32).tiny)
-        errors[name] += float(((found - right).square().sum(1) / size).mean())
-    return errors
-
-
 def _compensated(
     graph: Graph,
     group: Mapping[str, Operand],
@@ -118,11 +98,10 @@ def _error(rounded: Tensor, w: Tensor, rows: Tensor, scales: Scales) -> float:
 def _read(
     graph: Graph,
     group: Mapping[str, Operand],
-    scales: Mapping[str, Scales] | Mapping[str, None],
+    scales: Mapping[str, Scales],
     batches: Iterable[Batch],
 ) -> Iterator[tuple[str, Tensor]]:
-    """What each linear of `group` reads, rounded by `scales` or exact, in each of `batches`:
-    [n, K] in fp32."""
+    """What each linear of `group` reads, rounded, in each of `batches`: [n, K] in fp32."""
     values = tuple(dict.fromkeys(name for operand in group.values() for name in operand.values))
     for tensors in batches:
         outputs = interpret(replace(graph, outputs=values), tensors, dtype=torch.float32)

@@ -81,7 +81,7 @@ def sums(graph: Graph) -> dict[str, tuple[str, str]]:
     return found
 
 
-def bases(graph: Graph, names: Iterable[str]) -> dict[str, str]:
+def _bases(graph: Graph, names: Iterable[str]) -> dict[str, str]:
     """By the name of a product, the value of which it reads a view, and which is rounded."""
     edit = Editor(graph)
     return {name: _base(edit, edit.nodes[name].inputs[0])[0] for name in names}
@@ -91,7 +91,7 @@ def scales_of_fp8(graph: Graph, largest: Mapping[str, float]) -> dict[str, Scale
     """By the name of a linear, of which `largest` has the largest magnitude that it reads."""
     edit = Editor(graph)
     most: dict[str, float] = {}
-    read = bases(graph, largest)
+    read = _bases(graph, largest)
     for name, base in read.items():
         most[base] = max(most.get(base, 0.0), largest[name])
     return {name: fp8_scales(_weights(edit, name), most[base]) for name, base in read.items()}
@@ -102,7 +102,7 @@ def scales_of_int8(graph: Graph, seen: Mapping[str, Tensor]) -> dict[str, Scales
     (`scales.seen_in`)."""
     edit = Editor(graph)
     of_base: dict[str, list[str]] = {}
-    for name, base in bases(graph, seen).items():
+    for name, base in _bases(graph, seen).items():
         of_base.setdefault(base, []).append(name)
     found: dict[str, Scales] = {}
     for base, names in of_base.items():
@@ -204,10 +204,9 @@ class Operand:
     def values(self) -> tuple[str, ...]:
         return tuple(name for name in (self.value, self.mean, self.rstd) if name is not None)
 
-    def rows(self, found: Mapping[str, Tensor], scales: Scales | None) -> Tensor:
-        """[rows, K], rounded by `scales` or exact, of the values in `found`."""
-        x = found[self.value].float()
-        x = x if scales is None else scales.as_rounded(x)
+    def rows(self, found: Mapping[str, Tensor], scales: Scales) -> Tensor:
+        """[rows, K], rounded by `scales`, of the values in `found`."""
+        x = scales.as_rounded(found[self.value])
         if self.mean is not None:
             x = x - found[self.mean]
         if self.rstd is not None:

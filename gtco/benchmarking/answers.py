@@ -113,7 +113,7 @@ class InPrecision(nn.Module):
 def in_precision(model: nn.Module, precision: str | None) -> nn.Module:
     """`model` as torch would run it in `precision`; itself where that changes no dtype."""
     floats = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    if precision in ("fp8", "int8", "w8a8") and torch.float32 in floats:
+    if precision in ("fp8", "int8") and torch.float32 in floats:
         precision = "fp16"  # which is what torch has
     dtype = DTYPES.get(precision or "")
     return model if dtype is None or floats <= {dtype} else InPrecision(model, dtype)
@@ -236,7 +236,7 @@ def compute_precision(model: Located, precision: str | None) -> Precision:
 
 def plan_precision(plan: Plan) -> Precision:
     """The key of `gtco.check.BOUNDS` for what a plan computes in."""
-    if plan.options.precision in ("tf32", "fp8", "int8", "w8a8"):
+    if plan.options.precision in ("tf32", "fp8", "int8"):
         return plan.options.precision
     return graph_precision(plan.graph)
 

@@ -24,7 +24,7 @@ from gtco.benchmarking.answers import (
 )
 from gtco.benchmarking.compare import GroupCheck, NoReference, check_groups, judge_answers
 from gtco.benchmarking.rounds import CudaClock, Tell, time_rounds
-from gtco.calibration import PRODUCTS, Calibration, Layer
+from gtco.calibration import TYPES, Calibration, Layer
 from gtco.check import Verdict
 from gtco.compiler import rewritten
 from gtco.cost_model.plans import floor_us, group_floor_us
@@ -243,7 +243,7 @@ def _linears(plan: Plan, captured: Captured) -> tuple[LinearFacts, ...]:
     """What the calibration of `plan` says of each linear, the dearest first."""
     options = plan.options
     known = options.calibration
-    if options.precision not in PRODUCTS or known is None:
+    if options.precision not in TYPES or known is None:
         return ()
     known = known if isinstance(known, Calibration) else Calibration.load(known)
     chosen = {layer.name for layer in known.chosen(options.error_budget)}
@@ -260,7 +260,7 @@ def _linears(plan: Plan, captured: Captured) -> tuple[LinearFacts, ...]:
             " x ".join(operands),
             layer.error or 0.0,
             kept,
-            layer.dtype or "int8",
+            known.precision,
         )
 
     return tuple(facts(each) for each in sorted(known.layers, key=lambda x: -(x.error or 0.0)))

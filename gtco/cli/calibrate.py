@@ -41,8 +41,7 @@ Precision = Annotated[
     str,
     typer.Option(
         "--precision",
-        help='what to calibrate for: "fp8", of linears; "int8", of linears and convolutions; or '
-        '"w8a8", of each linear in the type that rounds it more closely',
+        help='what to calibrate for: "fp8", of linears, or "int8", of linears and convolutions',
     ),
 ]
 File = Annotated[

@@ -147,7 +147,7 @@ def calibrate_command(
     shapes: ShapeFlags = None,
     as_json: Json = False,
 ) -> None:
-    """Run MODEL on real inputs, for --precision fp8, int8 or w8a8.
+    """Run MODEL on real inputs, for --precision fp8 or int8.
 
     FILE takes how large the values are that each product reads, and the error that 8 bits bring in
     there. FILE.safetensors beside it takes the weights in 8 bits.

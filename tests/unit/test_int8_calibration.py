@@ -28,7 +28,7 @@ from gtco.passes.scales import INT8_HEADROOM, int8_scales, seen_in, seen_in_both
 from gtco.runtime.host import run_on_host
 from gtco.target import TARGETS
 from tests.kernel_checks import sample
-from tests.unit.test_fp8 import WIDTH, batch, model
+from tests.unit.test_fp8 import batch, model
 
 F16, F32, INT8 = torch.float16, torch.float32, torch.int8
 H100 = TARGETS["sm_90a"]
@@ -362,71 +362,10 @@ def test_one_for_fp8_is_none_for_int8(tmp_path: Path) -> None:
         gtco.compile(model(), (batch(0),), target="host", precision="int8", calibration=fp8)
     with pytest.raises(CalibrationError, match="a calibration for fp8, not for int8"):
         gtco.calibrate(model(), [batch(0)], precision="int8", path=path)
-    with pytest.raises(gtco.OptionError, match="precision is one of fp8, int8, w8a8"):
+    with pytest.raises(gtco.OptionError, match="precision is one of fp8, int8"):
         gtco.calibrate(model(), [batch(0)], precision="fp16")
     with pytest.raises(gtco.OptionError, match='precision="int8"\\), or the file'):
         gtco.compile(model(), (batch(0),), target="host", precision="int8")
-
-
-# -- whichever is closer ---------------------------------------------------------------------------
-
-
-class Tokens(nn.Module):
-    """Linears of rows that are alike, and of rows of which one is far smaller than the others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alike, self.other = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        size = torch.ones(1, 20, 1, dtype=x.dtype)
-        size[:, 1:] = 300.0
-        return self.alike(x), self.other(x * size)
-
-
-def tokens() -> nn.Module:
-    torch.manual_seed(1)
-    return Tokens().half().eval()
-
-
-def test_each_linear_takes_the_type_that_is_closer(tmp_path: Path) -> None:
-    path, batches = tmp_path / "calibration.json", [batch(seed) for seed in range(8)]
-    found = gtco.calibrate(tokens(), batches, precision="w8a8", path=path)
-    assert {each.source: each.dtype for each in found.layers} == {"alike": "int8", "other": "fp8"}
-    assert Calibration.load(path) == found and "w8a8" in str(found)
-    graph = run_pipeline(gtco.capture(tokens(), (batch(0),)))
-    changed = found.quantized(graph, 1.0)
-    read = {spec.dtype for node in changed.nodes for spec in node.outputs if spec.nbytes}
-    assert {INT8, torch.float8_e4m3fn} <= read
-    int8 = gtco.calibrate(tokens(), batches, precision="int8").quantized(graph, 1.0)
-    exact, mine, theirs = (
-        interpret(each, (batch(77),), dtype=torch.float64)[1][:, 0]
-        for each in (graph, changed, int8)
-    )
-    assert (mine - exact).norm() < 0.2 * (theirs - exact).norm(), "of the small row"
-    with pytest.raises(gtco.TargetError, match='use precision="fp16" or "int8"'):
-        options = gtco.Options(target="sm_80", precision="w8a8", calibration=found)
-        make_plan(tokens(), (batch(0),), None, options)
-
-
-def test_convolutions_are_in_int8(every_sum: None) -> None:
-    make, given = MODELS["bottlenecks"]
-    found = gtco.calibrate(make(), [given(seed) for seed in range(6)], precision="w8a8")
-    kinds = {each.name.rstrip("_0123456789"): each.dtype for each in found.layers}
-    assert kinds["conv"] == "int8" and kinds["add"] == ""
-    assert (
-        off(graph_of("bottlenecks"), found.quantized(graph_of("bottlenecks"), 1.0), given(9)) < 0.05
-    )
-
-
-@pytest.mark.compiler
-def test_the_host_build_computes_both() -> None:
-    found = gtco.calibrate(tokens(), [batch(seed) for seed in range(8)], precision="w8a8")
-    options: dict[str, Any] = {"precision": "w8a8", "calibration": found, "error_budget": 1.0}
-    answer = gtco.compile(tokens(), (batch(9),), target="host", **options)(batch(9))
-    exact = tokens().double()(batch(9).double())
-    verdict = judge(answer, tokens()(batch(9)), exact, "w8a8")
-    assert verdict.ok, verdict.reason
 
 
 def test_layers_of_int8_contain_those_of_fp8() -> None:
