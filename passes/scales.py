@@ -9,8 +9,9 @@ seen finds room.
 Integers have steps of one size, so that a channel which is larger than others needs larger ones:
 each channel of the activations has its own factor, up to its range, and the weights make up for it
 (as SmoothQuant does, Xiao et al. 2023). How much of their difference it takes over is chosen by the
-error of both operands. What has no value below 0, as behind a ReLU, has an offset that leaves all
-256 steps to the others; a border of zeros, which is one of integers, asks for none.
+error of both operands; one factor for all is taken where it costs little. What has no value below
+0, as behind a ReLU, has an offset that leaves all 256 steps to the others; a border of zeros, which
+is one of integers, asks for none.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ not seen cost a ViT-S/16 two to three times as much error, with 2 a third more
 (experiments/notes/44-calibrated-int8.md)."""
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of the differences between channels of activations, that their factors take over."""
+CLOSER = 1.25
+"""How much less squared error each other choice has to cost than one factor for all channels, which
+no epilogue has to load."""
 SMALLEST = 2.0**-12
 """Of the largest channel's range, that a channel is taken to have at least."""
 COMPENSATED = 0.2
@@ -124,21 +128,23 @@ def int8_scales(
     low = torch.stack([each[0] for each in seen]).amin(0)
     high = torch.stack([each[1] for each in seen]).amax(0)
     squares = torch.stack([each[2] for each in seen]).mean(0)
-    if not by_channel:
-        low, high = low.amin(0, keepdim=True), high.amax(0, keepdim=True)
-    if centred:
-        high = torch.maximum(high.abs(), low.abs())
-        low = -high
-    room = (high - low) * (INT8_HEADROOM - 1) / 2
-    low, high = torch.where(low >= 0, (low - room).clamp(min=0.0), low - room), high + room
-    span = high - low
-    most = span.amax() if span.any() else torch.ones(())
-    span = span.clamp(min=float(most) * SMALLEST)
     columns = [w.float().cpu().flatten(0, -2) for w in weights.values()]
-    steps = [span**share * most ** (1 - share) / INT8_STEPS for share in SHARES]
-    factor = 1 / min(steps, key=lambda step: _error(step, columns, squares))
-    middle = (low + high) / 2 * factor
-    offset = torch.zeros_like(middle) if centred else (-0.5 - middle).round()
+    alike = _with_room(low.amin(0, keepdim=True), high.amax(0, keepdim=True), centred)
+    choices = [(*alike, _span(*alike) / INT8_STEPS)]
+    if by_channel:
+        apart = _with_room(low, high, centred)
+        span = _span(*apart)
+        steps = [span**share * span.amax() ** (1 - share) / INT8_STEPS for share in SHARES]
+        choices += [(*apart, step) for step in steps]
+    errors = [_error(step, columns, squares) for *_, step in choices]
+    low, high, step = next(
+        choice
+        for choice, error in zip(choices, errors, strict=True)
+        if error <= CLOSER * min(errors)
+    )
+    factor = 1 / step
+    offset = torch.where(low >= 0, -128 - low * factor, -0.5 - (low + high) / 2 * factor).round()
+    offset = torch.zeros_like(offset) if centred else offset
     if bool((offset == offset[0]).all()):
         offset = offset[:1]
     found = {}
@@ -147,6 +153,23 @@ def int8_scales(
         rows = torch.where(largest > 0, INT8_LARGEST / largest, 1.0)
         found[name] = Scales(torch.int8, factor, offset, rows)
     return found
+
+
+def _with_room(low: Tensor, high: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
+    """The ends of what finds room, of what was seen from `low` to `high`; what was nowhere below 0
+    is expected nowhere else."""
+    if centred:
+        high = torch.maximum(high.abs(), low.abs())
+        low = -high
+    room = (high - low) * (INT8_HEADROOM - 1) / 2
+    return torch.where(low >= 0, (low - room).clamp(min=0.0), low - room), high + room
+
+
+def _span(low: Tensor, high: Tensor) -> Tensor:
+    """How far apart they are; of channels that hardly vary a share of the widest."""
+    span = high - low
+    most = float(span.amax())
+    return span.clamp(min=most * SMALLEST) if most else torch.ones_like(span)
 
 
 def _error(step: Tensor, weights: Iterable[Tensor], squares: Tensor) -> float:
