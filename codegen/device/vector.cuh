@@ -18,8 +18,9 @@ struct Steps {
   i32 count;
 };
 
-// x to the nearest integer, ties to even; NaN as what is below all. A float that 3 << 22 is added to
-// has no digits behind the point, and the integer in its low bits; what is larger has larger bits.
+// x to the nearest integer, ties to even; NaN as what is below all. A float that 3 << 22 is added
+// to has no digits behind the point, and the integer in its low bits; what is larger has larger
+// bits.
 __device__ __forceinline__ Steps to_steps(float x) {
   return {static_cast<i32>(__float_as_uint(fmaxf(x, -(1 << 22)) + (3 << 22)) - 0x4b400000)};
 }

@@ -11,7 +11,7 @@ from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
-from tests import box_groups, groups
+from tests import box_groups, groups, int8_groups
 from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
@@ -25,6 +25,7 @@ SCHEDULES = {
     "in fours": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "residual in turn": {"cooperative": 0, "block_m": 64, "block_n": 64, "copies": 1},
     "residual together": {"cooperative": 1, "block_m": 128, "block_n": 64, "copies": 1},
+    "int8 together": {"cooperative": 1, "block_m": 128, "block_n": 64, "copies": 1},
     "in lines": {"cooperative": 0, "block_m": 128, "block_n": 64, "lines": 1},
     "B stays": {"cooperative": 0, "block_m": 64, "block_n": 64},
     "means": {"cooperative": 1, "block_m": 128, "block_n": 64},
@@ -37,6 +38,21 @@ COLUMNS = {
 """Of which 32 are a whole part, or 16, or neither: a thread has eight side by side, four or two."""
 
 FAULTS = {
+    "integers packed in another order": (
+        "int8 together",
+        "ptx::pack_s8(values[i].count, values[i + 1].count, upper)",
+        "ptx::pack_s8(values[i + 1].count, values[i].count, upper)",
+    ),
+    "integers of a residual read from the byte beside them": (
+        "int8 together",
+        "ptx::signed_byte(packed.data[i / 4], i % 4)",
+        "ptx::signed_byte(packed.data[i / 4], (i + 1) % 4)",
+    ),
+    "a residual of int8 read from the first columns of its box": (
+        "int8 together",
+        "load_packed<V>(line + c % BOX)",
+        "load_packed<V>(line)",
+    ),
     "accumulators read before the last wait": (
         "in turn",
         "ptx::wgmma_wait_group<0>(acc[m]);",
@@ -384,6 +400,8 @@ FAULTS = {
 def group(schedule: str) -> Group:
     if schedule.startswith("residual"):
         return groups.residual_linear(310, 328, 192, torch.float16)
+    if schedule.startswith("int8"):
+        return int8_groups.linear(310, 272, 192, torch.float16, residual=torch.int8)
     if schedule == "means":
         return box_groups.of_runs(groups.plain_linear(304, 328, 200, torch.float16))
     if schedule == "moments":

@@ -70,6 +70,17 @@ def test_every_kind_of_file_gives_what_python_gives(run: Run, here: Path) -> Non
     assert found["mixed"].batches == 3
 
 
+def test_int8_is_calibrated_for_too(run: Run, here: Path) -> None:
+    np.save("x.npy", ROWS)
+    words = ("calibrate", "models_here:mlp", "--batches", "x.npy", "--precision")
+    outcome = run(*words, "int8")
+    assert outcome.code == 0, outcome.stderr
+    assert Calibration.load("calibration.json").precision == "int8"
+    assert "in int8" in outcome.stdout
+    assert "--precision int8 --calibration calibration.json" in outcome.stderr
+    assert run(*words, "fp16").code == 2
+
+
 def test_inputs_by_name_go_where_they_belong(run: Run, here: Path) -> None:
     np.savez("both.npz", x=ROWS[:48], shift=np.concatenate([SHIFT, 2 * SHIFT]))
     outcome = run("calibrate", "models_here:shifted", "--batches", "both.npz", "--json")
