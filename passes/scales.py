@@ -143,7 +143,7 @@ def int8_scales(
         if error <= CLOSER * min(errors)
     )
     factor = 1 / step
-    offset = torch.where(low >= 0, -128 - low * factor, -0.5 - (low + high) / 2 * factor).round()
+    offset = torch.where(low == 0, -128.0, -0.5 - (low + high) / 2 * factor).round()
     offset = torch.zeros_like(offset) if centred else offset
     if bool((offset == offset[0]).all()):
         offset = offset[:1]
@@ -156,13 +156,14 @@ def int8_scales(
 
 
 def _with_room(low: Tensor, high: Tensor, centred: bool) -> tuple[Tensor, Tensor]:
-    """The ends of what finds room, of what was seen from `low` to `high`; what was nowhere below 0
-    is expected nowhere else."""
+    """The ends of what finds room, of what was seen from `low` to `high`. Where no channel was
+    below 0, all begin there, and share an offset."""
     if centred:
         high = torch.maximum(high.abs(), low.abs())
         low = -high
+    low = low.clamp(max=0.0) if bool((low >= 0).all()) else low
     room = (high - low) * (INT8_HEADROOM - 1) / 2
-    return torch.where(low >= 0, (low - room).clamp(min=0.0), low - room), high + room
+    return torch.where(low == 0, low, low - room), high + room
 
 
 def _span(low: Tensor, high: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gtco.check import BOUNDS, Precision, judge
 
-EAGER = {"tf32": torch.float32, "fp8": torch.float16}
+EAGER = {"tf32": torch.float32, "fp8": torch.float16, "int8": torch.float16}
 DTYPES = {precision: EAGER.get(str(precision), precision) for precision in BOUNDS}
 
 
