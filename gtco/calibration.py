@@ -142,11 +142,13 @@ class Calibration:
         known = [layer for layer in self.layers if layer.name in found]
         products = quantizable(graph, TYPES[self.precision])
         sizes = {node.name: graph.specs[node.inputs[1]].sizes for node in products}
+        channels = {name: (3, size[-1]) for name, size in sizes.items() if self.precision == "int8"}
         strange = [
             layer
             for layer in known
             if layer.weight != found[layer.name].weight
             or (layer.rounded and self.weights[layer.name].shape != sizes[layer.name])
+            or (layer.name in channels and _shape(self.seen, layer) != channels[layer.name])
         ]
         if strange or (found and not known):
             which = (
@@ -158,9 +160,9 @@ class Calibration:
                 f"the calibration is of another model ({which}): call gtco.calibrate for this one"
             )
         chosen = {each.name: each for each in self.chosen(budget) if each.name in found}
-        nodes = {node.name: node for node in graph.nodes}
-        for name, (base, _) in sums(graph).items():  # that no product has rounded
-            if all(nodes[each].inputs[0] != base for each in chosen if each not in sums(graph)):
+        read = {node.inputs[0] for node in products if node.name in chosen}
+        for name, (value, _) in sums(graph).items():
+            if value not in read:  # which nothing rounds
                 chosen.pop(name, None)
         return self.changed(graph, chosen.values(), self.scales(graph))
 
@@ -233,6 +235,11 @@ class Calibration:
 def _beside(path: str | os.PathLike[str]) -> Path:
     """The file with the tensors of the calibration at `path`."""
     return Path(f"{os.fspath(path)}.safetensors")
+
+
+def _shape(tensors: Mapping[str, Tensor], layer: Layer) -> tuple[int, ...]:
+    """Of the one of `layer`; none of them has no dimension."""
+    return tuple(tensors[layer.name].shape) if layer.name in tensors else ()
 
 
 _SEEN = ".seen"
@@ -325,5 +332,6 @@ def layers_of(graph: Graph, precision: str) -> tuple[Layer, ...]:
 
     found = [product(node) for node in quantizable(graph, TYPES[precision])]
     if precision == "int8":
-        found += [total(node) for node in graph.nodes if node.name in sums(graph)]
+        totals = sums(graph)
+        found += [total(node) for node in graph.nodes if node.name in totals]
     return tuple(found)

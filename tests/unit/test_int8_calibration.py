@@ -355,6 +355,18 @@ def test_another_file_beside_it_is_refused(tmp_path: Path) -> None:
         Calibration.load(path)
 
 
+@pytest.mark.parametrize("change", [lambda x: x[:, 1:], lambda x: x[:2], None],
+                         ids=["channels", "facts", "none"])  # fmt: skip
+def test_what_was_seen_of_other_sizes_is_refused(change: Any) -> None:
+    found = calibrated("bottlenecks")
+    name = next(iter(found.seen))
+    seen = {key: x for key, x in found.seen.items() if change or key != name}
+    if change:
+        seen[name] = change(seen[name])
+    with pytest.raises(CalibrationError, match="of another model"):
+        replace(found, seen=seen).quantized(graph_of("bottlenecks"), 0.5)
+
+
 def test_one_for_fp8_is_none_for_int8(tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     fp8 = gtco.calibrate(model(), [batch(seed) for seed in range(3)], path=path)
