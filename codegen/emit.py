@@ -283,7 +283,10 @@ class PointwiseEmitter:
         """Whether a tensor map describes `operand`, an element for each row and column."""
         rows, columns = operand.layout.dims
         of_copies = operand.dtype in (torch.float16, torch.bfloat16, torch.float32, torch.int8)
-        return of_copies and len(rows) == 1 and columns == ((self.region.columns, 1),)
+        if not of_copies or len(rows) != 1 or columns != ((self.region.columns, 1),):
+            return False
+        places = (operand.layout.offset, rows[0][1])  # of the first element, and between rows
+        return all(place * operand.dtype.itemsize % 16 == 0 for place in places)
 
     def _write(self, node: Node) -> None:
         region = self.region

@@ -121,7 +121,8 @@ def _keeps_zeros(edit: Editor, node: Node) -> bool:
     others = [edit.constant(name) for name in node.inputs[1:]]
     numbers = [each.cpu() for each in others if each is not None and each.numel() == 1]
     (x, *_), attrs = node.inputs, node.attrs
-    if not node.definition.is_pointwise or len(numbers) < len(others):
+    of_one = node.definition.is_pointwise and not node.definition.of_pairs
+    if not of_one or len(numbers) < len(others):
         return False
     if edit.shape(x) != node.outputs[0].sizes:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,12 +13,14 @@ from torch import Tensor, nn
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sketch import Illegal
+from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.compiler import make_plan
 from gtco.cost_model.judge import Judge
-from gtco.ir.graph import Graph, Group
+from gtco.ir.graph import Graph, GraphBuilder, Group
 from gtco.ir.interpreter import interpret
 from gtco.ir.ops import OPS
+from gtco.ir.spec import TensorSpec
 from gtco.passes import quantized_pairs
 from gtco.passes.legality import family
 from gtco.passes.quantized_pairs import multiply_pairs
@@ -52,6 +55,27 @@ def test_compiles_without_spills(case: str, arch: str) -> None:
         (program,) = sample(sketch, 0)
         compiled = compile_uncached(program.code, program.name, program.arch)
         assert not compiled.spill_bytes and not compiled.serialized, program.sketch
+
+
+@pytest.mark.parametrize(
+    ("width", "first", "copied"), [(64, 0, True), (96, 32, True), (72, 8, False), (80, 8, False)]
+)
+def test_residuals_of_int8_are_copied_where_a_tensor_map_describes_them(
+    width: int, first: int, copied: bool
+) -> None:
+    """Rows, and the first of them, at multiples of 16 bytes."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((1, 3000, 64), torch.int8))
+    w = b.constant("w", torch.ones(64, 64, dtype=torch.int8))
+    wide = b.input("residual", TensorSpec((1, 3000, width), torch.int8))
+    part = b.add("slice", wide, dim=2, start=first, end=first + 64)
+    y = b.add("linear", x, w, out_dtype=torch.float32)
+    y = b.add("add", y, b.add("cast", part, dtype=torch.float32))
+    target = replace(TARGETS["sm_90a"], sm_count=4)
+    sketch = GemmPersistent(Group("g", b.build([y])), target)
+    assert sketch.width == 8
+    (copies,) = (knob.choices for knob in sketch.knobs() if knob.name == "copies")
+    assert (1 in copies) == copied
 
 
 def test_wgmma_takes_whole_sixteens_of_columns() -> None:
