@@ -433,7 +433,7 @@ def test_a_sketch_takes_the_code_that_it_reaches() -> None:
     assert not {"wgmma.cuh", "gemm_mma.cuh"} & headers
     lines = op_table.lines_of(best)
     assert lines["python"] >= op_table.code_lines(Path(inspect.getfile(Attention))) > 100
-    assert 200 < lines["device"] < 2200
+    assert 200 < lines["device"] < 2400
 
 
 # -- the command ----------------------------------------------------------------------------------
