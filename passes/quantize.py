@@ -36,6 +36,8 @@ FEWEST_ROWS = 16
 """Of a product that gains by it: what classifies one token is as fast in 16 bits."""
 LARGE = 4 << 20
 """Bytes of 16-bit values that no L2 keeps for long, so that a sum gains by reading half of them."""
+_ENDS = ("before", "after")
+"""Where a convolution has a border."""
 _ALIGNMENT = 16
 """Bytes of which the rows of operands are multiples."""
 
@@ -49,13 +51,13 @@ def quantizable(graph: Graph, dtype: torch.dtype = FP8) -> tuple[Node, ...]:
     """The products of `graph`, as the passes leave it, that `quantize` takes: linears, and of
     integers also convolutions of images."""
 
+    ops = ("linear",) if dtype == FP8 else ("linear", "conv")
+
     def takes(node: Node) -> bool:
-        if any(name not in graph.constants for name in node.inputs[1:]):
+        if node.op not in ops or any(name not in graph.constants for name in node.inputs[1:]):
             return False
         x, out = graph.specs[node.inputs[0]], node.outputs[0]
-        if node.op == "conv":
-            images = dtype == torch.int8 and x.rank == 4 and node.attrs.get("groups", 1) == 1
-        if node.op != "linear" and not (node.op == "conv" and images):
+        if node.op == "conv" and (x.rank != 4 or node.attrs.get("groups", 1) != 1):
             return False
         if x.dtype not in HALVES or node.inputs[0] in graph.constants:
             return False
@@ -81,20 +83,19 @@ def sums(graph: Graph) -> dict[str, tuple[str, str]]:
     return found
 
 
-def _bases(graph: Graph, names: Iterable[str]) -> dict[str, str]:
-    """By the name of a product, the value of which it reads a view, and which is rounded."""
-    edit = Editor(graph)
-    return {name: _base(edit, edit.nodes[name].inputs[0])[0] for name in names}
+def _bases(edit: Editor, names: Iterable[str]) -> dict[str, tuple[str, tuple[Node, ...]]]:
+    """By the name of a product, the value that is rounded, and the views of it that it reads."""
+    return {name: _base(edit, edit.nodes[name].inputs[0]) for name in names}
 
 
 def scales_of_fp8(graph: Graph, largest: Mapping[str, float]) -> dict[str, Scales]:
     """By the name of a linear, of which `largest` has the largest magnitude that it reads."""
     edit = Editor(graph)
     most: dict[str, float] = {}
-    read = _bases(graph, largest)
-    for name, base in read.items():
+    read = _bases(edit, largest)
+    for name, (base, _) in read.items():
         most[base] = max(most.get(base, 0.0), largest[name])
-    return {name: fp8_scales(_weights(edit, name), most[base]) for name, base in read.items()}
+    return {name: fp8_scales(_weights(edit, name), most[base]) for name, (base, _) in read.items()}
 
 
 def scales_of_int8(graph: Graph, seen: Mapping[str, Tensor]) -> dict[str, Scales]:
@@ -102,23 +103,20 @@ def scales_of_int8(graph: Graph, seen: Mapping[str, Tensor]) -> dict[str, Scales
     (`scales.seen_in`)."""
     edit = Editor(graph)
     of_base: dict[str, list[str]] = {}
-    for name, base in _bases(graph, seen).items():
+    read = _bases(edit, seen)
+    for name, (base, _) in read.items():
         of_base.setdefault(base, []).append(name)
     found: dict[str, Scales] = {}
     for base, names in of_base.items():
         nodes = [edit.nodes[name] for name in names]
-        bordered = [
-            node
-            for node in nodes
-            if any((*node.attrs.get("before", ()), *node.attrs.get("after", ())))
-        ]
-        views = {view.op for node in nodes for view in _base(edit, node.inputs[0])[1]}
+        borders = [size for node in nodes for end in _ENDS for size in node.attrs.get(end, ())]
+        views = {view.op for name in names for view in read[name][1]}
         lasts = {edit.shape(name)[-1] for name in (base, *(node.inputs[0] for node in nodes))}
         found |= int8_scales(
             {name: _weights(edit, name) for name in names},
             [seen[name] for name in names],
             by_channel=views <= {"reshape"} and len(lasts) == 1,
-            centred=bool(bordered),
+            centred=any(borders),
         )
     return found
 
@@ -146,7 +144,7 @@ def quantize(
     edit = Editor(graph)
     weights = weights or {}
     made: dict[str, str] = {}
-    read = {name: _base(edit, edit.nodes[name].inputs[0]) for name in scales}
+    read = _bases(edit, scales)
     totals = sums(graph) if of_sums else {}
     for name, how in (of_sums or {}).items():
         _read_rounded(edit, edit.nodes[name], totals[name][0], how, made)

@@ -125,6 +125,8 @@ def int8_scales(
         by_channel: whether each channel may have its own factor.
         centred: whether zero has to be the integer zero.
     """
+    if not by_channel:  # readers may have another number of channels each
+        seen = [torch.stack((x[0].amin(), x[1].amax(), x[2].mean()))[:, None] for x in seen]
     low = torch.stack([each[0] for each in seen]).amin(0)
     high = torch.stack([each[1] for each in seen]).amax(0)
     squares = torch.stack([each[2] for each in seen]).mean(0)

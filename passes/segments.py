@@ -228,8 +228,9 @@ def _cut(legality: Legality, segment: Sequence[Node]) -> int:
                 across[index] += 1
     stored = [0] * (count + 1)
     for made, read in last.items():
+        nbytes = sum(spec.nbytes for spec in segment[made].outputs)
         for index in range(made + 1, read + 1):
-            stored[index] += sum(spec.nbytes for spec in segment[made].outputs)
+            stored[index] += nbytes
     middle = range(max(1, count // 4), max(2, count - count // 4 + 1))
     return min(middle, key=lambda index: (across[index], stored[index], abs(2 * index - count)))
 

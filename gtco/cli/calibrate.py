@@ -27,7 +27,6 @@ from gtco.options import Options
 
 SUFFIXES = (".npy", ".npz", ".safetensors")
 
-
 Batches = Annotated[
     list[Path],
     typer.Option(

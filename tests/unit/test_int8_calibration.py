@@ -131,6 +131,15 @@ def test_channels_of_other_sizes_have_other_factors_where_that_is_closer() -> No
     assert errors[0] < 0.1 * errors[1]
 
 
+def test_readers_of_other_numbers_of_channels_share_a_factor() -> None:
+    x = random(40, 48)
+    weights = {"w": random(8, 48), "v": random(8, 96)}
+    seen = [seen_in(x), seen_in(x.reshape(20, 96))]
+    found = int8_scales(weights, seen, by_channel=False, centred=False)
+    assert found["w"].factor.equal(found["v"].factor) and found["w"].factor.numel() == 1
+    assert ((found["v"].as_rounded(x) - x).abs() <= 0.5001 / found["v"].factor).all()
+
+
 def test_nothing_below_zero_takes_all_256_steps() -> None:
     x = random(400, 8).relu()
     found = scales(x, random(4, 8))
