@@ -170,6 +170,30 @@ def functions(dtype: torch.dtype) -> Group:
     return _group(b, *outputs)
 
 
+def more_functions(dtype: torch.dtype) -> Group:
+    """Those of one number that fewer models have."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((2, 33), dtype))
+    positive = b.add("add", b.add("abs", x), other=0.1)
+    within = b.add("mul", b.add("sin", x), other=0.9)
+    outputs = [b.add(op, within) for op in ("asin", "acos", "atanh", "tan")]
+    outputs += [b.add(op, x) for op in ("atan", "sinh", "cosh", "asinh", "exp2", "erfc")]
+    outputs += [b.add(op, positive) for op in ("log2", "log10")]
+    return _group(b, *outputs, b.add("acosh", b.add("add", positive, other=1)))
+
+
+def divisions(dtype: torch.dtype) -> Group:
+    """Functions of two numbers of either sign, whole numbers too."""
+    b = GraphBuilder()
+    x, y = (b.input(name, TensorSpec((2, 33), dtype)) for name in "xy")
+    z = b.input("z", TensorSpec((2, 33), I64))
+    outputs = [b.add(op, x, y) for op in ("atan2", "hypot", "copysign")]
+    for op in ("fmod", "remainder", "floor_divide"):
+        outputs += [b.add(op, x, y), b.add(op, x, other=-0.75)]
+        outputs += [b.add(op, z, other=number) for number in (3, -3)]
+    return _group(b, *outputs)
+
+
 def scalar() -> Group:
     b = GraphBuilder()
     x = b.input("x", TensorSpec((), F32))
@@ -295,6 +319,10 @@ ELEMENTWISE: dict[str, Callable[[], Group]] = {
     "nans_f64": lambda: nans(F64),
     "functions_f32": lambda: functions(F32),
     "functions_f64": lambda: functions(F64),
+    "more_functions_f32": lambda: more_functions(F32),
+    "more_functions_f64": lambda: more_functions(F64),
+    "divisions_f32": lambda: divisions(F32),
+    "divisions_bf16": lambda: divisions(torch.bfloat16),
     "scalar": scalar,
 }
 
@@ -438,11 +466,11 @@ TOPK: dict[str, Callable[[], Group]] = {
 }
 
 
-def cumsum(*shape: int, dim: int, dtype: torch.dtype = F16) -> Group:
-    """Running sums, scaled by the last of each."""
+def cumsum(*shape: int, dim: int, dtype: torch.dtype = F16, op: str = "cumsum") -> Group:
+    """Running sums, or products, scaled by the largest of each row."""
     b = GraphBuilder()
     x = b.add("abs", b.input("x", TensorSpec(shape, dtype)))
-    y = b.add("cumsum", x, dim=dim)
+    y = b.add(op, x, dim=dim)
     return _group(b, b.add("div", y, b.add("amax", y, dims=(dim,), keepdim=True)), y)
 
 
@@ -451,6 +479,8 @@ ROWWISE: dict[str, Callable[[], Group]] = {
     "cumsum_middle": lambda: cumsum(3, 25, 40, dim=1),
     "cumsum_long": lambda: cumsum(2, 4099, dim=1, dtype=BF16),
     "cumsum_of_one": lambda: cumsum(5, 1, dim=1),
+    "cumprod": lambda: cumsum(7, 197, dim=-1, dtype=F32, op="cumprod"),
+    "cumprod_middle": lambda: cumsum(3, 25, 40, dim=1, op="cumprod"),
     "softmax_197": lambda: softmax(12, 197, 197),
     "softmax_1": lambda: softmax(5, 1),
     "softmax_7": lambda: softmax(3, 11, 7, dtype=F32),

@@ -7,26 +7,42 @@ namespace gtco::math {
 
 __device__ __forceinline__ float infinity() { return __int_as_float(0x7f800000); }
 
-__device__ __forceinline__ float exp(float x) { return expf(x); }
-__device__ __forceinline__ double exp(double x) { return ::exp(x); }
-__device__ __forceinline__ float log(float x) { return logf(x); }
-__device__ __forceinline__ double log(double x) { return ::log(x); }
-__device__ __forceinline__ float log1p(float x) { return log1pf(x); }
-__device__ __forceinline__ double log1p(double x) { return ::log1p(x); }
-__device__ __forceinline__ float expm1(float x) { return expm1f(x); }
-__device__ __forceinline__ double expm1(double x) { return ::expm1(x); }
-__device__ __forceinline__ float sqrt(float x) { return sqrtf(x); }
-__device__ __forceinline__ double sqrt(double x) { return ::sqrt(x); }
-__device__ __forceinline__ float rsqrt(float x) { return rsqrtf(x); }
-__device__ __forceinline__ double rsqrt(double x) { return ::rsqrt(x); }
-__device__ __forceinline__ float erf(float x) { return erff(x); }
-__device__ __forceinline__ double erf(double x) { return ::erf(x); }
-__device__ __forceinline__ float sin(float x) { return sinf(x); }
-__device__ __forceinline__ double sin(double x) { return ::sin(x); }
-__device__ __forceinline__ float cos(float x) { return cosf(x); }
-__device__ __forceinline__ double cos(double x) { return ::cos(x); }
-__device__ __forceinline__ float tanh(float x) { return tanhf(x); }
-__device__ __forceinline__ double tanh(double x) { return ::tanh(x); }
+// Those of CUDA's math library.
+#define OF_ONE(name)                                                    \
+  __device__ __forceinline__ float name(float x) { return name##f(x); } \
+  __device__ __forceinline__ double name(double x) { return ::name(x); }
+#define OF_TWO(name)                                                                \
+  __device__ __forceinline__ float name(float x, float y) { return name##f(x, y); } \
+  __device__ __forceinline__ double name(double x, double y) { return ::name(x, y); }
+OF_ONE(acos)
+OF_ONE(acosh)
+OF_ONE(asin)
+OF_ONE(asinh)
+OF_ONE(atan)
+OF_ONE(atanh)
+OF_ONE(cos)
+OF_ONE(cosh)
+OF_ONE(erf)
+OF_ONE(erfc)
+OF_ONE(exp)
+OF_ONE(exp2)
+OF_ONE(expm1)
+OF_ONE(log)
+OF_ONE(log10)
+OF_ONE(log1p)
+OF_ONE(log2)
+OF_ONE(rsqrt)
+OF_ONE(sin)
+OF_ONE(sinh)
+OF_ONE(sqrt)
+OF_ONE(tan)
+OF_ONE(tanh)
+OF_TWO(atan2)
+OF_TWO(copysign)
+OF_TWO(fmod)
+OF_TWO(hypot)
+#undef OF_ONE
+#undef OF_TWO
 
 // Whole numbers stay as they are.
 __device__ __forceinline__ float floor(float x) { return floorf(x); }
@@ -70,6 +86,29 @@ __device__ __forceinline__ T pow(T x, T y) {
     x = T(x * x);
   }
   return result;
+}
+
+// What is left of a division towards zero, of whole numbers too; and of one towards minus infinity,
+// which has the divisor's sign.
+template <class T>
+__device__ __forceinline__ T fmod(T x, T y) {
+  return T(x % y);
+}
+template <class T>
+__device__ __forceinline__ T remainder(T x, T y) {
+  const T rest = fmod(x, y);
+  return rest != T(0) && (y < T(0)) != (rest < T(0)) ? T(rest + y) : rest;
+}
+template <class T>
+__device__ __forceinline__ T floor_divide(T x, T y) {
+  const T rest = fmod(x, y);
+  T whole = T((x - rest) / y);
+  if (rest != T(0) && (y < T(0)) != (rest < T(0))) whole = T(whole - T(1));
+  if constexpr (T(0.5) == T(0)) {
+    return whole;
+  } else {  // a zero has the quotient's sign
+    return y == T(0) ? x / y : copysign(round(whole), x / y);
+  }
 }
 
 // The larger and the smaller of two; NaN if either is NaN (fmaxf would drop it).

@@ -131,18 +131,13 @@ class RowTile {
   // The sums of each element and all before it.
   template <class T>
   __device__ __forceinline__ Vec<T, N> cumsum(const Vec<T, N>& x) {
-    Vec<T, N> r;
-    T before = T(0);  // of earlier steps
-#pragma unroll
-    for (int s = 0; s < STEPS; ++s) {
-      T total = T(0);
-#pragma unroll
-      for (int i = s * V; i < (s + 1) * V; ++i) r[i] = total += x[i];
-      const T ahead = earlier(total, before);
-#pragma unroll
-      for (int i = s * V; i < (s + 1) * V; ++i) r[i] += ahead;
-    }
-    return r;
+    return scan(x, T(0), [](T a, T b) { return a + b; });
+  }
+
+  // The products of each element and all before it.
+  template <class T>
+  __device__ __forceinline__ Vec<T, N> cumprod(const Vec<T, N>& x) {
+    return scan(x, T(1), [](T a, T b) { return a * b; });
   }
 
   // Sum of the squares of `apart`, the row's distances from its mean.
@@ -237,17 +232,35 @@ class RowTile {
     return x;
   }
 
-  // `before` and the sum of `total` over the threads of a row ahead of this one; the sum over all
-  // its threads is added to `before`.
-  template <class T>
-  __device__ __forceinline__ T earlier(T total, T& before) {
+  // Each element combined with all before it; `none` combined with anything changes nothing. What
+  // lies behind the row, zeros or not, reaches no element of it.
+  template <class T, class F>
+  __device__ __forceinline__ Vec<T, N> scan(const Vec<T, N>& x, T none, F combine) {
+    Vec<T, N> r;
+    T before = none;  // of earlier steps
+#pragma unroll
+    for (int s = 0; s < STEPS; ++s) {
+      T total = none;
+#pragma unroll
+      for (int i = s * V; i < (s + 1) * V; ++i) r[i] = total = combine(total, x[i]);
+      const T ahead = earlier(total, before, none, combine);
+#pragma unroll
+      for (int i = s * V; i < (s + 1) * V; ++i) r[i] = combine(ahead, r[i]);
+    }
+    return r;
+  }
+
+  // `before` and `total` of the threads of a row ahead of this one, combined; that of all its
+  // threads is combined with `before`.
+  template <class T, class F>
+  __device__ __forceinline__ T earlier(T total, T& before, T none, F combine) {
     constexpr int STRIDE = C::ROWS_FIRST ? WARP_ROWS : 1;
-    T ahead = T(0);
+    T ahead = none;
 #pragma unroll
     for (int offset = 1; offset < C::LANES; offset *= 2) {
       const T other = shuffle_xor(total, offset * STRIDE);
-      if (part_ % C::LANES & offset) ahead += other;
-      total += other;
+      if (part_ % C::LANES & offset) ahead = combine(ahead, other);
+      total = combine(total, other);
     }
     if constexpr (C::WARPS_PER_ROW > 1) {
       T* slots =
@@ -255,16 +268,16 @@ class RowTile {
       turn_ ^= 1;
       if (part_ % C::LANES == 0) slots[row_warp_ * BLOCK_ROWS + block_row_] = total;
       __syncthreads();
-      total = T(0);
+      total = none;
 #pragma unroll
       for (int w = 0; w < C::WARPS_PER_ROW; ++w) {
-        if (w == row_warp_) ahead += total;
-        total += slots[w * BLOCK_ROWS + block_row_];
+        if (w == row_warp_) ahead = combine(ahead, total);
+        total = combine(total, slots[w * BLOCK_ROWS + block_row_]);
       }
     }
     const T from = before;
-    before += total;
-    return from + ahead;
+    before = combine(before, total);
+    return combine(from, ahead);
   }
 
   unsigned char* smem_;

@@ -39,12 +39,15 @@ class Context:
         source: the user's module that the present node came from.
         device: where the present node's result lives.
         used_outputs: which results of the present node somebody reads.
+        notes: what a lowering knows of values that it made, by name, for the lowerings of their
+            readers.
     """
 
     builder: GraphBuilder
     source: str = ""
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     used_outputs: frozenset[int] = frozenset({0})
+    notes: dict[str, Any] = field(default_factory=dict)
 
     def spec(self, x: Value) -> TensorSpec:
         return self.builder.specs[x.name]
@@ -94,6 +97,10 @@ class Context:
 
     def constant(self, hint: str, tensor: torch.Tensor) -> Value:
         return Value(self.builder.constant(hint, tensor))
+
+
+class Unsupported(Exception):
+    """A call that neither a lowering nor the library can take: why, and what to do."""
 
 
 Lowering = Callable[..., Value | Number | tuple[Value | None, ...] | None]

@@ -9,7 +9,8 @@ The third is of kernels that take k frames each, and no frame or pixel twice: a 
 
 A transposed convolution of stride s is a convolution of stride 1 that computes, for each pixel, the
 s x s pixels of the result that lie at its place: w' has their channels, and each of them takes the
-taps of w that are s apart. What reaches beyond the result is cut off.
+taps of w that are s apart. What reaches beyond the result is cut off. Of several groups, each has
+its phases side by side.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Context, Lowering, Value, pair, per_axis, registrar
+from gtco.frontend.lower_indices import named
 from gtco.ir.phases import phases
 
 aten = torch.ops.aten
@@ -144,12 +146,10 @@ def _transposed(
 ) -> Value | None:
     """A transposed convolution of images or volumes, whose result has `more` rows, columns and so
     on than its windows reach."""
-    weight = ctx.builder.constants.get(w.name)
-    bias = None if b is None else ctx.builder.constants.get(b.name)
-    if weight is None or (b is not None and bias is None) or groups != 1 or set(dilation) != {1}:
+    if set(dilation) != {1}:
         return None
-    kernel = weight.shape[2:]
-    (n, _, *sizes), channels = ctx.shape(x), weight.shape[1]
+    kernel, channels = ctx.shape(w)[2:], ctx.shape(w)[1]  # of each group
+    n, _, *sizes = ctx.shape(x)
     result = [
         (size - 1) * s - 2 * p + k + m
         for size, s, p, k, m in zip(sizes, stride, padding, kernel, more, strict=True)
@@ -159,23 +159,55 @@ def _transposed(
         max(-(-max(k, k + m - p) // s), 1)
         for k, m, p, s in zip(kernel, more, padding, stride, strict=True)
     ]
-    apart = ctx.constant(w.name, phases(weight, stride, taps))
-    shift = (
-        None if bias is None or b is None else ctx.constant(b.name, bias.repeat(math.prod(stride)))
-    )
+    apart = _phases(ctx, w, stride, taps, groups)
+    shift = None if b is None else _for_each_phase(ctx, b, math.prod(stride), groups)
     axes, ones = len(sizes), (1,) * len(sizes)
     wide = ctx.add(
         "conv2d" if axes == 2 else "conv3d", x, apart, shift,
-        stride=ones, padding=tuple(each - 1 for each in taps), dilation=ones, groups=1,
+        stride=ones, padding=tuple(each - 1 for each in taps), dilation=ones, groups=groups,
     )  # fmt: skip
     whole = ctx.shape(wide)[2:]
     first, last = (0, axes + 1, *range(1, axes + 1)), (0, *range(2, axes + 2), 1)
-    parts = ctx.reshape(ctx.permute(wide, last), (n, *whole, *stride, channels))
-    sides = [each for axis in range(1, axes + 1) for each in (axis, axes + axis)]
+    lead = (groups,) if groups > 1 else ()
+    parts = ctx.reshape(ctx.permute(wide, last), (n, *whole, *lead, *stride, channels))
+    phase = axes + 1 + len(lead)
+    sides = [each for axis in range(axes) for each in (axis + 1, axis + phase)]
     image = ctx.reshape(
-        ctx.permute(parts, (0, *sides, 2 * axes + 1)),
-        (n, *(size * s for size, s in zip(whole, stride, strict=True)), channels),
+        ctx.permute(parts, (0, *sides, *range(axes + 1, phase), phase + axes)),
+        (n, *(size * s for size, s in zip(whole, stride, strict=True)), groups * channels),
     )
     for dim, (size, p) in enumerate(zip(result, padding, strict=True), start=1):
         image = ctx.slice(image, dim, p, p + size)
     return ctx.permute(image, first)
+
+
+def _phases(
+    ctx: Context, w: Value, stride: tuple[int, ...], taps: Sequence[int], groups: int
+) -> Value:
+    """The weights [groups * phases * out, in, *taps] of the convolution of stride 1, of those
+    [groups * in, out, *kernel] of the transposed one; a constant gives one."""
+    constant = ctx.builder.constants.get(w.name)
+    if constant is not None:
+        apart = [phases(part, stride, taps) for part in constant.chunk(groups)]
+        return ctx.constant(w.name, torch.cat(apart) if groups > 1 else apart[0])
+    depth, channels, *kernel = ctx.shape(w)
+    taken = phases(torch.arange(1, math.prod(kernel) + 1).reshape(1, 1, *kernel), stride, taps)
+    taken = taken.to(ctx.device).reshape(-1, *taps)  # which tap each one is; 0 is none
+    lines = ctx.reshape(w, (groups, depth // groups, channels, math.prod(kernel)))
+    w = named(ctx, lines, 3, ctx.constant("taps", (taken - 1).clamp_min(0)))
+    if not taken.all():
+        zero = ctx.constant("no_tap", torch.zeros((), dtype=ctx.dtype(w), device=ctx.device))
+        w = ctx.add("where", ctx.constant("is_tap", taken > 0), w, zero)
+    w = ctx.permute(w, (0, 3, 2, 1, *range(4, 4 + len(taps))))
+    return ctx.reshape(w, (groups * len(taken) * channels, depth // groups, *taps))
+
+
+def _for_each_phase(ctx: Context, b: Value, count: int, groups: int) -> Value:
+    """`b` [groups * out] for the channels of `_phases`; a constant gives one."""
+    constant = ctx.builder.constants.get(b.name)
+    if constant is not None:
+        repeated = constant.reshape(groups, 1, -1).repeat(1, count, 1)
+        return ctx.constant(b.name, repeated.flatten())
+    channels = ctx.spec(b).numel // groups
+    apart = ctx.expand(ctx.reshape(b, (groups, 1, channels)), (groups, count, channels))
+    return ctx.reshape(apart, (groups * count * channels,))

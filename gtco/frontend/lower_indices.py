@@ -1,4 +1,10 @@
-"""ATen ops that pick elements by index to gtco's ops."""
+"""ATen ops that pick elements by index, or put them there, to gtco's ops.
+
+    %y = aten.index_put(%x, [%i], %v)     ->      %t = gather(%v, [which of %v comes to each place])
+                                                  %y = where([what comes to a place], %t, %x)
+
+That is of places that are known while a model is captured.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +12,11 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Context, Lowering, Number, Value, registrar
+from gtco.ir.graph import Node
 
 aten = torch.ops.aten
 
@@ -124,3 +132,117 @@ def _counted(ctx: Context, index: Value, size: int) -> Value:
     """`index` counted from the front: what is negative counts from the end."""
     from_end = ctx.add("add", index, other=size)
     return ctx.add("where", ctx.add("lt", index, other=0), from_end, index)
+
+
+# -- places that are known -----------------------------------------------------------------------
+
+MOST_ADDED = 4
+"""Elements that come to one place; the sum of more is left to ATen."""
+
+MOST_KNOWN = 1 << 22
+"""Elements of an index that is computed now."""
+
+
+@_lowers(aten.index_put.default)
+def _index_put(
+    ctx: Context,
+    x: Value,
+    indices: Sequence[Value | None],
+    values: Value,
+    accumulate: bool = False,
+) -> Value | None:
+    """`x[:, i, j] = values` for constants that stand side by side."""
+    first = next(at for at, index in enumerate(indices) if index is not None)
+    given = [_known(ctx, index) for index in indices[first:] if index is not None]
+    adjacent = all(index is not None for index in indices[first : first + len(given)])
+    if not adjacent or any(index is None for index in given):
+        return None
+    along: list[Tensor] = []
+    for index in given:
+        assert index is not None
+        along += index.nonzero().unbind(1) if index.dtype == torch.bool else [index.long()]
+    shape, end = ctx.shape(x), first + len(along)
+    before, counted, after = shape[:first], shape[first:end], shape[end:]
+    places = torch.zeros((), dtype=torch.int64)
+    for size, index in zip(counted, along, strict=True):
+        if bool(((index < -size) | (index >= size)).any()):
+            return None
+        places = places * size + index % size
+    whole = (*before, *places.shape, *after)
+    if ctx.rank(values) > len(whole):
+        return None
+    values = ctx.reshape(ctx.expand(values, whole), (*before, places.numel(), *after))
+    y = ctx.reshape(x, (*before, math.prod(counted), *after))
+    placed = _placed(ctx, y, first, places.flatten(), values, accumulate)
+    return None if placed is None else ctx.reshape(placed, shape)
+
+
+def _scatters(accumulate: bool) -> Lowering:
+    def lowering(ctx: Context, x: Value, dim: int, index: Value, values: Value) -> Value | None:
+        """To the same places of all lines along `dim`."""
+        rank, shape = ctx.rank(x), ctx.shape(index)
+        if not rank or len(shape) != rank:
+            return None
+        dim %= rank
+        if (*shape[:dim], *shape[dim + 1 :]) != (*ctx.shape(x)[:dim], *ctx.shape(x)[dim + 1 :]):
+            return None
+        places = _known(ctx, index)
+        if places is None or not places.numel():
+            return None
+        lines = places.movedim(dim, 0).flatten(1) if rank > 1 else places[:, None]
+        if not torch.equal(lines, lines[:, :1].expand_as(lines)) or bool((lines < 0).any()):
+            return None
+        for each, size in enumerate(shape):
+            values = ctx.slice(values, each, 0, size)
+        return _placed(ctx, x, dim, lines[:, 0], values, accumulate)
+
+    return lowering
+
+
+_lowers(aten.scatter.src)(_scatters(accumulate=False))
+_lowers(aten.scatter_add.default)(_scatters(accumulate=True))
+
+
+def _placed(
+    ctx: Context, x: Value, dim: int, places: Tensor, values: Value, accumulate: bool
+) -> Value | None:
+    """`x` with `values` at `places` along dimension `dim`, or with their sums there: each place
+    takes what comes to it."""
+    size, count = ctx.shape(x)[dim], len(places)
+    if ctx.dtype(values) != ctx.dtype(x) or not ctx.spec(values).numel:
+        return None
+    most = int(places.bincount(minlength=size).max())
+    if most > (MOST_ADDED if accumulate else 1) or (accumulate and ctx.dtype(x) == torch.bool):
+        return None
+    ordered, order = places.sort(stable=True)
+    turn = torch.arange(count) - torch.searchsorted(ordered, ordered)  # of those to one place
+    for number in range(most):
+        taken = torch.full((size,), -1)
+        taken[ordered[turn == number]] = order[turn == number]
+        sources = ctx.constant("sources", taken.clamp_min(0).to(ctx.device))
+        there = (taken >= 0).reshape(-1, *(1 for _ in ctx.shape(x)[dim + 1 :]))
+        new = named(ctx, values, dim, sources)
+        if accumulate:
+            new = ctx.add("add", x, new)
+        if not there.all():
+            new = ctx.add("where", ctx.constant("is_placed", there.to(ctx.device)), new, x)
+        x = new
+    return x
+
+
+def _known(ctx: Context, x: Value) -> Tensor | None:
+    """The values of what is computed of constants alone, by operators of the graph."""
+    known = dict(ctx.builder.constants)
+    missing, made = {x.name} - known.keys(), list[Node]()
+    for node in reversed(ctx.builder.nodes) if missing else ():
+        small = all(spec.numel <= MOST_KNOWN for spec in node.outputs)
+        if node.name in missing and node.op != "aten" and small:
+            made.append(node)
+            missing.remove(node.name)
+            missing |= set(node.inputs) - known.keys()
+    if missing:
+        return None
+    for node in reversed(made):
+        operands = (known[name] for name in node.inputs)
+        known[node.name] = node.definition.reference(*operands, **node.attrs)
+    return known[x.name].cpu()

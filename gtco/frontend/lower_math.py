@@ -88,7 +88,9 @@ def _add(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value 
 
 
 @_lowers(aten.sub.Tensor, aten.sub.Scalar)
-def _sub(ctx: Context, a: Value, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
+def _sub(ctx: Context, a: Value | Scalar, b: Value | Scalar, alpha: Scalar = 1) -> Value | None:
+    if not isinstance(a, Value):
+        return _rsub(ctx, b, a, alpha)  # type: ignore[return-value]
     return _apply(ctx, "sub", a, _scaled(ctx, b, alpha, a))
 
 
@@ -350,12 +352,21 @@ def _axis(ctx: Context, x: Value, dim: int) -> int:
     return dim % max(ctx.rank(x), 1)
 
 
-@_lowers(aten.cumsum.default)
-def _cumsum(ctx: Context, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value | None:
-    """Of floats: integers are summed exactly, for which there is no kernel of rows."""
-    if not ctx.rank(x) or not (dtype or ctx.dtype(x)).is_floating_point:
-        return None
-    return ctx.add("cumsum", ctx.cast(x, dtype), dim=_axis(ctx, x, dim))
+def _cumulative(op: str) -> Lowering:
+    """Of floats: integers are combined exactly, for which there is no kernel of rows."""
+
+    def lowering(
+        ctx: Context, x: Value, dim: int, *, dtype: torch.dtype | None = None
+    ) -> Value | None:
+        if not ctx.rank(x) or not (dtype or ctx.dtype(x)).is_floating_point:
+            return None
+        return ctx.add(op, ctx.cast(x, dtype), dim=_axis(ctx, x, dim))
+
+    return lowering
+
+
+_lowers(aten.cumsum.default)(_cumulative("cumsum"))
+_lowers(aten.cumprod.default)(_cumulative("cumprod"))
 
 
 @_lowers(aten.softmax.int)
@@ -390,6 +401,12 @@ def _linear(ctx: Context, x: Value, w: Value, b: Value | None = None) -> Value |
 
 @_lowers(aten.matmul.default, aten.mm.default, aten.bmm.default)
 def _matmul(ctx: Context, a: Value, b: Value) -> Value:
+    if ctx.rank(b) == 1 and ctx.rank(a) > 1:
+        column = ctx.add("linear", a, ctx.reshape(b, (1, *ctx.shape(b))))
+        return ctx.reshape(column, ctx.shape(a)[:-1])
+    if ctx.rank(a) == 1 and ctx.rank(b) > 1:
+        rows = ctx.add("matmul", ctx.reshape(a, (1, *ctx.shape(a))), b)
+        return ctx.reshape(rows, (*ctx.shape(b)[:-2], ctx.shape(b)[-1]))
     return ctx.add("matmul", a, b)
 
 

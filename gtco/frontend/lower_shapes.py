@@ -188,6 +188,23 @@ def _select(ctx: Context, x: Value, dim: int, index: int | Number) -> Value:
     return _select_index(ctx, x, dim, index)
 
 
+@_lowers(aten.diagonal.default)
+def _diagonal(
+    ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value | None:
+    """Every element but one row further than the last, of the matrix as one line."""
+    rank = ctx.rank(x)
+    rows, columns = dim1 % rank, dim2 % rank
+    x = ctx.permute(x, [*(dim for dim in range(rank) if dim not in (rows, columns)), rows, columns])
+    *lead, height, width = ctx.shape(x)
+    start = offset if offset >= 0 else -offset * width
+    count = min(height + min(offset, 0), width - max(offset, 0))
+    if count <= 0:
+        return None
+    line = ctx.reshape(x, (*lead, height * width))
+    return ctx.slice(line, -1, start, start + (count - 1) * (width + 1) + 1, width + 1)
+
+
 @_lowers(aten.unbind.int)
 def _unbind(ctx: Context, x: Value, dim: int = 0) -> tuple[Value, ...]:
     return tuple(_select_index(ctx, x, dim, i) for i in range(ctx.shape(x)[dim]))

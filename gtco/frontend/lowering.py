@@ -17,20 +17,36 @@ import torch
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Lowering
+from gtco.frontend.lower_antialiased import ANTIALIASED
 from gtco.frontend.lower_convolutions import CONVOLUTIONS
 from gtco.frontend.lower_folds import FOLDS
+from gtco.frontend.lower_functions import FUNCTIONS
 from gtco.frontend.lower_images import IMAGES
 from gtco.frontend.lower_indices import INDICES
 from gtco.frontend.lower_math import MATH
+from gtco.frontend.lower_matrices import MATRICES
 from gtco.frontend.lower_norms import NORMS
 from gtco.frontend.lower_pools import POOLS
 from gtco.frontend.lower_quantized import FAKE_QUANTIZED, QUANTIZED
 from gtco.frontend.lower_shapes import SHAPES
+from gtco.frontend.lower_unpool import UNPOOLS
 
 aten = torch.ops.aten
 
 TABLE: Mapping[OpOverload, Lowering] = MappingProxyType(
-    SHAPES | INDICES | MATH | NORMS | POOLS | IMAGES | FOLDS | CONVOLUTIONS | FAKE_QUANTIZED
+    SHAPES
+    | INDICES
+    | MATH
+    | FUNCTIONS
+    | MATRICES
+    | NORMS
+    | POOLS
+    | UNPOOLS
+    | IMAGES
+    | ANTIALIASED
+    | FOLDS
+    | CONVOLUTIONS
+    | FAKE_QUANTIZED
 )
 """The one table: overload to lowering."""
 

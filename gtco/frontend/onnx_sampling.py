@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from gtco.frontend import sampled
 from gtco.frontend.onnx_call import Call, Op
 from gtco.frontend.onnx_shapes import take
 from gtco.frontend.onnx_sizes import check_size
@@ -294,55 +295,16 @@ def _roi_align(call: Call, x: Tensor, regions: Tensor, images: Tensor) -> Tensor
             "sampling_ratio=0 takes as many samples as a region is large, which depends on data",
             "export the model with a fixed one, such as 2",
         )
-    channels, height, width = x.shape[1:]
-    out = call.attr("output_height", 1), call.attr("output_width", 1)
-    corners = regions * call.attr("spatial_scale", 1.0) - (0.5 * (coordinates == "half_pixel"))
-    taps = []  # an axis: (positions, weights) of the element below and of the one above
-    for axis, limit in ((1, height), (0, width)):
-        start, length = corners[:, axis], corners[:, axis + 2] - corners[:, axis]
-        if coordinates != "half_pixel":
-            length = length.clamp_min(1)
-        count = out[1 - axis] * samples
-        steps = (torch.arange(count, device=x.device) + 0.5) / count
-        points = start.unsqueeze(1) + steps.to(start.dtype) * length.unsqueeze(1)
-        inside = (points >= -1) & (points <= limit)
-        points = points.clamp(0, limit - 1)
-        low = points.floor()
-        share = points - low
-        below = low.long()
-        above = (below + 1).clamp_max(limit - 1)
-        taps.append([(below, (1 - share) * inside), (above, share * inside)])
-    flat = x.permute(0, 2, 3, 1).reshape(-1, channels)
-    found = []
-    for row, row_weight in taps[0]:
-        for column, column_weight in taps[1]:
-            index = images.reshape(-1, 1, 1) * height + row.unsqueeze(2)
-            index = index * width + column.unsqueeze(1)
-            weight = row_weight.unsqueeze(2) * column_weight.unsqueeze(1)
-            values = flat.index_select(0, index.reshape(-1)).reshape(*index.shape, channels)
-            found.append(values * weight.unsqueeze(3))
-    shape = [regions.shape[0], out[0], samples, out[1], samples, channels]
-    if mode == "avg":
-        pooled = (found[0] + found[1] + found[2] + found[3]).reshape(shape).mean((2, 4))
-    else:  # the largest weighted element, not the largest sample
-        pooled = torch.stack(found).amax(0).reshape(shape).amax((2, 4))
-    result: Tensor = pooled.permute(0, 3, 1, 2).to(x.dtype)
-    return result
-
-
-def _bilinear(x: Tensor, row: Tensor, column: Tensor) -> Tensor:
-    """x [n, c, h, w] at points [n, 1, p] -> [n, c, p]; outside of x there are zeros."""
-    height, width = x.shape[2:]
-    flat, total = x.flatten(2), torch.zeros((), dtype=row.dtype, device=x.device)
-    for down in (0, 1):
-        for right in (0, 1):
-            r, c = row.floor() + down, column.floor() + right
-            inside = (r >= 0) & (r < height) & (c >= 0) & (c < width)
-            share = (1 - (row - r).abs()) * (1 - (column - c).abs()) * inside
-            index = r.long().clamp(0, height - 1) * width + c.long().clamp(0, width - 1)
-            found = flat.gather(2, index.expand(-1, x.shape[1], -1))
-            total = total + found * share
-    return total
+    return sampled.roi_align(
+        x,
+        regions,
+        images,
+        scale=call.attr("spatial_scale", 1.0),
+        size=(call.attr("output_height", 1), call.attr("output_width", 1)),
+        samples=samples,
+        aligned=coordinates == "half_pixel",
+        largest=mode == "max",
+    )
 
 
 def _deform_conv(
@@ -359,28 +321,18 @@ def _deform_conv(
     kernel = list(weight.shape[2:])
     if list(call.attr("kernel_shape", kernel)) != kernel:
         raise call.refuse(f"kernel_shape is not that of its weight, {kernel}")
-    groups, parts = call.attr("group", 1), call.attr("offset_group", 1)
-    stride, dilation = call.attr("strides", [1, 1]), call.attr("dilations", [1, 1])
-    pads = call.attr("pads", [0] * 4)
-    batch, channels, height, width = x.shape
-    taps, (rows, columns) = math.prod(kernel), offsets.shape[2:]
-    moved = offsets.reshape(batch * parts, kernel[0], kernel[1], 2, rows, columns)
-    points = []
-    for axis, count in enumerate((rows, columns)):
-        of_tap = torch.arange(kernel[axis], device=x.device) * dilation[axis] - pads[axis]
-        of_output = torch.arange(count, device=x.device) * stride[axis]
-        plain = of_tap.reshape([-1 if i == axis else 1 for i in range(4)])
-        plain = plain + of_output.reshape([-1 if i == axis + 2 else 1 for i in range(4)])
-        wide = moved[:, :, :, axis].to(torch.promote_types(x.dtype, torch.float32))
-        points.append((wide + plain).reshape(batch * parts, 1, -1))
-    values = _bilinear(x.reshape(batch * parts, channels // parts, height, width), *points)
-    values = values.reshape(batch, parts, channels // parts, taps, rows, columns)
-    if mask is not None:
-        values = values * mask.reshape(batch, parts, 1, taps, rows, columns)
-    values = values.reshape(batch, groups, channels // groups * taps, rows * columns).to(x.dtype)
-    y = weight.reshape(groups, weight.shape[0] // groups, -1) @ values
-    y = y.reshape(batch, weight.shape[0], rows, columns)
-    return y if bias is None else y + bias.reshape(-1, 1, 1)
+    return sampled.deform_conv(
+        x,
+        weight,
+        offsets,
+        mask,
+        bias,
+        stride=call.attr("strides", [1, 1]),
+        pad=call.attr("pads", [0] * 4)[:2],
+        dilation=call.attr("dilations", [1, 1]),
+        groups=call.attr("group", 1),
+        offset_groups=call.attr("offset_group", 1),
+    )
 
 
 SAMPLING: Mapping[str, Op] = MappingProxyType(

@@ -1,10 +1,12 @@
-"""Arguments of a call beside those that a model was captured with, in the user's words."""
+"""Arguments of a call beside those that a model was captured with, in the user's words, and how
+they lie in memory."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.utils import _pytree as pytree
 
 
@@ -115,3 +117,14 @@ def _shape(spec: pytree.TreeSpec) -> str:
     if spec.type is dict:
         return f"a dict of {', '.join(map(repr, spec.context)) or 'nothing'}"
     return f"a {spec.type.__name__} of {spec.num_children}"
+
+
+def memory_order(tensor: Tensor) -> tuple[int, ...]:
+    """The permutation that makes `tensor` contiguous; that of no change, if there is no other."""
+    unchanged = tuple(range(tensor.dim()))
+    strides = tensor.stride()
+    channels_last = (*unchanged[:1], *unchanged[2:], *unchanged[1:2])
+    by_stride = tuple(sorted(unchanged, key=lambda dim: -strides[dim]))
+    # Strides of dimensions of one element say nothing, so the usual orders come first.
+    orders = (unchanged, channels_last, by_stride)
+    return next((each for each in orders if tensor.permute(each).is_contiguous()), unchanged)

@@ -27,10 +27,11 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
-from gtco.frontend.context import Context, Number, Value
+from gtco.frontend.context import Context, Number, Unsupported, Value
 from gtco.frontend.exporting import exported, quiet, reason_of, within
 from gtco.frontend.idle import drop_idle_checks, idle_nodes
 from gtco.frontend.literals import fold_literals
+from gtco.frontend.lower_complex import Complex, ComplexLowerer, is_complex, stored
 from gtco.frontend.lowering import KEPT_AS_ATEN, NAMED, TABLE
 from gtco.frontend.refusals import (
     CaptureError,
@@ -41,7 +42,8 @@ from gtco.frontend.refusals import (
     source,
     where,
 )
-from gtco.frontend.signature import NamedInputs, leaf_names, misfit
+from gtco.frontend.signature import NamedInputs, leaf_names, memory_order, misfit
+from gtco.frontend.taken_apart import taken_apart
 from gtco.ir.aten import Slot
 from gtco.ir.autocast import autocast_here, no_autocast
 from gtco.ir.graph import Graph, GraphBuilder
@@ -199,6 +201,7 @@ def _decompositions() -> Any:
     table = torch.export.default_decompositions()
     for overload in (*TABLE, *KEPT_AS_ATEN):
         table.pop(overload, None)  # type: ignore[no-untyped-call]
+    table.update(taken_apart())  # type: ignore[no-untyped-call]
     return table
 
 
@@ -221,8 +224,11 @@ class _Lowerer:
         self.names = names
         self.builder = GraphBuilder()
         self.context = Context(self.builder)
+        self.complex = ComplexLowerer(
+            self.context, lambda target, *args, **kwargs: self._lowered(target, list(args), kwargs)
+        )
         self.values: dict[str, Any] = {}
-        self.constants: dict[tuple[Any, ...], Value] = {}
+        self.constants: dict[tuple[Any, ...], Value | Complex] = {}
 
     def run(self) -> Captured:
         positions, literals = self._inputs()
@@ -276,13 +282,18 @@ class _Lowerer:
 
         x: f32[1,3,8,8], channels_last -> permute(x: f32[1,8,8,3] of [0, 2, 3, 1])
         """
+        if example.is_complex():
+            raise CaptureError(
+                f"{self.label}: argument {hint} is {example.dtype}, which no kernel takes; pass "
+                f"torch.view_as_real(x), and call torch.view_as_complex within the model"
+            )
         order = memory_order(example)
         if order == tuple(range(example.dim())):
             return Value(self.builder.input(hint, TensorSpec.of(example)))
         name = self.builder.input(hint, TensorSpec.of(example.permute(order)), order)
         return self.context.permute(Value(name), (order.index(dim) for dim in range(len(order))))
 
-    def _stored(self, spec: InputSpec) -> Value:
+    def _stored(self, spec: InputSpec) -> Value | Complex:
         """The constant of a parameter, a buffer or a lifted tensor; tied ones are one."""
         target = str(spec.target)
         tensor = self.program.state_dict.get(target, self.program.constants.get(target))
@@ -299,7 +310,8 @@ class _Lowerer:
             tensor.dtype,
         )
         if key not in self.constants:
-            self.constants[key] = self.context.constant(target, tensor)
+            constant = stored if tensor.is_complex() else Context.constant
+            self.constants[key] = constant(self.context, target, tensor)
         return self.constants[key]
 
     def _outputs(self) -> tuple[list[str], tuple[Any, ...]]:
@@ -316,6 +328,11 @@ class _Lowerer:
                 raise CaptureError(
                     f"{self.label}: the model returns a number that is read out of a tensor "
                     f"({spec.arg.name}); return the tensor"
+                )
+            if isinstance(value, Complex):
+                raise CaptureError(
+                    f"{self.label}: the model returns complex numbers ({spec.arg.name}); return "
+                    f"torch.view_as_real of them"
                 )
             template.append(Slot(len(names)))
             names.append(value.name)
@@ -346,16 +363,17 @@ class _Lowerer:
         self.context.used_outputs = _used_outputs(node)
         if target in READ_MEMORY:
             self._refuse_strided(node)
-        lowering = TABLE.get(target) or NAMED.get(str(target))
         before = len(self.builder.nodes)
         try:
-            lowered = None if lowering is None else lowering(self.context, *args, **kwargs)
-            if lowered is None or not self._is_of(lowered, node.meta["val"]):
-                del self.builder.nodes[before:]
-                return self._fallback(target, args, kwargs)
-            return lowered
+            if is_complex((args, kwargs, node.meta["val"])):
+                return self.complex.call(target, args, kwargs, node.meta["val"])
+            return self._lowered(target, args, kwargs, node.meta["val"])
         except CaptureError:
             raise
+        except Unsupported as error:
+            raise CaptureError(
+                f"{self.label}: {where(node)} ({target}) {error}, or leave it outside the model"
+            ) from error
         except Exception as error:
             del self.builder.nodes[before:]
             if (known := self._without_elements(node)) is not None:
@@ -364,6 +382,19 @@ class _Lowerer:
                 f"{self.label}: {where(node)} ({target}) cannot be lowered ({reason_of(error)}); "
                 f"leave it outside the model, or report it with this message"
             ) from error
+
+    def _lowered(
+        self, target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any], made: Any = None
+    ) -> Any:
+        """A call by the table, or as an `aten` node: where there is no lowering, or where it gives
+        something else than `made`, an example."""
+        lowering = TABLE.get(target) or NAMED.get(str(target))
+        before = len(self.builder.nodes)
+        lowered = None if lowering is None else lowering(self.context, *args, **kwargs)
+        if lowered is None or (made is not None and not self._is_of(lowered, made)):
+            del self.builder.nodes[before:]
+            return self._fallback(target, args, kwargs)
+        return lowered
 
     def _without_elements(self, node: fx.Node) -> Any:
         """The results of `node`, if they have no element and so nothing to compute. Operators that
@@ -420,7 +451,7 @@ class _Lowerer:
             return {key: self._resolve(item) for key, item in argument.items()}
         return argument
 
-    def _fallback(self, target: OpOverload, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _fallback(self, target: OpOverload, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """An `aten` node; without tensor inputs the result is known now."""
         inputs: list[str] = []
 
@@ -445,17 +476,6 @@ class _Lowerer:
         values = self.builder.node("aten", inputs, attrs, hint=name, source=self.context.source)
         many = len(target._schema.returns) > 1 or "[]" in str(target._schema.returns[0].type)
         return tuple(map(Value, values)) if many else Value(values[0])
-
-
-def memory_order(tensor: Tensor) -> tuple[int, ...]:
-    """The permutation that makes `tensor` contiguous; that of no change, if there is no other."""
-    unchanged = tuple(range(tensor.dim()))
-    strides = tensor.stride()
-    channels_last = (*unchanged[:1], *unchanged[2:], *unchanged[1:2])
-    by_stride = tuple(sorted(unchanged, key=lambda dim: -strides[dim]))
-    # Strides of dimensions of one element say nothing, so the usual orders come first.
-    orders = (unchanged, channels_last, by_stride)
-    return next((each for each in orders if tensor.permute(each).is_contiguous()), unchanged)
 
 
 def _device(node: fx.Node) -> torch.device:

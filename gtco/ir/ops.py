@@ -272,6 +272,9 @@ _ROWS: tuple[Op, ...] = (
     _unary("sin", torch.sin, "math::sin({0})", slow=True, ends_masks=True),
     _unary("cos", torch.cos, "math::cos({0})", slow=True, ends_masks=True),
     _unary("tanh", torch.tanh, "math::tanh({0})", slow=True, ends_masks=True),
+    *(_unary(name, getattr(torch, name), f"math::{name}({{0}})", slow=True)
+      for name in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh",
+                   "log2", "log10", "exp2", "erfc")),
     _unary("sigmoid", torch.sigmoid, "math::sigmoid({0})", slow=True, ends_masks=True),
     _unary("relu", torch.relu, "math::relu({0})", stays_finite=True),
     _unary("silu", F.silu, "{0} * math::sigmoid({0})", slow=True),
@@ -293,6 +296,11 @@ _ROWS: tuple[Op, ...] = (
     _binary("mul", torch.mul, "{0} * {1}", commutes=True, stays_finite=True),
     _binary("div", torch.div, "{0} / {1}"),
     _binary("pow", torch.pow, "math::pow({0}, {1})", slow=True),
+    *(_binary(name, references.of_tensors(getattr(torch, name)), f"math::{name}({{0}}, {{1}})",
+              slow=True)
+      for name in ("atan2", "hypot")),
+    *(_binary(name, getattr(torch, name), f"math::{name}({{0}}, {{1}})", slow=True)
+      for name in ("copysign", "fmod", "remainder", "floor_divide")),
     _binary("maximum", references.maximum, "math::max_nan({0}, {1})", commutes=True),
     _binary("minimum", references.minimum, "math::min_nan({0}, {1})", commutes=True),
     _binary("prelu", references.prelu, "{0} > 0 ? {0} : {0} * {1}", stays_finite=True),
@@ -332,6 +340,8 @@ _ROWS: tuple[Op, ...] = (
                row=RowKernel("tile.softmax({0})", whole=True)),
     _reduction("cumsum", lambda x, *, dim: x.cumsum(dim),
                row=RowKernel("tile.cumsum({0})", whole=True)),
+    _reduction("cumprod", lambda x, *, dim: x.cumprod(dim),
+               row=RowKernel("tile.cumprod({0})", whole=True)),
     _reduction("layer_norm", references.layer_norm, by_rows=True, ends_masks=True, axes="last",
                row=RowKernel("tile.normalize({0}, {eps})", whole=True)),
     _reduction("group_norm", references.group_norm, axes="groups", of_images=True,

@@ -25,6 +25,15 @@ def binary(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return reference
 
 
+def of_tensors(function: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """A function that takes no number, of a tensor and a tensor or a number."""
+
+    def reference(a: Tensor, b: Tensor | float) -> Tensor:
+        return function(a, torch.as_tensor(b, dtype=a.dtype, device=a.device))
+
+    return reference
+
+
 def maximum(a: Tensor, b: Tensor | float) -> Tensor:
     """The larger of two tensors, or of one and a number; NaN where one is NaN."""
     return torch.maximum(a, b) if isinstance(b, Tensor) else a.clamp_min(b)

@@ -24,38 +24,41 @@ LARGEST = 1 << 16
 """Elements of a sample's largest tensor."""
 
 _NAMES = """
-abs add addbmm addcdiv addcmul addmm addmv all amax amin any arange argmax argmin argsort atan2
-baddbmm bitwise_and bitwise_not bitwise_or bitwise_xor bmm broadcast_tensors broadcast_to
-bucketize cat ceil chunk clamp clamp_max clamp_min clone column_stack constant_pad_nd contiguous
-cos cummax cumprod cumsum diag diagonal diff div dot einsum eq erf exp exp2 expand expand_as
-expm1 flatten flip floor floor_divide fmax fmin fmod full full_like gather ge gt hstack hypot
-index_add index_copy index_fill index_put index_select inner isfinite isinf isnan kron le lerp
-linalg.norm linalg.vecdot linalg.vector_norm linspace log log10 log1p log2 log_softmax logaddexp
-logical_and logical_not logical_or logical_xor logsumexp lt masked_fill matmul max maximum mean
-meshgrid min minimum mm movedim mul mv nan_to_num narrow native_group_norm native_layer_norm ne
-neg new_full new_ones new_zeros nn.functional.adaptive_avg_pool1d
-nn.functional.adaptive_avg_pool2d nn.functional.adaptive_max_pool2d nn.functional.avg_pool1d
-nn.functional.avg_pool2d nn.functional.batch_norm nn.functional.bilinear nn.functional.celu
-nn.functional.channel_shuffle nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d
-nn.functional.conv_transpose1d nn.functional.conv_transpose2d nn.functional.cosine_similarity
-nn.functional.cross_entropy nn.functional.elu nn.functional.embedding nn.functional.gelu
-nn.functional.glu nn.functional.grid_sample nn.functional.group_norm nn.functional.hardsigmoid
+abs acos acosh add addbmm addcdiv addcmul addmm addmv all amax amin angle any arange argmax argmin
+argsort asin asinh atan atan2 atanh baddbmm bitwise_and bitwise_not bitwise_or bitwise_xor bmm
+broadcast_tensors broadcast_to bucketize cat ceil chunk clamp clamp_max clamp_min clone
+column_stack complex constant_pad_nd contiguous copysign cos cosh cummax cumprod cumsum det diag
+diagonal diff div dot einsum eq erf erfc exp exp2 expand expand_as expm1 fft.fft fft.fft2 fft.fftn
+fft.fftshift fft.hfft fft.ifft fft.ifft2 fft.ihfft fft.irfft fft.irfft2 fft.rfft fft.rfft2
+fft.rfftn flatten flip floor floor_divide fmax fmin fmod full full_like gather ge gt hstack hypot
+index_add index_copy index_fill index_put index_select inner inverse isfinite isinf isnan kron le
+lerp linalg.det linalg.inv linalg.norm linalg.solve linalg.vecdot linalg.vector_norm linspace log
+log10 log1p log2 log_softmax logaddexp logical_and logical_not logical_or logical_xor logsumexp lt
+masked_fill matmul max maximum mean meshgrid min minimum mm movedim mul mv nan_to_num narrow
+native_group_norm native_layer_norm ne neg new_full new_ones new_zeros
+nn.functional.adaptive_avg_pool1d nn.functional.adaptive_avg_pool2d
+nn.functional.adaptive_max_pool2d nn.functional.avg_pool1d nn.functional.avg_pool2d
+nn.functional.batch_norm nn.functional.bilinear nn.functional.celu nn.functional.channel_shuffle
+nn.functional.conv1d nn.functional.conv2d nn.functional.conv3d nn.functional.conv_transpose1d
+nn.functional.conv_transpose2d nn.functional.cosine_similarity nn.functional.cross_entropy
+nn.functional.elu nn.functional.embedding nn.functional.gelu nn.functional.glu
+nn.functional.grid_sample nn.functional.group_norm nn.functional.hardsigmoid
 nn.functional.hardswish nn.functional.hardtanh nn.functional.instance_norm
-nn.functional.interpolate nn.functional.l1_loss nn.functional.layer_norm
-nn.functional.leaky_relu nn.functional.linear nn.functional.local_response_norm
-nn.functional.logsigmoid nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.mish
+nn.functional.interpolate nn.functional.l1_loss nn.functional.layer_norm nn.functional.leaky_relu
+nn.functional.linear nn.functional.local_response_norm nn.functional.logsigmoid
+nn.functional.max_pool1d nn.functional.max_pool2d nn.functional.max_unpool2d nn.functional.mish
 nn.functional.mse_loss nn.functional.normalize nn.functional.one_hot nn.functional.pad
 nn.functional.pairwise_distance nn.functional.pixel_shuffle nn.functional.pixel_unshuffle
 nn.functional.prelu nn.functional.relu nn.functional.relu6 nn.functional.rms_norm
 nn.functional.scaled_dot_product_attention nn.functional.selu nn.functional.silu
 nn.functional.smooth_l1_loss nn.functional.softmin nn.functional.softplus nn.functional.softsign
 nn.functional.tanhshrink nn.functional.threshold nn.functional.unfold norm ones ones_like outer
-permute pow prod reciprocal remainder repeat repeat_interleave reshape rms_norm roll rot90 round
-rsqrt rsub scatter scatter_add select sigmoid sign signbit sin slice softmax sort split
-split_with_sizes sqrt square squeeze stack std std_mean sub sum t take_along_dim tan tanh
-tensor_split tensordot tile to topk trace transpose tril triu true_divide trunc unbind unflatten
-unfold unsqueeze var var_mean view vstack where zeros zeros_like __getitem__ float half long
-bool bfloat16
+permute polar pow prod reciprocal remainder repeat repeat_interleave reshape rms_norm roll rot90
+round rsqrt rsub scatter scatter_add searchsorted select sigmoid sign signbit sin sinh slice
+softmax sort split split_with_sizes sqrt square squeeze stack std std_mean stft sub sum t
+take_along_dim tan tanh tensor_split tensordot tile to topk trace transpose tril triu true_divide
+trunc unbind unflatten unfold unsqueeze var var_mean view view_as_complex vstack where zeros
+zeros_like __getitem__ float half long bool bfloat16
 """
 
 OPERATORS = frozenset(_NAMES.split())
@@ -93,7 +96,7 @@ def _case(op: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any])
     def exact() -> Any:
         wide = [_widen(leaf) for leaf in leaves]
         wide_args, wide_kwargs = pytree.tree_unflatten(wide, spec)
-        return op(*wide_args, **wide_kwargs)
+        return _in_parts(op(*wide_args, **wide_kwargs))
 
     return Case(Sample(op, leaves, spec).eval(), tensors, exact)
 
@@ -110,7 +113,14 @@ class Sample(nn.Module):
         given = iter(tensors)
         leaves = [next(given) if literal is None else literal[0] for literal in self.literals]
         args, kwargs = pytree.tree_unflatten(leaves, self.spec)
-        return self.op(*args, **kwargs)
+        return _in_parts(self.op(*args, **kwargs))
+
+
+def _in_parts(result: Any) -> Any:
+    """`result` as a model returns it: complex numbers in two parts."""
+    return pytree.tree_map_only(
+        Tensor, lambda x: torch.view_as_real(x.resolve_conj()) if x.is_complex() else x, result
+    )
 
 
 def _widen(leaf: Any) -> Any:

@@ -1,4 +1,5 @@
-"""Elements picked by index: captured without ATen, also where indices count from the end."""
+"""Elements picked by index, and put there: captured without ATen, also where indices count from the
+end."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+import gtco
 from gtco.codegen.sketches.elementwise import Elementwise
 from gtco.frontend.idle import drop_idle_checks
 from gtco.frontend.torch_export import CaptureError
@@ -47,6 +49,90 @@ def test_is_captured(form: str) -> None:
     check(lambda g, log: run_pipeline(g, log=log), graph, args)
     m = Function(FORMS[form], i=ROWS, j=J)
     torch.testing.assert_close(interpret(graph, args)[0], m(x))
+
+
+def written(x: Tensor, *index: Any, accumulate: bool = False, values: Tensor) -> Tensor:
+    return x.index_put(tuple(index), values, accumulate)
+
+
+PLACES, TWICE = torch.tensor([4, -5, 1]), torch.tensor([2, 0, 2, -3, 2])
+PLACED: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "rows": lambda m, x: written(x[0], m.i, values=x[1, :3]),
+    "one row for several": lambda m, x: written(x[0], m.i, values=x[1, :1]),
+    "a number": lambda m, x: written(x[0], m.i, values=x[1, 0, 0]),
+    "pairs": lambda m, x: written(x, m.i * 0 + 1, m.i, values=x[0, :3].exp()),
+    "a table of pairs": lambda m, x: written(x, -m.all[1:3, None], m.i, values=x[0, :2, :3, None]),
+    "all of them": lambda m, x: written(x[0], m.all, values=x[1]),
+    "by a mask": lambda m, x: written(x[1], m.mask, values=x[0, :3]),
+    "by a mask of two dimensions": lambda m, x: written(x, m.wide, values=x[0, :4]),
+    "in the middle": lambda m, x: _middle(x, m.i, x[:, :3] * 2),
+    "added": lambda m, x: written(x[0], m.twice, accumulate=True, values=x[1]),
+    "index_add": lambda m, x: x.index_add(1, m.twice.abs(), x, alpha=2),
+    "index_copy": lambda m, x: x.index_copy(2, m.all[:3], x[..., [1, 0, 3]]),
+    "scatter": lambda m, x: x.scatter(1, m.all[None, 1:4, None].expand(2, 3, 4), -x),
+    "scatter_add": lambda m, x: x.scatter_add(1, m.twice.abs()[None, :, None].expand(2, 5, 4), x),
+    "whole numbers": lambda m, x: written(x[0].long(), m.twice, accumulate=True, values=m.number),
+}
+
+
+def _middle(x: Tensor, index: Tensor, values: Tensor) -> Tensor:
+    y = torch.zeros_like(x)
+    y[:, index] = values
+    return y
+
+
+def _apart(x: Tensor, index: Tensor) -> Tensor:
+    y = torch.zeros(5, 5, 5, dtype=x.dtype)
+    y[index, :, index] = x[0, :3]
+    return y
+
+
+def tensors() -> dict[str, Tensor]:
+    wide = torch.tensor([[True, False, True, False, False], [False, True, False, False, True]])
+    return {
+        "i": PLACES, "twice": TWICE, "mask": wide.any(0) & (torch.arange(5) != 2), "wide": wide,
+        "all": torch.tensor([3, 1, 0, 4, 2]), "number": torch.tensor(7),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("form", PLACED)
+def test_places_that_are_known_are_gathered_from(form: str) -> None:
+    x, function = random(2, 5, 4), PLACED[form]
+    graph, args = captured(function, x, **tensors())
+    left = {str(node.attrs["target"]) for node in graph.nodes if node.op == "aten"}
+    assert left <= {"aten.remainder.Scalar"} and "gather" in ops(graph), left
+    check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    found, right = interpret(graph, args)[0], function(Function(function, **tensors()), x)
+    torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda m, x: written(x[0], m.twice, values=x[1]),  # several to one place
+        lambda m, x: _apart(x, m.i),
+        lambda m, x: written(x[0], m.twice * 0, accumulate=True, values=x[1]),  # too many
+        lambda m, x: written(x[0], x[1].argmax(1)[:1], values=x[1, :1]),  # unknown
+        lambda m, x: x.scatter(1, torch.stack([m.all, m.all.flip(0)])[..., None], -x),
+    ],
+)
+def test_other_places_stay_atens(form: Callable[[Function, Tensor], Tensor]) -> None:
+    graph, _ = captured(form, random(2, 5, 5), **tensors())
+    assert {"index_put", "scatter"} & {
+        str(node.attrs["target"]).split(".")[1] for node in graph.nodes if node.op == "aten"
+    }
+
+
+@pytest.mark.compiler
+def test_pillars_are_written_to_a_canvas_by_a_kernel() -> None:
+    """Of a detector of points (PointPillars, Lang et al., CVPR 2019)."""
+
+    def canvas(m: Function, x: Tensor) -> Tensor:
+        return _middle(x.new_zeros(1, 24, 3), m.twice[:2] * 7 + 3, x.relu()[None])
+
+    model, x = Function(canvas, twice=TWICE), random(2, 3, dtype=torch.float32)
+    compiled = gtco.compile(model.eval(), (x,), target="host", fallback="error")
+    assert torch.equal(compiled(x), model(x))
 
 
 def test_indices_that_stand_apart_stay_atens() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 import gtco
 from gtco.benchmarking.answers import example_inputs, fresh_inputs
 from gtco.compiler import capture_for, make_plan
-from gtco.frontend.torch_export import capture, memory_order
+from gtco.frontend.signature import memory_order
+from gtco.frontend.torch_export import capture
 from gtco.ir.graph import Graph
 from gtco.ir.interpreter import ArgumentError, interpret
 from gtco.ir.spec import GraphError
