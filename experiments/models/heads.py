@@ -5,6 +5,9 @@ Random weights, fp16, on the GPU if there is one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -104,6 +107,98 @@ class UpBlock(nn.Module):
         enlarged = F.interpolate(x, scale_factor=2, mode="bilinear")
         result: Tensor = self.layers(torch.cat([skip, enlarged], 1))
         return result
+
+
+class _Deformable(nn.Module):
+    """A modulated deformable convolution (Zhu et al., "Deformable ConvNets v2", CVPR 2019) of
+    torchvision's, whose offsets and masks a convolution computes."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.places = nn.Conv2d(inputs, 27, 3, padding=1)
+        self.weight = nn.Parameter(torch.empty(outputs, inputs, 3, 3))
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torchvision.ops import deform_conv2d
+
+        offsets, mask = self.places(x).split([18, 9], 1)
+        y = deform_conv2d(x, offsets, self.weight, padding=1, mask=mask.sigmoid())
+        return F.relu(self.norm(y))
+
+
+class KeypointHead(nn.Module):
+    """What CenterNet (Zhou et al., "Objects as Points", 2019) has behind a ResNet-18: deformable
+    and transposed convolutions in turns, then heat maps, sizes and offsets.
+
+    Args:
+        widths: channels of the map and of each step up.
+        classes: of the heat maps.
+    """
+
+    def __init__(self, widths: Sequence[int] = (512, 256, 128, 64), classes: int = 80) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inputs, outputs in pairwise(widths):
+            enlarge = nn.ConvTranspose2d(outputs, outputs, 4, 2, 1, bias=False)
+            layers += [_Deformable(inputs, outputs), enlarge, nn.BatchNorm2d(outputs), nn.ReLU()]
+        self.up = nn.Sequential(*layers)
+        self.heads = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(widths[-1], 64, 3, padding=1), nn.ReLU(), nn.Conv2d(64, outputs, 1)
+            )
+            for outputs in (classes, 2, 2)
+        )
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        x = self.up(x)
+        return tuple(head(x) for head in self.heads)
+
+
+class SegNet(nn.Module):
+    """VGG-16 down, and up again by the places of its maxima (Badrinarayanan et al., TPAMI 2017).
+
+    Args:
+        widths: channels of each level.
+        depths: convolutions of each level.
+        classes: of the result.
+    """
+
+    def __init__(
+        self,
+        widths: Sequence[int] = (64, 128, 256, 512, 512),
+        depths: Sequence[int] = (2, 2, 3, 3, 3),
+        classes: int = 12,
+    ) -> None:
+        super().__init__()
+        self.down, self.up = nn.ModuleList(), nn.ModuleList()
+        below = 3
+        for width, depth in zip(widths, depths, strict=True):
+            sizes = [below, *[width] * depth]
+            self.down.append(_level(sizes))
+            self.up.insert(0, _level([*sizes[:0:-1], classes if below == 3 else below]))
+            below = width
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = []
+        for level in self.down:
+            x, at = F.max_pool2d(level(x), 2, return_indices=True)
+            places.append(at)
+        for level in self.up:
+            x = level(F.max_unpool2d(x, places.pop(), 2))
+        return x
+
+
+def _level(sizes: Sequence[int]) -> nn.Sequential:
+    return nn.Sequential(*(_convolved(a, b, 3) for a, b in pairwise(sizes)))
+
+
+def keypoints() -> Model:
+    return ready(KeypointHead(), (1, 512, 16, 16))
+
+
+def segnet() -> Model:
+    return ready(SegNet(), (1, 3, 352, 480))
 
 
 def aspp() -> Model:

@@ -22,8 +22,9 @@ from torch._ops import OpOverload
 
 aten = torch.ops.aten
 
-MOST_TOGETHER = 1024
-"""Points of neighbouring axes that are transformed in one product."""
+MOST_TOGETHER = 256
+"""Points of neighbouring axes that are transformed in one product. On an H200 one of 1024 takes
+longer than two of 32 (experiments/notes/45-operators.md)."""
 MOST_POINTS = 4096
 """Of an axis: its matrix has as many rows and columns."""
 
@@ -60,13 +61,23 @@ class Transform:
         """The axes' sizes afterwards."""
         return tuple(self._of(torch.zeros(1, *self.sizes, dtype=self._dtype)).shape[1:])
 
-    def matrices(self) -> tuple[Tensor, Tensor | None]:
-        """[outputs, points] in fp64: what multiplies the real part and what the imaginary one, None
-        if there is none to read. Of a complex result the rows of its real part come first."""
+    def matrix(self, *, imaginary: bool, read_after: bool, made_after: bool) -> Tensor:
+        """[outputs, points] in fp64.
+
+        Args:
+            imaginary: whether an imaginary part is read too: then each point is two.
+            read_after: where they are side by side, and not a half of the points each.
+            made_after: likewise of the outputs, where they are complex.
+        """
         points = math.prod(self.sizes)
         units = torch.eye(points, dtype=self._dtype).reshape(points, *self.sizes)
-        of_real = _rows(self._of(units))
-        return of_real, _rows(self._of(units * 1j)) if units.is_complex() else None
+        columns = [_rows(self._of(units))]
+        if imaginary:
+            columns.append(_rows(self._of(units * 1j)))
+        matrix = torch.stack(columns, 2 if read_after else 1).flatten(1)
+        if self.gives_complex and made_after:
+            matrix = matrix.reshape(2, -1, matrix.shape[1]).transpose(0, 1).flatten(0, 1)
+        return matrix.contiguous()
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -135,7 +146,7 @@ def _runs(sizes: Sequence[int], dims: Sequence[int]) -> list[list[int]]:
 
 
 def _rows(found: Tensor) -> Tensor:
-    """[points, *out] -> [outputs, points]."""
+    """[points, *out] -> [outputs, points]; the rows of a real part come first."""
     if found.is_complex():
         found = torch.cat([found.real.flatten(1), found.imag.flatten(1)], 1)
     return found.flatten(1).t().contiguous()

@@ -27,11 +27,12 @@ from torch.export.graph_signature import (
 )
 from torch.utils import _pytree as pytree
 
+from gtco.frontend.complex_parts import Complex, is_complex, stored
 from gtco.frontend.context import Context, Number, Unsupported, Value
 from gtco.frontend.exporting import exported, quiet, reason_of, within
 from gtco.frontend.idle import drop_idle_checks, idle_nodes
 from gtco.frontend.literals import fold_literals
-from gtco.frontend.lower_complex import Complex, ComplexLowerer, is_complex, stored
+from gtco.frontend.lower_complex import ComplexLowerer
 from gtco.frontend.lowering import KEPT_AS_ATEN, NAMED, TABLE
 from gtco.frontend.refusals import (
     CaptureError,

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import gtco
 from gtco import compiler
+from gtco.frontend.complex_parts import Parts
 from gtco.frontend.fourier import MOST_TOGETHER, transforms
 from gtco.frontend.torch_export import capture
 from gtco.ir.interpreter import interpret
@@ -98,7 +99,8 @@ def moved(m: Any, x: Tensor) -> Tensor:
     both = torch.cat([f.roll(1, -1), f.flip(-2), x.to(f.dtype)], 0).transpose(-1, -2)
     chosen = torch.where(x.transpose(-1, -2).repeat(3, 1, 1) > 0, both, both.conj())
     first, rest = chosen.split([1, 5])
-    return (first + rest.sum(0, keepdim=True) + rest[:, 1:2].mean(1, keepdim=True)).abs()
+    total = first + rest.sum(0, keepdim=True) + rest[:, 1:2].mean(1, keepdim=True)
+    return (F.pad(total, (1, 2), value=2.0) + F.pad(x.to(f.dtype), (0, 3, 0, 0))[:1]).abs()
 
 
 CASES: dict[str, tuple[nn.Module, Tensor]] = {
@@ -170,3 +172,11 @@ def test_an_imaginary_part_that_is_zero_is_not_computed() -> None:
     model = Function(lambda m, x: torch.fft.fft(x.to(torch.complex128) * 2).abs())
     graph = capture(model, (random(3, 8),)).graph
     assert sum(node.op == "linear" for node in graph.nodes) == 1
+
+
+@pytest.mark.parametrize("fault", ["minus", "negative"])
+def test_a_wrong_sign_is_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = {"minus": Parts.plus, "negative": lambda self, x: x}[fault]
+    monkeypatch.setattr(Parts, fault, wrong)
+    with pytest.raises(AssertionError, match="not close"):
+        check(Function(arithmetic), random(3, 7))

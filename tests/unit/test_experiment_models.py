@@ -17,6 +17,7 @@ from experiments.models import (
     floats,
     heads,
     images,
+    spectral,
     volumes,
     yolo,
 )
@@ -50,6 +51,10 @@ PARAMETERS: dict[str, tuple[Callable[[], nn.Module], int]] = {
     "a feature pyramid": (heads.FeaturePyramid, 3_344_384),
     "RetinaNet's heads": (heads.DetectionHead, 6_691_415),
     "a U-Net's step up": (heads.UpBlock, 2_360_320),
+    "CenterNet's head": (heads.KeypointHead, 3_260_389),
+    "SegNet": (heads.SegNet, 29_442_008),
+    "GFNet-S": (spectral.GlobalFilterNet, 24_869_608),
+    "LaMa's generator": (spectral.Inpainter, 27_048_835),
     "R(2+1)D-18": (lambda: volumes.ClipResNet(factored=True), 31_505_325),
 }
 
@@ -83,6 +88,9 @@ SMALL: dict[str, tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]] = 
     "dense blocks": (lambda: images.RRDBNet(1, 8, 4), ((2, 3, 6, 5),)),
     "a detector": (lambda: yolo.YOLO((8, 16, 24, 32, 40), 1, 5), ((2, 3, 64, 96),)),
     "dilations": (lambda: heads.AtrousPyramid(24, 8, 5), ((2, 24, 6, 7),)),
+    "places of maxima": (lambda: heads.SegNet((8, 16), (1, 2), 5), ((1, 3, 12, 20),)),
+    "global filters": (lambda: spectral.GlobalFilterNet(16, 2, 7, 96), ((2, 3, 96, 96),)),
+    "inpainting": (lambda: spectral.Inpainter(1, 8), ((1, 4, 48, 40),)),
     "a step up": (lambda: heads.UpBlock(24, 16), ((2, 24, 5, 4), (2, 16, 10, 8))),
     "restoration": (lambda: images.NAFNet(8, (1, 1), 1, (1, 1)), ((2, 3, 12, 16),)),
     "encoder layer": (lambda: autogtco.EncoderLayer(64, 96), ((1, 21, 64),) * 2),
