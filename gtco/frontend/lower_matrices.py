@@ -66,8 +66,10 @@ def _without(places: Places, one: int) -> Places:
 
 
 @_lowers(aten.linalg_det.default, aten.det.default)
-def _det(ctx: Context, x: Value) -> Value:
+def _det(ctx: Context, x: Value) -> Value | None:
     whole = tuple(range(ctx.shape(x)[-1]))
+    if len(whole) > MOST_ROWS:
+        return None
     if not whole:
         return ctx.constant("one", torch.ones(ctx.shape(x)[:-2], dtype=ctx.dtype(x)))
     determinant = _minors(ctx, x)(whole, whole)

@@ -43,6 +43,7 @@ from gtco.frontend.onnx_run import CONTROL, Body, Scope
 from gtco.frontend.onnx_sampling import SAMPLING
 from gtco.frontend.onnx_select import SELECT
 from gtco.frontend.onnx_shapes import DTYPES, FLOAT8_AND_STRINGS, FP8, SHAPES
+from gtco.frontend.onnx_spectral import SPECTRAL
 from gtco.frontend.onnx_windows import WINDOWS
 from gtco.frontend.signature import NamedInputs
 
@@ -60,6 +61,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
         **SAMPLING,
         **SELECT,
         **SHAPES,
+        **SPECTRAL,
         **WINDOWS,
     }
 )

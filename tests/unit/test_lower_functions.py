@@ -138,6 +138,11 @@ def test_an_inverse_is_as_close_as_a_factorisation() -> None:
     assert error < 8 * of_torch
 
 
+def test_determinants_of_larger_matrices_stay_torchs() -> None:
+    graph = capture(Function(torch.linalg.det), (random(5, 5),)).graph
+    assert [node.op for node in graph.nodes] == ["aten"]
+
+
 def test_larger_matrices_are_refused() -> None:
     with pytest.raises(CaptureError, match=r"linalg_inv.*matrices of 5 rows.*inv_ex"):
         capture(Function(torch.linalg.inv), (random(5, 5),))
