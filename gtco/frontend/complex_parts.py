@@ -183,27 +183,20 @@ class Parts:
 
     def joined(self, real: Value, imag: Value) -> Planes | None:
         """The tensor whose two places along a dimension are these parts, perhaps converted."""
-        makers, converted = self._makers(), None
-        nodes = [makers.get(part.name) for part in (real, imag)]
-        for op in ("cast", "reshape", "slice"):
-            if any(node is None or node.op != op for node in nodes):
-                if op == "cast":
-                    continue
-                return None
-            if op == "cast":
-                converted = self.ctx.dtype(real)
-            if op != "slice":
-                nodes = [makers.get(node.inputs[0]) for node in nodes if node]
-        first, second = (node for node in nodes if node)
+        makers = self._makers()
+        one, other = (_chosen(makers, part) for part in (real, imag))
+        if one is None or other is None:
+            return None
+        (first, converted), (second, too) = one, other
         base, dim = Value(first.inputs[0]), first.attrs["dim"]
+        if first.inputs != second.inputs or dim != second.attrs["dim"] or converted != too:
+            return None
         shape = self.ctx.shape(base)
         places = [(node.attrs["start"], node.attrs["end"]) for node in (first, second)]
-        parted = (*shape[:dim], *shape[dim + 1 :]) == self.ctx.shape(real)
-        if first.inputs != second.inputs or second.attrs["dim"] != dim or not parted:
+        dropped = (*shape[:dim], *shape[dim + 1 :]) == self.ctx.shape(real)
+        if shape[dim] != 2 or places != [(0, 1), (1, 2)] or not dropped:
             return None
-        if shape[dim] != 2 or places != [(0, 1), (1, 2)]:
-            return None
-        return Planes(self.ctx.cast(base, converted), dim)
+        return Planes(self.ctx.cast(base, self.ctx.dtype(real)), dim)
 
     def known(self, x: Any) -> bool:
         """Whether an operand is computed of constants alone."""
@@ -264,6 +257,17 @@ class Parts:
         order = [dim for dim in range(self.ctx.rank(z.planes.value)) if dim != axis]
         order.insert(first, axis)
         return Planes(self.ctx.permute(z.planes.value, order), first)
+
+
+def _chosen(makers: Mapping[str, Node], part: Value) -> tuple[Node, bool] | None:
+    """The slice that `part` is, without its dimension, and whether it was converted since."""
+    node = makers.get(part.name)
+    converted = node is not None and node.op == "cast"
+    for op in ("cast", "reshape")[not converted :]:
+        if node is None or node.op != op:
+            return None
+        node = makers.get(node.inputs[0])
+    return (node, converted) if node is not None and node.op == "slice" else None
 
 
 def parts_of(x: Complex | Value | complex | Scalar) -> tuple[Part, Part]:
