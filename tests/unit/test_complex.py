@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,23 +16,9 @@ from gtco.frontend.fourier import MOST_TOGETHER, transforms
 from gtco.frontend.torch_export import capture
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
+from tests.pass_checks import Function, random
 
 aten = torch.ops.aten
-
-
-class Function(nn.Module):
-    def __init__(self, function: Callable[..., Tensor], **constants: Tensor) -> None:
-        super().__init__()
-        self.function = function
-        for name, constant in constants.items():
-            self.register_buffer(name, constant)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.function(self, x)
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def check(model: nn.Module, x: Tensor) -> None:

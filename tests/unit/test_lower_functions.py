@@ -15,6 +15,7 @@ from gtco import compiler
 from gtco.frontend.torch_export import CaptureError, capture
 from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
+from tests.pass_checks import random
 
 
 class Function(nn.Module):
@@ -24,10 +25,6 @@ class Function(nn.Module):
 
     def forward(self, *args: Tensor) -> Any:
         return self.function(*args)
-
-
-def random(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=dtype)
 
 
 def check(function: Callable[..., Any], *args: Tensor) -> None:
