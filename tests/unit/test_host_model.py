@@ -32,7 +32,7 @@ def test_a_vit_of_two_layers_is_right() -> None:
 
 @pytest.mark.compiler
 def test_what_no_sketch_takes_runs_in_aten() -> None:
-    transposed = torch.nn.ConvTranspose3d(4, 8, 3, groups=2)
+    transposed = torch.nn.ConvTranspose3d(4, 8, 3, dilation=2)
     model = torch.nn.Sequential(transposed, torch.nn.ReLU()).half().eval()
     image = torch.randn(2, 4, 9, 9, 9).half()
     compiled = gtco.compile(model, (image,), target="host")
