@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from gtco.frontend.context import Context, Lowering, Scalar, Value, registrar
+from gtco.frontend.lower_math import truncated, unary
 
 aten = torch.ops.aten
 
@@ -20,17 +21,10 @@ MOST_FACTORS = 8
 """Of a product along a dimension that is written out."""
 
 
-def _unary(op: str) -> Lowering:
-    def lowering(ctx: Context, x: Value) -> Value:
-        return ctx.add(op, x)
-
-    return lowering
-
-
 for _op in ("tan", "asin", "acos", "atan", "sinh", "cosh", "asinh", "acosh", "atanh", "log2",
             "log10", "exp2", "erfc"):  # fmt: skip
-    _lowers(getattr(aten, _op).default)(_unary(_op))
-_lowers(aten._neg_view.default)(_unary("neg"))
+    _lowers(getattr(aten, _op).default)(unary(_op))
+_lowers(aten._neg_view.default)(unary("neg"))
 
 
 @_lowers(aten.isinf.default)
@@ -91,8 +85,7 @@ def _div(
         else ctx.add("div", wide, other=b)
     )
     if rounding_mode == "trunc":
-        below = ctx.add("lt", whole, other=0)
-        whole = ctx.add("where", below, ctx.add("ceil", whole), ctx.add("floor", whole))
+        whole = truncated(ctx, whole)  # type: ignore[assignment]
     result = torch.promote_types(ctx.dtype(a), ctx.dtype(b)) if isinstance(b, Value) else None
     return ctx.cast(whole, result or ctx.dtype(a))
 

@@ -19,7 +19,7 @@ _lowers = registrar(MATH)
 # -- pointwise -----------------------------------------------------------------------------------
 
 
-def _unary(op: str) -> Lowering:
+def unary(op: str) -> Lowering:
     def lowering(ctx: Context, x: Value) -> Value | None:
         # An integer argument is promoted by most of these; the op's reference does the same.
         return ctx.add(op, x)
@@ -30,7 +30,7 @@ def _unary(op: str) -> Lowering:
 for _op in ("neg", "abs", "exp", "log", "sqrt", "rsqrt", "reciprocal", "erf", "sin", "cos", "tanh",
             "sigmoid", "relu", "silu", "square", "round", "floor", "ceil", "log1p",
             "expm1"):  # fmt: skip
-    _lowers(getattr(aten, _op).default)(_unary(_op))
+    _lowers(getattr(aten, _op).default)(unary(_op))
 
 
 @_lowers(aten.gelu.default)
@@ -162,7 +162,7 @@ def _sign(ctx: Context, x: Value) -> Value:
 
 
 @_lowers(aten.trunc.default)
-def _trunc(ctx: Context, x: Value) -> Value | None:
+def truncated(ctx: Context, x: Value) -> Value | None:
     if not ctx.dtype(x).is_floating_point:
         return None
     below = ctx.add("lt", x, other=0)
