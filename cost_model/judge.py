@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -82,9 +83,9 @@ class _Reference:
 class Judge:
     """Decides as DESIGN section 9 does, in proportion to what torch eager gets wrong.
 
-    An output may be off from fp64 by 3 times eager's RMSE plus `slack` of its size, also one that
-    was rounded to 8 bits: next to a half, the last bit decides. What is no number, and other
-    integers, must be torch's own.
+    An output may be off from fp64 by 3 times eager's RMSE plus `slack` of its size. Where it was
+    rounded to 8 bits, one number more may be its neighbour: next to a half, the last bit decides.
+    What is no number, and other integers, must be torch's own.
 
     Args:
         group: what was computed.
@@ -98,7 +99,9 @@ class Judge:
         exact = interpret(group.graph, args, dtype=torch.float64)
         self._rounded = {name for name in group.graph.outputs if _quantizes(group.graph, name)}
         self._references = {
-            name: _reference(self._wide(name, mine), self._wide(name, truth), slack)
+            name: _reference(
+                self._wide(name, mine), self._wide(name, truth), slack, _neighbour(mine)
+            )
             for name, mine, truth in zip(group.graph.outputs, eager, exact, strict=True)
         }
 
@@ -130,13 +133,23 @@ def _quantizes(graph: Graph, name: str) -> bool:
     return node is not None and node.definition.quantizes
 
 
-def _reference(eager: Tensor, exact: Tensor, slack: float) -> _Reference:
+def _neighbour(x: Tensor) -> float:
+    """How far the largest of 8-bit numbers is from the next; 0 for numbers of more bits."""
+    if x.dtype == torch.float8_e4m3fn:
+        largest = max(map(float, x.float().nan_to_num().aminmax()), key=abs) if x.numel() else 0.0
+        return 2.0 ** (math.frexp(largest)[1] - 4)  # three bits behind the leading one
+    return float(x.dtype == torch.int8)
+
+
+def _reference(eager: Tensor, exact: Tensor, slack: float, neighbour: float) -> _Reference:
     if not eager.dtype.is_floating_point:
         return _Reference(eager, exact, None, 0.0)
     odd = ~(eager.isfinite() & exact.isfinite())
     truth = exact.masked_fill(odd, 0.0)
     allowed = _rms(eager.double().masked_fill(odd, 0.0) - truth)
-    limit = 3 * float(allowed) + slack * float(_rms(truth))
+    limit = (
+        3 * float(allowed) + slack * float(_rms(truth)) + neighbour / max(truth.numel(), 1) ** 0.5
+    )
     return _Reference(eager, truth, odd if bool(odd.any()) else None, limit)
 
 

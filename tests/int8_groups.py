@@ -25,7 +25,8 @@ def _epilogue(
     b: GraphBuilder, y: str, unscale: str, dtype: torch.dtype, residual: bool | torch.dtype
 ) -> Group:
     y = b.add("mul", y, unscale)
-    y = b.add("add", y, b.constant("shift", torch.randn(b.specs[y].sizes[-1])))
+    shift = torch.randn(b.specs[y].sizes[-1], generator=torch.Generator().manual_seed(4))
+    y = b.add("add", y, b.constant("shift", shift))
     if residual:
         y = b.add("cast", y, dtype=dtype)
         x = b.input("residual", replace(b.specs[y], dtype=dtype if residual is True else residual))

@@ -28,7 +28,7 @@ from gtco.passes.rewrite import Editor
 from gtco.runtime.host import run_on_host
 from gtco.runtime.nvrtc import compile_uncached
 from gtco.target import TARGETS
-from tests import int8_groups
+from tests import groups, int8_groups
 from tests.kernel_checks import inputs_of, sample, wrong_outputs
 
 CASES: dict[str, Callable[[], Group]] = {**int8_groups.LINEARS, **int8_groups.CONVOLUTIONS}
@@ -149,6 +149,26 @@ def test_the_judge_allows_a_step_here_and_there_and_no_more() -> None:
     off = right["quantize_int8"].clone()
     off[..., :8] += 1
     assert "quantize_int8" in judge({**right, "quantize_int8": off})
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_the_judge_allows_the_last_bit_of_one_number_however_near_eager_is(
+    dtype: torch.dtype,
+) -> None:
+    group = (
+        int8_groups.linear(8, 64, 64, torch.float16, residual=False)
+        if dtype == torch.int8
+        else groups.fp8_linear(8, 64, 64, torch.float16, norm=True)
+    )
+    values = inputs_of(group)
+    judge, (name,) = Judge(group, values, slack=1e-6), group.graph.outputs
+    (right,) = interpret(group.graph, [values[name] for name in group.graph.inputs], rounded=True)
+    assert right.dtype == dtype and not judge({name: right})
+    largest = right.float().abs().view(-1).argsort(descending=True)
+    for numbers, wrong in ((1, False), (64, True)):
+        off = right.clone().view(torch.int8)
+        off.view(-1)[largest[:numbers]] -= 1
+        assert bool(judge({name: off.view(dtype)})) == wrong, numbers
 
 
 # -- convolutions ----------------------------------------------------------------------------------
