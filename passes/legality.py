@@ -180,7 +180,8 @@ class Legality:
         for spec in specs:
             if spec.dtype not in allowed:
                 return f"{node.op} of {spec} has no generated kernel"
-        if is_anchor(node) and len({spec.dtype for spec in specs[:2]}) > 1:
+        mixes = len({spec.dtype for spec in specs[:2]}) > 1 and not node.definition.samples
+        if is_anchor(node) and mixes:
             return f"{node.op} mixes operands of two dtypes"
         if is_anchor(node) and node.outputs[0].rank < 2:
             return f"the result of %{node.name} is no matrix"

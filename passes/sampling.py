@@ -7,6 +7,11 @@
 %s: f16[8,300,32] = sum(%m, dims=[2])
 
 Samples are not rounded on their way into the sum, and none of them is stored.
+
+An image is read as it was before it was widened to its points' type, as `deform_conv2d` does it:
+
+%i: f32[1,8,8,64] = cast(%x: f16[1,8,8,64])    ->    %a: f32[1,9,9,64] = grid_sample(%x, %p)
+%a: f32[1,9,9,64] = grid_sample(%i, %p)
 """
 
 from __future__ import annotations
@@ -14,7 +19,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gtco.ir.graph import Graph, Node
+from gtco.ir.spec import FLOATS
+from gtco.ir.views import through_views
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
 
@@ -59,6 +68,8 @@ def _differ(edit: Editor, match: _Sum) -> str | None:
     first, *others = match.samples
     if any(sample.attrs != first.attrs for sample in others):
         return "the images are sampled in different ways"
+    if len({edit.dtype(sample.inputs[0]) for sample in match.samples}) > 1:
+        return "the images are of several dtypes"
     dtypes = {sample.outputs[0].dtype for sample in match.samples}
     if len(dtypes | {edit.dtype(match.weights), match.node.outputs[0].dtype}) > 1:
         return "samples, weights and their sum are of several dtypes"
@@ -79,7 +90,35 @@ def _summed(edit: Editor, match: _Sum) -> str:
     return y
 
 
+@dataclass(frozen=True)
+class _Widened:
+    """Samples of an image that is `views` of the narrower `source`."""
+
+    node: Node
+    source: str
+    views: tuple[Node, ...]
+
+
+def _widened(edit: Editor, node: Node) -> _Widened | None:
+    base, views = through_views(edit.producer, node.inputs[0])
+    cast = edit.producer(base, "cast")
+    if cast is None or edit.dtype(node.inputs[1]) != edit.dtype(base):
+        return None
+    source, wide = edit.dtype(cast.inputs[0]), edit.dtype(base)
+    if source not in FLOATS or torch.promote_types(source, wide) != wide or source == wide:
+        return None
+    return _Widened(node, cast.inputs[0], views)
+
+
+def _of_source(edit: Editor, match: _Widened) -> str:
+    image = match.source
+    for view in match.views:
+        image = edit.add(view.op, image, **view.attrs)
+    return edit.add("grid_sample", image, match.node.inputs[1], **match.node.attrs)
+
+
 _RULES: tuple[Rule[Any], ...] = (
+    Rule("grid_sample(cast(x), p) -> grid_sample(x, p)", ("grid_sample",), _widened, _of_source),
     Rule("sum(concat(grid_sample(x, p), grid_sample(y, q)) * w) -> sample_sum(x, p, y, q, w)",
          ("sum",), _weighed, _summed, _differ),
 )  # fmt: skip

@@ -341,8 +341,9 @@ def sampled(
     border: bool = False,
     align: bool = False,
     heads: bool = False,
+    pixels: torch.dtype | None = None,
 ) -> Group:
-    """relu(grid_sample(x, grid) * weight of each point + skip).
+    """relu(grid_sample(x, grid) * weight of each point + skip), the image of `pixels` if given.
 
     With `heads` image and points are those of heads, as deformable attention has them: of one batch
     the images' pixels and channels lie in [pixels, images, channels], and the points in [rows,
@@ -352,14 +353,14 @@ def sampled(
     n, h, w, c = image
     rows, across = points
     if heads:
-        x = b.input("x", TensorSpec((h * w, n, c), dtype))
+        x = b.input("x", TensorSpec((h * w, n, c), pixels or dtype))
         x = b.add("reshape", b.add("permute", x, dims=(1, 0, 2)), shape=image)
         grid = b.input("grid", TensorSpec((rows, n, 3, across, 2), dtype))
         grid = b.add("slice", grid, dim=2, start=1, end=2)
         grid = b.add("reshape", grid, shape=(rows, n, across, 2))
         grid = b.add("permute", grid, dims=(1, 0, 2, 3))
     else:
-        x = b.input("x", TensorSpec(image, dtype))
+        x = b.input("x", TensorSpec(image, pixels or dtype))
         grid = b.input("grid", TensorSpec((n, *points, 2), dtype))
     y = b.add("grid_sample", x, grid, mode=mode, border=border, align_corners=align)
     weight = b.input("weight", TensorSpec((n, *points, 1), dtype))
@@ -378,6 +379,8 @@ SAMPLES: dict[str, Callable[[], Group]] = {
     "nearest": lambda: sampled((2, 5, 7, 8), (9, 3), "nearest", BF16),
     "nearest_border": lambda: sampled((1, 6, 4, 3), (7, 5), "nearest", border=True),
     "nearest_align": lambda: sampled((2, 5, 3, 40), (3, 8), "nearest", F32, align=True),
+    "bilinear_of_halves": lambda: sampled((2, 5, 7, 24), (9, 3), dtype=F32, pixels=F16),
+    "nearest_of_halves": lambda: sampled((1, 4, 3, 5), (5, 7), "nearest", F32, pixels=BF16),
 }
 
 
@@ -392,8 +395,10 @@ def summed(
     border: bool = False,
     align: bool = False,
     heads: bool = False,
+    pixels: torch.dtype | None = None,
 ) -> Group:
-    """relu(sample_sum of images of so many rows and columns, at so many points each, + skip).
+    """relu(sample_sum of images of so many rows and columns, at so many points each, + skip), the
+    images of `pixels` if given.
 
     With `heads` all images lie in one [pixels, n, channels], the points in [rows, n, points, 2],
     the weights in [rows, n, points], and the result goes into [rows, n * channels].
@@ -405,21 +410,23 @@ def summed(
     shares = (rows, n, points) if heads else (n, rows, points)
     weights = b.input("weights", TensorSpec(shares, dtype))
     if heads:
-        pixels = sum(h * w for h, w, _ in levels)
-        x = b.add("permute", b.input("x", TensorSpec((pixels, n, channels), dtype)), **turn)
+        places = sum(h * w for h, w, _ in levels)
+        x = b.add(
+            "permute", b.input("x", TensorSpec((places, n, channels), pixels or dtype)), **turn
+        )
         grid = b.input("grid", TensorSpec((rows, n, points, 2), dtype))
         grid = b.add("permute", grid, dims=(1, 0, 2, 3))
         weights = b.add("permute", weights, **turn)
-    pixel = point = 0
+    place = point = 0
     for level, (h, w, count) in enumerate(levels):
         image = (n, h, w, channels)
         if heads:
-            part = b.add("slice", x, dim=1, start=pixel, end=pixel + h * w)
+            part = b.add("slice", x, dim=1, start=place, end=place + h * w)
             operands.append(b.add("reshape", part, shape=image))
             operands.append(b.add("slice", grid, dim=2, start=point, end=point + count))
-            pixel, point = pixel + h * w, point + count
+            place, point = place + h * w, point + count
         else:
-            operands.append(b.input(f"x{level}", TensorSpec(image, dtype)))
+            operands.append(b.input(f"x{level}", TensorSpec(image, pixels or dtype)))
             operands.append(b.input(f"grid{level}", TensorSpec((n, rows, count, 2), dtype)))
     given = {"mode": mode, "border": border, "align_corners": align}
     y = b.add("sample_sum", *operands, weights, **given)
@@ -435,6 +442,7 @@ SAMPLES |= {
     "sum_of_heads": lambda: summed(8, 32, 11, ((6, 5, 4), (3, 3, 5)), heads=True),
     "sum_border": lambda: summed(1, 3, 5, ((4, 4, 2), (2, 3, 1)), dtype=F32, border=True),
     "sum_nearest_align": lambda: summed(3, 8, 4, ((5, 6, 2), (4, 2, 7)), "nearest", align=True),
+    "sum_of_halves": lambda: summed(2, 16, 9, ((7, 5, 4), (3, 4, 4)), dtype=F32, pixels=F16),
     "sum_of_one": lambda: summed(1, 1, 1, ((1, 1, 1),), heads=True),
 }
 KINDS = [

@@ -14,6 +14,7 @@ from gtco.codegen.sketches.pieces import BLOCK
 from gtco.codegen.sketches.pixels import EPILOGUE, Pixels
 from gtco.codegen.sketches.stencil import THREADS
 from gtco.ir.graph import Group, Node
+from gtco.ir.spec import FLOATS
 from gtco.ir.views import Layout, NotAView
 from gtco.target import Target
 
@@ -36,7 +37,10 @@ class GridSample(Pixels):
         self.rows = out.numel // out.sizes[-1]
         for value in inputs:
             dtype = group.graph.specs[value].dtype
-            check(dtype == self.dtype, f"%{value} is {dtype}, and its image {self.dtype}")
+            check(dtype in FLOATS, f"this sketch samples no {dtype}")
+        for base, _ in self.images:
+            dtype = group.graph.specs[base].dtype
+            check(dtype == self.dtype, f"%{base} is {dtype}, and another image {self.dtype}")
         self.grids = [self._of_rows(value, 2) for value in inputs[1::2]]
         self.weights = self._of_rows(inputs[-1], 1) if self._is_sum else None
 
@@ -114,13 +118,14 @@ class GridSample(Pixels):
         for number, ((image, pixels), (grid, points)) in enumerate(
             zip(self.images, self.grids, strict=True)
         ):
-            structs += self._level(number, first, pixels, points)
+            elements = (self._element(image), self._element(grid))
+            structs += self._level(number, first, elements, pixels, points)
             names = (region.parameter(value, "in") for value in (image, grid))
             levels.append(f"Level{number}{{{', '.join(names)}}}")
             first += points.shape[1]
         if self.weights is not None:
             base, layout = self.weights
-            element = C_TYPES[self.dtype]
+            element = self._element(base)
             structs += f"""
 struct Weights {{
   const {element}* base;
@@ -133,9 +138,15 @@ struct Weights {{
         operands = ", ".join((EPILOGUE, BLOCK, weights, *levels))
         return structs, f"grid_sample<Config>({operands})"
 
-    def _level(self, number: int, first: int, pixels: Layout, points: Layout) -> str:
-        """The struct of the images of one size and their points, the `first` of a row's weights."""
-        element = C_TYPES[self.dtype]
+    def _element(self, base: str) -> str:
+        return C_TYPES[self.group.graph.specs[base].dtype]
+
+    def _level(
+        self, number: int, first: int, elements: tuple[str, str], pixels: Layout, points: Layout
+    ) -> str:
+        """The struct of the images of one size and their points, the `first` of a row's weights;
+        their elements are of two types."""
+        element, coordinate = elements
         _, height, width, _ = pixels.shape
         x, y = (index(points, ("row", "i", axis)) for axis in "01")
         point = f"load_packed<2>(grid + {x}, active)"
@@ -145,13 +156,13 @@ struct Weights {{
         return f"""
 struct Level{number} {{
   const {element}* image;
-  const {element}* grid;
+  const {coordinate}* grid;
   static constexpr int HEIGHT = {height}, WIDTH = {width};
   static constexpr int POINTS = {points.shape[1]}, FIRST = {first};
   __device__ __forceinline__ const {element}* pixel(int n, int y, int x, int channel) const {{
     return image + {index(pixels, ("n", "y", "x", "channel"))};
   }}
-  __device__ __forceinline__ Packed<{element}, 2> point(int row, int i, bool active) const {{
+  __device__ __forceinline__ Packed<{coordinate}, 2> point(int row, int i, bool active) const {{
     return {point};
   }}
 }};

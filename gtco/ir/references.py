@@ -377,7 +377,8 @@ def resize(
 
 
 def grid_sample(x: Tensor, grid: Tensor, *, mode: str, border: bool, align_corners: bool) -> Tensor:
-    """Pixels of x [N, H, W, C] around the points (x, y) of grid [N, P, Q, 2]: [N, P, Q, C].
+    """Pixels of x [N, H, W, C] around the points (x, y) of grid [N, P, Q, 2]: [N, P, Q, C], in the
+    wider of their dtypes.
 
     As torch has it on GPUs, whatever the device: coordinates and weights in fp32 at least; a
     coordinate that is no finite number lies outside the image, and left of it or above where the
@@ -391,7 +392,7 @@ def grid_sample(x: Tensor, grid: Tensor, *, mode: str, border: bool, align_corne
     y = y.permute(0, 2, 3, 1)
     if not border:
         y = y.masked_fill(~place.isfinite().all(-1, keepdim=True), 0.0)
-    return y.to(x.dtype).contiguous()
+    return y.to(torch.promote_types(x.dtype, grid.dtype)).contiguous()
 
 
 def sample_sum(*operands: Tensor, mode: str, border: bool, align_corners: bool) -> Tensor:

@@ -25,6 +25,7 @@ from gtco.passes import (
     normalization,
     pulled,
     rotary,
+    sampling,
     split_norm,
     stored_columns,
     upsampling,
@@ -169,6 +170,16 @@ def enlarged() -> Case:
     return captured(net, random(2, 2, 4, 5), **weights)
 
 
+def turned_halves() -> Case:
+    """Samples of a turned image of halves, at points of fp32."""
+    image, points = random(1, 3, 4, 5).half(), random(1, 2, 3, 2, seed=1).float()
+
+    def net(c: nn.Module, x: Tensor, grid: Tensor) -> Tensor:
+        return F.grid_sample(x.float().transpose(2, 3), grid, align_corners=False)
+
+    return captured(net, image, points)
+
+
 def few_results() -> Case:
     """A dilated convolution of three results."""
     graph = convolved(3, (3, 3), dilation=(1, 2))
@@ -246,6 +257,10 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "a rotation that turns the other way": (
         rotary, "fuse_rotary", rotated_heads,
         "sin += torch.where(other, factor, 0.0)", "sin -= torch.where(other, factor, 0.0)",
+    ),
+    "an image sampled before it is turned": (
+        sampling, "sum_samples", turned_halves,
+        "for view in match.views:", "for view in match.views[1:]:",
     ),
     "an enlarged image's kernel that is not turned": (
         upsampling, "convolve_before_enlarging", enlarged, "weight.flip((2, 3))", "weight",

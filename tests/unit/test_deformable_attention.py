@@ -9,9 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import gtco
+from gtco.check import judge
 from gtco.frontend.torch_export import capture
+from gtco.ir.interpreter import interpret
 from gtco.passes import run_pipeline
 from gtco.passes.rewrite import Log
 from tests.pass_checks import captured, check, ops, random, reasons
@@ -130,3 +133,77 @@ def test_other_sums_stay(case: str) -> None:
     assert not found["sample_sum"] and found["grid_sample"]
     ways = "sampled in different ways" in reasons(log)
     assert ways == (case == "images sampled in two ways")
+
+
+# -- images of fewer bits than their points ------------------------------------------------------
+
+
+HALVES = (
+    random(2, 8, 6, 5, dtype=torch.float16),
+    random(2, 7, 4, 2, seed=1, dtype=torch.float32),
+    random(2, 1, 7, 4, seed=2, dtype=torch.float32),
+)
+"""The same of an image of fp16."""
+
+
+@pytest.mark.parametrize(
+    ("function", "op"),
+    [
+        (lambda m, x, g, w: _sampled(x.float(), g) * w, "grid_sample"),
+        (lambda m, x, g, w: _sampled(x.float().transpose(2, 3), g, mode="nearest"), "grid_sample"),
+        (lambda m, x, g, w: (_sampled(x.float(), g) * w).sum(-1), "sample_sum"),
+        (lambda m, x, g, w: (_sampled(x.relu().float(), g) * w).sum(-1).half(), "sample_sum"),
+    ],
+)
+def test_an_image_is_read_as_it_was_before_it_was_widened(
+    function: Callable[..., Tensor], op: str
+) -> None:
+    graph, args = captured(function, *HALVES)
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    (sampler,) = (node for node in result.nodes if node.op == op)
+    dtypes = [result.specs[value].dtype for value in (*sampler.inputs[:2], *sampler.values)]
+    assert dtypes == [torch.float16, torch.float32, torch.float32]
+    casts = [node.outputs[0].dtype for node in result.nodes if node.op == "cast"]
+    assert torch.float32 not in casts
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, x, g, w: _sampled(x.half().float(), g.half().float().half().float()),
+        lambda m, x, g, w: _sampled(x.double(), g.double()),
+    ],
+)
+def test_rounding_of_points_stays(function: Callable[..., Tensor]) -> None:
+    graph, args = captured(function, HALVES[0].float(), *HALVES[1:])
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    (exact,) = interpret(graph, args, rounded=True)
+    (found,) = interpret(result, args, rounded=True)
+    assert_close(found, exact, rtol=1e-6, atol=1e-6)
+
+
+def test_images_of_two_types_are_not_summed_together() -> None:
+    def function(m: Any, x: Tensor, y: Tensor, g: Tensor, w: Tensor) -> Tensor:
+        joined = torch.cat([_sampled(x.float(), g), _sampled(y, g)], 3)
+        return (joined * torch.cat([w, w], 3)).sum(-1)
+
+    graph, args = captured(function, HALVES[0], HALVES[0].float() + 1, *HALVES[1:])
+    log = Log()
+    found = ops(check(lambda g, _: run_pipeline(g, log=log), graph, args))
+    assert found["grid_sample"] == 2 and "images are of several dtypes" in reasons(log)
+
+
+@pytest.mark.compiler
+def test_an_image_of_halves_on_the_host_build() -> None:
+    class Samples(nn.Module):
+        def forward(self, x: Tensor, grid: Tensor, weights: Tensor) -> Tensor:
+            return (_sampled(x.relu().float(), grid) * weights).sum(-1).half()
+
+    compiled = gtco.compile(Samples().eval(), HALVES, target="host", fallback="error")
+    verdict = judge(
+        compiled(*HALVES),
+        Samples()(*HALVES),
+        Samples()(HALVES[0].float(), *HALVES[1:]).double(),
+        torch.float16,
+    )
+    assert verdict.ok, verdict

@@ -157,12 +157,17 @@ def test_bicubic_stays_torchs_by_name() -> None:
     assert node.attrs["target"].startswith("aten.grid_sampler")
 
 
-def test_a_grid_of_another_type_is_refused() -> None:
-    b = GraphBuilder()
-    x = b.input("x", TensorSpec((1, 4, 4, 8), torch.float16))
-    grid = b.input("grid", TensorSpec((1, 3, 3, 2), torch.float32))
-    y = b.add("grid_sample", x, grid, mode="bilinear", border=False, align_corners=False)
-    with pytest.raises(Illegal, match=r"%grid is torch.float32, and its image torch.float16"):
+def test_images_of_two_types_are_refused() -> None:
+    b, points = GraphBuilder(), TensorSpec((1, 3, 2, 2), torch.float32)
+    operands = [
+        b.input("x", TensorSpec((1, 4, 4, 8), torch.float16)),
+        b.input("near", points),
+        b.input("y", TensorSpec((1, 2, 2, 8), torch.float32)),
+        b.input("far", points),
+        b.input("weights", TensorSpec((1, 3, 4), torch.float32)),
+    ]
+    y = b.add("sample_sum", *operands, mode="bilinear", border=False, align_corners=False)
+    with pytest.raises(Illegal, match=r"%y is torch.float32, and another image torch.float16"):
         GridSample(Group("mixed", b.build([y])), H100)
 
 
