@@ -74,7 +74,10 @@ class Derivation:
     @property
     def reason(self) -> str:
         """Why no kernel can be generated, as one line."""
-        return "; ".join(f"{name}: {reason}" for name, reason in self.refusals)
+        sketches: dict[str, list[str]] = {}
+        for name, reason in self.refusals:
+            sketches.setdefault(reason, []).append(name)
+        return "; ".join(f"{', '.join(names)}: {reason}" for reason, names in sketches.items())
 
     def __str__(self) -> str:
         lines = [f"{sketch.family}/{sketch.name}" for sketch in self.sketches]

@@ -139,6 +139,10 @@ class BlockWork:
     kept_bytes: int = 0
 
 
+LARGEST = 2**31 - 1
+"""Most elements of one tensor: kernels index with 32 bits."""
+
+
 class Sketch(ABC):
     """A kernel family's structure for one group on one target.
 
@@ -171,6 +175,11 @@ class Sketch(ABC):
         self.origins: Mapping[str, int] = {}
         for name, spec in group.graph.specs.items():
             check(0 not in spec.sizes, f"%{name}: {spec} has no element")
+        made = (name for node in group.compute for name in node.values)
+        for name in (*group.graph.inputs, *group.graph.constants, *made):
+            spec = group.graph.specs[name]
+            large = f"%{name}: {spec} has {spec.numel:,} elements, and kernels count to {LARGEST:,}"
+            check(spec.numel <= LARGEST, f"{large}; smaller batches have kernels")
 
     @abstractmethod
     def knobs(self) -> tuple[Knob, ...]:

@@ -23,9 +23,6 @@ from gtco.ir.graph import Group, Node
 from gtco.ir.ops import Pattern
 from gtco.ir.views import PAIR, Layout, NotAView, resolve, store_layout
 
-MAX_ELEMENTS = 2**31 - 1
-"""Most elements of one buffer: kernels index with 32 bits."""
-
 
 class TileEmitter(TileLoads):
     """Writes the body of a register-tile kernel: see `TileLoads` for what it takes."""
@@ -36,9 +33,6 @@ class TileEmitter(TileLoads):
         self.moments: tuple[int, int, int, int] | None = None
         nodes = [node for node in group.nodes if not node.definition.is_view]
         self._labels = names_of(nodes)
-        graph = group.graph
-        for name in (*graph.inputs, *graph.constants, *graph.outputs):
-            check(0 < graph.specs[name].numel <= MAX_ELEMENTS, f"%{name} is empty or too large")
         self._write_all(nodes)
         while space.columns % self.widest:
             self.widest //= 2

@@ -98,7 +98,6 @@ class AttentionSketch(Sketch):
             layout = layout.expand(shape).reshape((self.heads, *shape[-2:]))
         except NotAView as error:
             raise Illegal(f"%{value} is no strided view over the heads: {error}") from None
-        check(graph.specs[base].numel < 2**31, f"%{base} has too many elements for an index")
         if slot < 3:
             run = layout.vector(math.gcd(self.chunk, shape[-1]))
             whole = run * self.dtype.itemsize >= self.narrowest_copy
