@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    """What a test draws does not depend on what its process ran before."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture
 def golden(request: pytest.FixtureRequest) -> Callable[[str, object], None]:
     """`golden("name.txt", value)` compares `str(value)` with `tests/golden/name.txt`."""
