@@ -139,6 +139,18 @@ class BlockWork:
     kept_bytes: int = 0
 
 
+def launched(grid: tuple[int, int, int]) -> tuple[tuple[int, int, int], str]:
+    """`grid` as CUDA launches it, one that is too long along y or z with that exchanged for x, and
+    what the configuration of the kernel, which asks by `block_along` (order.cuh), says of it."""
+    for axis in (1, 2):
+        if grid[axis] > LARGEST_GRID[axis]:
+            exchanged = list(grid)
+            exchanged[0], exchanged[axis] = grid[axis], grid[0]
+            x, y, z = exchanged
+            return (x, y, z), f"  static constexpr int LONG_AXIS = {axis};\n"
+    return grid, ""
+
+
 LARGEST = 2**31 - 1
 """Most elements of one tensor: kernels index with 32 bits."""
 

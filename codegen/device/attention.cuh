@@ -15,6 +15,7 @@
 
 #include "attention_tiles.cuh"
 #include "mma.cuh"
+#include "order.cuh"
 #include "softmax.cuh"
 
 namespace gtco {
@@ -283,7 +284,7 @@ __device__ __forceinline__ void attention(const Q& queries, const K& keys, const
   using Block = AttentionBlock<C, Mask, C::COPY_WARPS>;
   extern __shared__ __align__(1024) unsigned char smem[];
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
-  const int head = blockIdx.y, query0 = blockIdx.x * C::BLOCK_Q;
+  const int head = block_along<C, 1>(), query0 = block_along<C, 0>() * C::BLOCK_Q;
   // The parts are staged over the ring.
   const Block block(smem, reinterpret_cast<float*>(smem),
                     reinterpret_cast<float*>(smem + C::SHARES_AT), head, query0);

@@ -179,8 +179,9 @@ __device__ __forceinline__ void attention_wgmma(const Q& queries, const K& keys,
   const int thread = threadIdx.x, warp = ptx::uniform(thread / 32), lane = thread % 32;
   const int group = warp / 4 / PARTS, part = warp / 4 % PARTS;
   const int row = group * 64 + warp % 4 * 16;  // the warp's first of the block's queries
-  const int head = blockIdx.y, query0 = blockIdx.x / SPLIT * ROWS;
-  const int rank = SPLIT > 1 ? blockIdx.x % SPLIT : 0, tile0 = rank * SPLIT_TILES;
+  const unsigned block = block_along<C, 0>();
+  const int head = block_along<C, 1>(), query0 = block / SPLIT * ROWS;
+  const int rank = SPLIT > 1 ? block % SPLIT : 0, tile0 = rank * SPLIT_TILES;
   const int key_count = C::CAUSAL ? min_of(C::LK, query0 + ROWS) : C::LK;
   const int tiles = min_of(SPLIT_TILES, ceil_div(key_count, TILE) - tile0);
   const int first = query0 + rank * FINISHED;  // of the queries that this block finishes

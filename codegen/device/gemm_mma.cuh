@@ -282,9 +282,9 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
 
   const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
   const int warp_m = warp / C::WARPS_N * WARP_M, warp_n = warp % C::WARPS_N * WARP_N;
-  const int m0 = in_order(blockIdx.y, gridDim.y) * C::BLOCK_M;
-  const int n0 = in_order(blockIdx.x, gridDim.x) * C::BLOCK_N;
-  const int batch = in_order(blockIdx.z, gridDim.z);
+  const int m0 = in_order(block_along<C, 1>(), blocks_along<C, 1>()) * C::BLOCK_M;
+  const int n0 = in_order(block_along<C, 0>(), blocks_along<C, 0>()) * C::BLOCK_N;
+  const int batch = in_order(block_along<C, 2>(), blocks_along<C, 2>());
   // Where this product's results begin.
   const int first_row = IsGrouped<C>::value ? 0 : batch * C::M;
   const int first_column = IsGrouped<C>::value ? batch * C::N : 0;

@@ -12,9 +12,9 @@ import torch
 
 from gtco.codegen import timing
 from gtco.codegen.emit import PointwiseEmitter, Region, index
-from gtco.codegen.program import LARGEST_GRID, KernelProgram, TensorMapArgument
+from gtco.codegen.program import KernelProgram, TensorMapArgument
 from gtco.codegen.scalars import C_TYPES, literal
-from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, check, launched
 from gtco.codegen.sketches.gemm import EXACT, check_products, is_exact, pad_to
 from gtco.codegen.sketches.heads import Heads, box_rows, check_tensor_map, map_text, tensor_map
 from gtco.ir.graph import Group
@@ -69,8 +69,6 @@ class AttentionSketch(Sketch):
         self.width, self.value_width = specs[0].sizes[-1], out[-1]
         self.heads = math.prod(out[:-2])
         check(self.keys > 0, "attention over no keys")
-        most = LARGEST_GRID[1]
-        check(self.heads <= most, f"{self.heads} heads, a grid has at most {most}")
         for width in (self.width, self.value_width):
             whole = width * self.dtype.itemsize % self.narrowest_copy == 0
             narrow = f"a head of {width} elements is no multiple of {self.narrowest_copy} bytes"
@@ -395,6 +393,7 @@ class Attention(AttentionSketch):
         names = ", ".join(region.parameters)
         maps = {} if tma is None else tma.maps
         declared = (f"const __grid_constant__ ptx::TensorMap {each}" for each in maps)
+        grid, axis = launched((-(-self.queries // block_q), self.heads, 1))
         source = f"""#include "attention.cuh"
 using namespace gtco;
 
@@ -402,7 +401,7 @@ struct Config {{
 {self._config(schedule)}
   static constexpr int COPY_WARPS = {schedule["copy_warps"]};
   static constexpr int SHARES_AT = {shares_at}, ROW_VALUES_AT = {row_values_at};
-{config}{EXACT if self.exact else ""}}};
+{config}{EXACT if self.exact else ""}{axis}}};
 
 {structs}
 {functor}
@@ -414,7 +413,7 @@ ENTRY_POINT({", ".join((*declared, region.declarations))}) {{
         return self.program(
             schedule,
             source,
-            (-(-self.queries // block_q), self.heads, 1),
+            grid,
             threads,
             smem,
             (*maps.values(), *(argument for _, argument in region.parameters.values())),

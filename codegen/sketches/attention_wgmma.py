@@ -10,7 +10,7 @@ import torch
 
 from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
-from gtco.codegen.sketch import BlockWork, Knob, Schedule, check
+from gtco.codegen.sketch import BlockWork, Knob, Schedule, check, launched
 from gtco.codegen.sketches.attention import AttentionSketch
 from gtco.codegen.sketches.gemm import pad_to
 from gtco.codegen.sketches.heads import box_rows, check_tensor_map, map_text, tensor_map
@@ -237,6 +237,9 @@ class AttentionWgmma(AttentionSketch):
         mask = self._mask_argument(region)
         functor = emitter.functor("Epilogue", "acc")
         names = ", ".join(region.parameters)
+        split = schedule["split"]
+        grid, axis = launched((-(-self.queries // _rows(schedule)) * split, self.heads, 1))
+        check(not axis or split == 1, "blocks of a cluster lie along the axis that is exchanged")
         source = f"""#include "attention_wgmma.cuh"
 using namespace gtco;
 
@@ -244,11 +247,11 @@ struct Config {{
 {self._sizes()}
   static constexpr int BLOCK_Q = {block_q}, BLOCK_K = {block_k}, PARTS = {parts};
   static constexpr int REST = {schedule["rest"]};
-  static constexpr int BOX = {box}, STAGES = {schedule["stages"]}, SPLIT = {schedule["split"]};
+  static constexpr int BOX = {box}, STAGES = {schedule["stages"]}, SPLIT = {split};
   static constexpr int KEYS_AT = {smem.keys_at}, VALUES_AT = {smem.values_at};
   static constexpr int SHARES_AT = {smem.shares_at};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, BARRIERS_AT = {smem.barriers_at};
-}};
+{axis}}};
 
 {structs}
 {functor}
@@ -262,11 +265,11 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap q_map,
         return self.program(
             schedule,
             source,
-            (-(-self.queries // _rows(schedule)) * schedule["split"], self.heads, 1),
+            grid,
             threads,
             smem.nbytes,
             (*maps.values(), *(argument for _, argument in region.parameters.values())),
-            (schedule["split"], 1, 1),
+            (split, 1, 1),
         )
 
 

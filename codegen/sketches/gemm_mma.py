@@ -10,7 +10,7 @@ from typing import ClassVar
 from gtco.codegen import timing
 from gtco.codegen.program import KernelProgram
 from gtco.codegen.scalars import C_TYPES
-from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check
+from gtco.codegen.sketch import BlockWork, Knob, Schedule, Sketch, check, launched
 from gtco.codegen.sketches.gemm import (
     EXACT,
     GROUPED,
@@ -190,6 +190,8 @@ class GemmMma(Sketch):
         smem = row_values_at + m * 4 * len(emitter.row_fields)
         self.check_smem(smem)
         names, newline = ", ".join(region.parameters), "\n"
+        blocks = (-(-problem.columns // n), -(-problem.rows // m), problem.batch)
+        grid, axis = launched(blocks)
         source = f"""#include "gemm_mma.cuh"
 using namespace gtco;
 
@@ -199,7 +201,7 @@ struct Config {{
   static constexpr int BLOCK_M = {m}, BLOCK_N = {n}, BLOCK_K = {k};
   static constexpr int WARPS_M = {warps_m}, WARPS_N = {warps_n}, STAGES = {stages};
   static constexpr int STAGE_LD = {stage_ld}, ROW_VALUES_AT = {row_values_at};
-{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}{scaling}}};
+{EXACT if self.exact else ""}{GROUPED if problem.grouped else ""}{scaling}{axis}}};
 
 {newline.join(texts)}
 {functor}
@@ -212,7 +214,7 @@ ENTRY_POINT({region.declarations}) {{
         return self.program(
             schedule,
             source,
-            (-(-problem.columns // n), -(-problem.rows // m), problem.batch),
+            grid,
             warps_m * warps_n * 32,
             smem,
             (argument for _, argument in region.parameters.values()),
