@@ -29,7 +29,9 @@ import torch
 from torch import Tensor
 
 from gtco.ir.graph import Graph, Node
+from gtco.ir.views import through_views
 from gtco.passes import views
+from gtco.passes.known_masks import add_known, sum_of_known
 from gtco.passes.masks import ROWS_OF_MASKS, SUM_OF_MASKS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
@@ -255,7 +257,7 @@ def _may_forbid_all(edit: Editor, match: _Attention) -> bool:
     if not match.masks:
         return False
     if _all_known(edit, match):
-        return bool((_known_mask(edit, match) == -torch.inf).all(-1).any())
+        return bool((_known_mask(edit, match)[0] == -torch.inf).all(-1).any())
     pending = [mask for mask, _ in match.masks]
     seen = set(pending)
     while pending:
@@ -302,7 +304,7 @@ def _masks(edit: Editor, match: _Attention) -> list[str]:
     scores = _scores(edit, match)
     as_it_is = len(match.masks) == 1 and match.masks[0][1] == scores
     if _all_known(edit, match) and not as_it_is:
-        return [edit.add_constant("masks", _known_mask(edit, match))]
+        return [add_known(edit, *_known_mask(edit, match), scores, edit.dtype(match.q))]
     spread = [_of_scores(edit, mask, shape, scores) for mask, shape in match.masks]
     return [functools.reduce(lambda total, mask: edit.add("add", total, mask), spread)]
 
@@ -318,13 +320,10 @@ def _of_scores(edit: Editor, mask: str, shape: tuple[int, ...], scores: tuple[in
     return edit.add("reshape", edit.add("expand", mask, shape=shape), shape=scores)
 
 
-def _known_mask(edit: Editor, match: _Attention) -> Tensor:
-    """The sum of masks that are all known."""
-    total = torch.zeros((), dtype=torch.float64)
-    for mask, shape in match.masks:
-        known = edit.constants[mask].double().expand(shape)
-        total = total + known.reshape(_scores(edit, match))
-    return views.without_repeats(total, kept=2).to(edit.dtype(match.q))
+def _known_mask(edit: Editor, match: _Attention) -> tuple[Tensor, int]:
+    """The sum of masks that are all known, as `sum_of_known` has it."""
+    masks = [(edit.constants[mask], shape) for mask, shape in match.masks]
+    return sum_of_known(masks, _scores(edit, match))
 
 
 def _of_rank_2(edit: Editor, mask: str) -> str:
@@ -337,7 +336,8 @@ def _of_rank_2(edit: Editor, mask: str) -> str:
 
 def _idle_mask(edit: Editor, node: Node) -> Node | None:
     """An attention whose constant mask lets every query see every key."""
-    mask = edit.constant(node.inputs[3]) if len(node.inputs) == 4 else None
+    base, _ = through_views(edit.producer, node.inputs[3]) if len(node.inputs) == 4 else ("", ())
+    mask = edit.constant(base)
     if mask is None:
         return None
     idle = mask.all() if mask.dtype == torch.bool else (mask == 0).all()

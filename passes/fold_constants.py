@@ -17,6 +17,7 @@ import torch
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import HALVES
 from gtco.passes.canonicalize import RULES as CANONICAL
+from gtco.passes.known_masks import spreads_mask
 from gtco.passes.rewrite import Editor, Log, Rule, is_random, merge_duplicates, rewrite
 
 MAX_FOLDED_BYTES = 64 << 20
@@ -46,6 +47,8 @@ def _known(edit: Editor, node: Node) -> Known | None:
         found[node.name] = node
         return True
 
+    if spreads_mask(edit, node):
+        return None
     return tuple(found.values()) if visit(node, 1 + MOST_ON_THE_WAY) else None
 
 
