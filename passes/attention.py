@@ -31,7 +31,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.views import through_views
 from gtco.passes import views
-from gtco.passes.known_masks import add_known, sum_of_known
+from gtco.passes.known_masks import known_masks, sum_of_known
 from gtco.passes.masks import ROWS_OF_MASKS, SUM_OF_MASKS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
@@ -257,7 +257,11 @@ def _may_forbid_all(edit: Editor, match: _Attention) -> bool:
     if not match.masks:
         return False
     if _all_known(edit, match):
-        return bool((_known_mask(edit, match)[0] == -torch.inf).all(-1).any())
+        known = [(edit.constants[mask], shape) for mask, shape in match.masks]
+        forbids = any(bool((mask == -torch.inf).any()) for mask, _ in known)
+        return forbids and bool(
+            (sum_of_known(known, _scores(edit, match))[0] == -torch.inf).all(-1).any()
+        )
     pending = [mask for mask, _ in match.masks]
     seen = set(pending)
     while pending:
@@ -298,13 +302,13 @@ def _scores(edit: Editor, match: _Attention) -> tuple[int, ...]:
 
 
 def _masks(edit: Editor, match: _Attention) -> list[str]:
-    """The one operand that `attention` takes for the masks of `match`."""
+    """The operands that `attention` takes for the masks of `match`."""
     if not match.masks:
         return []
     scores = _scores(edit, match)
     as_it_is = len(match.masks) == 1 and match.masks[0][1] == scores
     if _all_known(edit, match) and not as_it_is:
-        return [add_known(edit, *_known_mask(edit, match), scores, edit.dtype(match.q))]
+        return known_masks(edit, match.masks, scores, edit.dtype(match.q))
     spread = [_of_scores(edit, mask, shape, scores) for mask, shape in match.masks]
     return [functools.reduce(lambda total, mask: edit.add("add", total, mask), spread)]
 
@@ -318,12 +322,6 @@ def _of_scores(edit: Editor, mask: str, shape: tuple[int, ...], scores: tuple[in
     if shape == scores:
         return _of_rank_2(edit, mask)
     return edit.add("reshape", edit.add("expand", mask, shape=shape), shape=scores)
-
-
-def _known_mask(edit: Editor, match: _Attention) -> tuple[Tensor, int]:
-    """The sum of masks that are all known, as `sum_of_known` has it."""
-    masks = [(edit.constants[mask], shape) for mask, shape in match.masks]
-    return sum_of_known(masks, _scores(edit, match))
 
 
 def _of_rank_2(edit: Editor, mask: str) -> str:

@@ -5,7 +5,8 @@
     %scores[8 * 64, 3, 49, 49] + %bias + %windows         %m: f16[512,3,49,49] = reshape(%e)
 
 What is added to the scores of Swin's windows (ICCV 2021) is the same in each image of a batch: as
-large as all scores it would fill caches, and of a large batch the memory.
+large as all scores it would fill caches, and of a large batch the memory. Of many windows even the
+sum for one image is too large, and attention reads both as they are.
 """
 
 from __future__ import annotations
@@ -22,31 +23,62 @@ from gtco.passes.rewrite import Editor
 from gtco.passes.views import without_repeats
 
 Shape = tuple[int, ...]
+Mask = tuple[str, Shape]
+Part = tuple[Tensor, Shape]
 
 
-def sum_of_known(masks: Sequence[tuple[Tensor, Shape]], scores: Shape) -> tuple[Tensor, int]:
+MOST_SUMMED = 2**21
+"""Elements of a sum that stays in a cache beside what else is read; a larger one is that of two
+operands of an attention, if these are smaller."""
+
+
+def known_masks(
+    edit: Editor, masks: Sequence[Mask], scores: Shape, dtype: torch.dtype
+) -> list[str]:
+    """The operands of an attention for known masks, which are added to scores in these shapes."""
+    parts = [(edit.constants[name], shape) for name, shape in masks]
+    alike: dict[tuple[Shape, Shape], list[Part]] = {}
+    for mask, shape in parts:
+        alike.setdefault((tuple(mask.shape), shape), []).append((mask, shape))
+    whole = _numel_of_sum(parts, scores)
+    small = 2 * sum(mask.numel() for (mask, _), *_ in alike.values()) <= whole
+    if len(alike) == 2 and small and whole > MOST_SUMMED:
+        return [_added(edit, each, scores, dtype) for each in alike.values()]
+    return [_added(edit, parts, scores, dtype)]
+
+
+def _numel_of_sum(parts: Sequence[Part], scores: Shape) -> int:
+    return math.prod(scores) // _times(parts, scores)
+
+
+def _times(parts: Sequence[Part], scores: Shape) -> int:
+    """How often the sum for the first heads comes again with others."""
+    *lead, rows, keys = scores
+    times = math.prod(lead)
+    for mask, shape in parts:
+        same = shape[-2:] == (rows, keys)
+        times = math.gcd(times, _repeats(tuple(mask.shape), shape) if same else 1)
+    return math.prod(_cut(lead, times))
+
+
+def sum_of_known(parts: Sequence[Part], scores: Shape) -> tuple[Tensor, int]:
     """What is added to the scores of the first heads, and how often that comes again.
 
     Args:
-        masks: known ones, and the shape of the scores as each is added to them.
+        parts: masks, and the shape of the scores as each is added to them.
         scores: [..., rows, keys].
 
     Returns:
         f64 [heads, rows, keys], and by how many times as many heads the scores are of.
     """
-    *lead, rows, keys = scores
-    times = math.prod(lead)
-    for mask, shape in masks:
-        same = shape[-2:] == (rows, keys)
-        times = math.gcd(times, _repeats(tuple(mask.shape), shape) if same else 1)
-    times = math.prod(_cut(lead, times))
+    times = _times(parts, scores)
     total = torch.zeros((), dtype=torch.float64)
-    for mask, shape in masks:
+    for mask, shape in parts:
         part, left = mask.double().expand(shape), times
         for dim, size in enumerate(shape[:-2]):
             cut = math.gcd(size, left)
             part, left = part.narrow(dim, 0, size // cut), left // cut
-        total = total + part.reshape(-1, rows, keys)
+        total = total + part.reshape(-1, *scores[-2:])
     return total, times
 
 
@@ -72,19 +104,28 @@ def _cut(lead: Sequence[int], times: int) -> list[int]:
     return cuts
 
 
-def add_known(edit: Editor, total: Tensor, times: int, scores: Shape, dtype: torch.dtype) -> str:
-    """The sum of `sum_of_known` as a mask of all scores."""
+def _added(edit: Editor, parts: Sequence[Part], scores: Shape, dtype: torch.dtype) -> str:
+    """The sum of `parts` as a mask of all scores."""
+    total, times = sum_of_known(parts, scores)
     cuts = _cut(scores[:-2], times)
     kept = [size // cut for size, cut in zip(scores[:-2], cuts, strict=True)]
     mask = without_repeats(total.reshape(*kept, *scores[-2:]), kept=2).to(dtype)
     for dim, cut in enumerate(cuts):
         if cut > 1 and mask.shape[dim] > 1:  # some of the heads along it, again and again
-            once = edit.add_constant("masks", mask.unsqueeze(dim).contiguous())
+            once = _kept(edit, mask.unsqueeze(dim))
             size = mask.shape[dim]
             shape = (*mask.shape[:dim], cut, *mask.shape[dim:])
             spread = edit.add("expand", once, shape=shape)
             shape = (*mask.shape[:dim], cut * size, *mask.shape[dim + 1 :])
             return edit.add("reshape", spread, shape=shape)
+    return _kept(edit, mask)
+
+
+def _kept(edit: Editor, mask: Tensor) -> str:
+    """`mask` as a constant, which layers of equal masks share."""
+    for name, known in edit.constants.items():
+        if (known.shape, known.dtype) == (mask.shape, mask.dtype) and torch.equal(known, mask):
+            return name
     return edit.add_constant("masks", mask.contiguous())
 
 

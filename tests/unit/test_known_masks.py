@@ -15,11 +15,11 @@ import gtco
 from gtco.check import judge
 from gtco.frontend.torch_export import capture
 from gtco.ir.graph import Graph
-from gtco.passes import run_pipeline
+from gtco.passes import known_masks, run_pipeline
 from gtco.passes.known_masks import sum_of_known
 from tests.pass_checks import captured, check, ops, random
 
-HEADS, TOKENS, WINDOWS = 2, 6, 4
+HEADS, TOKENS, WINDOWS, WIDTH = 4, 6, 4, 32
 SHAPES = [(6, 2, 3, 5), (2, 3, 2, 3, 5), (2, 3, 1, 2, 3, 5), (12, 3, 5), (3, 4, 3, 5), (6, 2, 5, 3)]
 """Shapes of as many scores."""
 
@@ -44,22 +44,26 @@ class Windows(nn.Module):
     def __init__(self, fused: bool) -> None:
         super().__init__()
         self.fused = fused
-        self.qkv = nn.Linear(16, 48)
+        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
         self.bias = nn.Parameter(random(HEADS, TOKENS, TOKENS, dtype=torch.float32))
         apart = torch.rand(WINDOWS, TOKENS, TOKENS, generator=torch.Generator().manual_seed(1))
         self.register_buffer("mask", torch.where(apart < 0.4, -100.0, 0.0))
 
     def forward(self, x: Tensor) -> Tensor:
-        images = len(x) // WINDOWS
+        return self.attended(x, WINDOWS)
+
+    def attended(self, x: Tensor, windows: int) -> Tensor:
+        images = len(x) // windows
         q, k, v = self.qkv(x).reshape(len(x), TOKENS, 3, HEADS, 8).permute(2, 0, 3, 1, 4)
         if self.fused:
-            mask = self.mask.reshape(1, WINDOWS, 1, TOKENS, TOKENS)
+            mask = self.mask.reshape(1, windows, 1, TOKENS, TOKENS)
             mask = mask.expand(images, -1, HEADS, -1, -1).reshape(-1, HEADS, TOKENS, TOKENS)
-            return F.scaled_dot_product_attention(q, k, v, self.bias.unsqueeze(0) + mask)
+            y = F.scaled_dot_product_attention(q, k, v, self.bias.unsqueeze(0) + mask)
+            return y.transpose(1, 2).reshape(x.shape)
         scores = (q * 8**-0.5) @ k.transpose(-2, -1) + self.bias
-        scores = scores.reshape(images, WINDOWS, HEADS, TOKENS, TOKENS)
+        scores = scores.reshape(images, windows, HEADS, TOKENS, TOKENS)
         scores = (scores + self.mask.unsqueeze(1)).reshape(-1, HEADS, TOKENS, TOKENS)
-        return scores.softmax(-1) @ v
+        return (scores.softmax(-1) @ v).transpose(1, 2).reshape(x.shape)
 
 
 def masks_of(graph: Graph) -> list[tuple[int, ...]]:
@@ -69,7 +73,7 @@ def masks_of(graph: Graph) -> list[tuple[int, ...]]:
 @pytest.mark.parametrize("images", [1, 3])
 def test_windows_keep_what_one_image_has(images: int) -> None:
     model = Windows(fused=False).double().eval()
-    args = (random(images * WINDOWS, TOKENS, 16),)
+    args = (random(images * WINDOWS, TOKENS, WIDTH),)
     graph = capture(model, args).graph
     result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
     assert ops(result)["attention"] == 1 and "softmax" not in ops(result)
@@ -83,12 +87,36 @@ def test_windows_keep_what_one_image_has(images: int) -> None:
 @pytest.mark.parametrize("fused", [False, True])
 def test_windows_of_images_on_the_host_build(fused: bool) -> None:
     torch.manual_seed(0)
-    model, x = Windows(fused).eval(), random(3 * WINDOWS, TOKENS, 16, dtype=torch.float32)
+    model, x = Windows(fused).eval(), random(3 * WINDOWS, TOKENS, WIDTH, dtype=torch.float32)
     with torch.no_grad():
         exact, eager = model.double()(x.double()), model.half()(x.half())
     found = gtco.compile(model, (x.half(),), target="host", fallback="error")(x.half())
     verdict = judge(found, eager, exact, torch.float16)
     assert verdict.ok, verdict
+
+
+def test_the_sum_of_many_windows_is_left_to_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_masks, "MOST_SUMMED", 100)
+
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (Windows(fused=False) for _ in range(2))
+            for layer in (self.first, self.second):
+                layer.mask = layer.mask.repeat(8, 1, 1)
+            self.second.bias = nn.Parameter(self.second.bias.detach() * 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.first.attended(x, 8 * WINDOWS) + x
+            return self.second.attended(y, 8 * WINDOWS)
+
+    args = (random(16 * WINDOWS, TOKENS, WIDTH),)
+    graph = capture(Layers().double().eval(), args).graph
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    attentions = [node for node in result.nodes if node.op == "attention"]
+    assert [len(node.inputs) for node in attentions] == [5, 5]
+    shapes = [(1, 8 * WINDOWS, 1, TOKENS, TOKENS), *[(1, HEADS, TOKENS, TOKENS)] * 2]
+    assert sorted(masks_of(result)) == sorted(shapes)
 
 
 QKV = [random(3, HEADS, TOKENS, 8, seed=seed) for seed in range(3)]
