@@ -31,7 +31,7 @@ from torch import Tensor
 from gtco.ir.graph import Graph, Node
 from gtco.ir.views import through_views
 from gtco.passes import views
-from gtco.passes.known_masks import known_masks, sum_of_known
+from gtco.passes.known_masks import REPEATED_MASKS, known_masks, sum_of_known
 from gtco.passes.masks import ROWS_OF_MASKS, SUM_OF_MASKS
 from gtco.passes.rewrite import Editor, Log, Rule, rewrite
 
@@ -352,6 +352,7 @@ RULES: tuple[Rule[Any], ...] = (
          _match, _replace, _check),
     Rule("attention(q, k, v, nothing masked) -> attention(q, k, v)", ("attention",),
          _idle_mask, _without_mask),
+    REPEATED_MASKS,
     SUM_OF_MASKS,
     ROWS_OF_MASKS,
 )  # fmt: skip

@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gtco.ir.graph import Node
 from gtco.ir.views import through_views
-from gtco.passes.rewrite import Editor
+from gtco.passes.rewrite import Editor, Rule, never_refused
 from gtco.passes.views import without_repeats
 
 Shape = tuple[int, ...]
@@ -127,6 +128,34 @@ def _kept(edit: Editor, mask: Tensor) -> str:
         if (known.shape, known.dtype) == (mask.shape, mask.dtype) and torch.equal(known, mask):
             return name
     return edit.add_constant("masks", mask.contiguous())
+
+
+@dataclass(frozen=True)
+class _Repeated:
+    attention: Node
+    masks: tuple[str | Tensor, ...]
+    """Operands, or what is left of those that come again along their first dimensions."""
+
+
+def _repeated(edit: Editor, node: Node) -> _Repeated | None:
+    masks: list[str | Tensor] = []
+    for name in node.inputs[3:]:
+        known = edit.constant(name)
+        once = None if known is None or known.dim() < 3 else without_repeats(known, kept=2)
+        masks.append(name if once is None or once.shape == edit.shape(name) else once)
+    return _Repeated(node, tuple(masks)) if tuple(masks) != node.inputs[3:] else None
+
+
+def _once(edit: Editor, match: _Repeated) -> str:
+    node = match.attention
+    masks = [mask if isinstance(mask, str) else _kept(edit, mask) for mask in match.masks]
+    return edit.add("attention", *node.inputs[:3], *masks, **node.attrs)
+
+
+REPEATED_MASKS = Rule(
+    "attention(q, k, v, expand(known)) -> attention(q, k, v, known)",
+    ("attention",), _repeated, _once, never_refused,
+)  # fmt: skip
 
 
 def spreads_mask(edit: Editor, node: Node) -> bool:

@@ -158,3 +158,16 @@ def test_a_mask_that_forbids_nothing_goes_however_it_is_seen(fill: float) -> Non
     result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
     (node,) = (node for node in result.nodes if node.op == "attention")
     assert len(node.inputs) == 3 and not result.constants
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bool])
+def test_a_mask_that_was_made_for_each_image_is_kept_once(dtype: torch.dtype) -> None:
+    mask = random(HEADS, TOKENS, TOKENS, seed=5).clamp(min=0).to(dtype)
+    mask[..., 0] = 1  # forbids no query every key
+    graph, args = captured(
+        lambda m, q, k, v: F.scaled_dot_product_attention(q, k, v, m.mask), *QKV,
+        mask=mask.repeat(3, 1, 1, 1),
+    )  # fmt: skip
+    result = check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    (node,) = (node for node in result.nodes if node.op == "attention")
+    assert result.specs[node.inputs[3]].sizes == (1, HEADS, TOKENS, TOKENS)
