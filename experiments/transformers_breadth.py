@@ -24,8 +24,13 @@ DETR = {
     "backbone_config": ("ResNetConfig", {"out_features": ["stage4"]}),
 }  # fmt: skip
 LEVELS = {"out_features": ["stage2", "stage3", "stage4"]}
+SWIN = ("SwinConfig", {"out_features": ["stage1", "stage2", "stage3", "stage4"]})
 SMALL = {"hidden_size": 384, "num_attention_heads": 6}
 TINY = {"hidden_size": 192, "num_attention_heads": 3, "intermediate_size": 768}
+BEIT = ("BeitConfig", {
+    **TINY, "num_hidden_layers": 4, "image_size": 384, "reshape_hidden_states": False,
+    "out_features": ["stage1", "stage2", "stage3", "stage4"], "use_relative_position_bias": True,
+})  # fmt: skip
 SAM = {**SMALL, "num_hidden_layers": 3, "global_attn_indexes": [1]}
 
 Family = tuple[str, str, dict[str, Any], tuple[int, ...]]
@@ -80,6 +85,13 @@ FAMILIES: Mapping[str, Family] = {
     "hgnet_v2": ("HGNetV2ForImageClassification", "HGNetV2Config", {}, _image()),
     "textnet": ("TextNetForImageClassification", "TextNetConfig", {}, _image()),
     "pp_lcnet": ("PPLCNetForImageClassification", "PPLCNetConfig", {}, _image()),
+    "xclip": ("XCLIPVisionModel", "XCLIPVisionConfig", TWO, (8, 3, 224, 224)),
+    "pixio": ("PixioModel", "PixioConfig", TWO, _image(256, 256)),
+    "oneformer_swin": ("MaskFormerSwinModel", "MaskFormerSwinConfig", {}, _image()),
+    "omdet_swin": ("SwinBackbone", "SwinConfig", {"out_features": ["stage2", "stage3", "stage4"]},
+                   _image()),
+    "pp_lcnet_v3": ("PPLCNetV3Backbone", "PPLCNetV3Config", {}, _image()),
+    "pp_lcnet_v4": ("PPLCNetV4Backbone", "PPLCNetV4Config", {}, _image()),
     # Segmentation, depth, matting, restoration, keypoints
     "segformer": ("SegformerForSemanticSegmentation", "SegformerConfig", {}, _image(512, 512)),
     "beit_segmentation": ("BeitForSemanticSegmentation", "BeitConfig",
@@ -114,6 +126,18 @@ FAMILIES: Mapping[str, Family] = {
     "sam3": ("Sam3VisionModel", "Sam3VisionConfig",
              {"backbone_config": ("Sam3ViTConfig", {**TWO, "global_attn_indexes": [1]})},
              _image(1008, 1008)),
+    "upernet": ("UperNetForSemanticSegmentation", "UperNetConfig", {"backbone_config": SWIN},
+                _image(512, 512)),
+    "zoedepth": ("ZoeDepthForDepthEstimation", "ZoeDepthConfig", {"backbone_config": BEIT},
+                 _image(384, 384)),
+    "depth_anything": ("DepthAnythingForDepthEstimation", "DepthAnythingConfig", {},
+                       _image(518, 518)),
+    "prompt_depth": ("PromptDepthAnythingForDepthEstimation", "PromptDepthAnythingConfig", {},
+                     _image(518, 518)),
+    "chmv2": ("CHMv2ForDepthEstimation", "CHMv2Config", {}, _image(416, 416)),
+    "tipsv2_dpt": ("Tipsv2DptForDepthEstimation", "Tipsv2DptConfig", {}, _image()),
+    "sapiens2": ("Sapiens2Model", "Sapiens2Config", {**TWO}, _image(512, 384)),
+    "efficientloftr": ("EfficientLoFTRModel", "EfficientLoFTRConfig", {}, (1, 2, 3, 480, 640)),
     # Detection
     "detr": ("DetrForObjectDetection", "DetrConfig", DETR, _image(480, 640)),
     "table_transformer": ("TableTransformerForObjectDetection", "TableTransformerConfig", DETR,
@@ -134,6 +158,14 @@ FAMILIES: Mapping[str, Family] = {
     "pp_doclayout": ("PPDocLayoutV4ForObjectDetection", "PPDocLayoutV4Config", {},
                      _image(800, 800)),
     "rf_detr": ("RfDetrForObjectDetection", "RfDetrConfig", {}, _image(560, 560)),
+    "conditional_detr_dc5": ("ConditionalDetrForObjectDetection", "ConditionalDetrConfig",
+                             {**DETR, "dilation": True}, _image(480, 640)),
+    "pp_ocrv5_mobile_det": ("PPOCRV5MobileDetForObjectDetection", "PPOCRV5MobileDetConfig", {},
+                            _image(480, 640)),
+    "pp_ocrv5_mobile_rec": ("PPOCRV5MobileRecForTextRecognition", "PPOCRV5MobileRecConfig", {},
+                            _image(96, 320)),
+    "pp_ocrv6_small_rec": ("PPOCRV6SmallRecForTextRecognition", "PPOCRV6SmallRecConfig", {},
+                           _image(48, 320)),
     # Towers of multimodal models
     "clip": ("CLIPVisionModel", "CLIPVisionConfig", TWO, _image()),
     "siglip": ("SiglipVisionModel", "SiglipVisionConfig", TWO, _image()),
@@ -149,6 +181,17 @@ FAMILIES: Mapping[str, Family] = {
     "pixtral": ("PixtralVisionModel", "PixtralVisionConfig", TWO, _image(1024, 1024)),
     "align": ("AlignVisionModel", "AlignVisionConfig", {}, _image(600, 600)),
     "internvl": ("InternVLVisionModel", "InternVLVisionConfig", TWO, _image(448, 448)),
+    "blip2": ("Blip2VisionModel", "Blip2VisionConfig", TWO, _image()),
+    "chinese_clip": ("ChineseCLIPVisionModel", "ChineseCLIPVisionConfig", TWO, _image()),
+    "clipseg": ("CLIPSegVisionModel", "CLIPSegVisionConfig", TWO, _image()),
+    "metaclip_2": ("MetaClip2VisionModel", "MetaClip2VisionConfig", TWO, _image()),
+    "git": ("GitVisionModel", "GitVisionConfig", TWO, _image()),
+    "instructblip": ("InstructBlipVisionModel", "InstructBlipVisionConfig", TWO, _image()),
+    "janus": ("JanusVisionModel", "JanusVisionConfig", {**TWO, "image_size": 384},
+              _image(384, 384)),
+    "tipsv2": ("Tipsv2VisionModel", "Tipsv2VisionConfig", TWO, _image()),
+    "florence2": ("Florence2VisionBackbone", "Florence2VisionConfig", {"depths": [1, 1, 1, 1]},
+                  _image(768, 768)),
     # Video
     "videomae": ("VideoMAEForVideoClassification", "VideoMAEConfig", TWO, (1, 16, 3, 224, 224)),
     "timesformer": ("TimesformerForVideoClassification", "TimesformerConfig", TWO,
@@ -157,6 +200,8 @@ FAMILIES: Mapping[str, Family] = {
     "vjepa2": ("VJEPA2Model", "VJEPA2Config",
                {**TWO, **SMALL, "pred_num_hidden_layers": 2, "frames_per_clip": 8},
                (1, 8, 3, 256, 256)),
+    "videoprism": ("VideoPrismVisionModel", "VideoPrismVisionConfig",
+                   {"num_spatial_layers": 2, "num_temporal_layers": 2}, (1, 16, 3, 288, 288)),
 }  # fmt: skip
 
 
