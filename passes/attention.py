@@ -258,10 +258,11 @@ def _may_forbid_all(edit: Editor, match: _Attention) -> bool:
         return False
     if _all_known(edit, match):
         known = [(edit.constants[mask], shape) for mask, shape in match.masks]
-        forbids = any(bool((mask == -torch.inf).any()) for mask, _ in known)
-        return forbids and bool(
-            (sum_of_known(known, _scores(edit, match))[0] == -torch.inf).all(-1).any()
-        )
+        dtype = edit.dtype(match.q)
+        if sum(float(mask.min()) for mask, _ in known) >= torch.finfo(dtype).min:
+            return False
+        total, _ = sum_of_known(known, _scores(edit, match))
+        return bool((total.to(dtype) == -torch.inf).all(-1).any())
     pending = [mask for mask, _ in match.masks]
     seen = set(pending)
     while pending:

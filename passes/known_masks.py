@@ -143,7 +143,8 @@ def _repeated(edit: Editor, node: Node) -> _Repeated | None:
         known = edit.constant(name)
         once = None if known is None or known.dim() < 3 else without_repeats(known, kept=2)
         masks.append(name if once is None or once.shape == edit.shape(name) else once)
-    return _Repeated(node, tuple(masks)) if tuple(masks) != node.inputs[3:] else None
+    shrunk = any(isinstance(mask, Tensor) for mask in masks)
+    return _Repeated(node, tuple(masks)) if shrunk else None
 
 
 def _once(edit: Editor, match: _Repeated) -> str:
