@@ -132,12 +132,11 @@ class Product(nn.Module):
         return a @ b
 
 
-def test_more_blocks_than_a_grid_has_are_no_kernel(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_products_than_a_grid_has_blocks_along_z_have_a_kernel() -> None:
     a = torch.ones(70000, 8, 8)  # in 16 bits they are gemm_persistent's, whose blocks stay
-    with caplog.at_level(logging.WARNING, "gtco"):
-        compiled = gtco.compile(Product(), (a, a), target="sm_90a")
-    assert [each.source for each in compiled.launches] == ["fallback"]
-    assert "gemm_mma: 70000 blocks along z, a grid has at most 65535" in caplog.text
+    compiled = gtco.compile(Product(), (a, a), target="sm_90a", fallback="error")
+    (launch,) = compiled.launches
+    assert launch.program is not None and launch.program.grid == (70000, 1, 1)
 
 
 @pytest.mark.parametrize(
