@@ -64,6 +64,14 @@ def test_a_long_axis_lies_along_x(case: str) -> None:
 
 
 @pytest.mark.usefixtures("short")
+def test_two_long_axes_are_refused() -> None:
+    sketch = GemmMma(groups.batched_matmul(3, 150, 24, 40, torch.float16), H100)
+    schedule = {"block_m": 64, "block_n": 64, "block_k": 32, "warps_m": 2, "warps_n": 2}
+    with pytest.raises(Illegal, match="6 blocks along z, a grid has at most 2"):
+        sketch.emit({**schedule, "stages": 2})
+
+
+@pytest.mark.usefixtures("short")
 def test_blocks_of_a_cluster_stay_side_by_side() -> None:
     sketch = AttentionWgmma(attention_groups.packed(300, 5, 64), H100)
     split = {**first_default(sketch), "block_q": 64, "block_k": 64, "stages": 2, "split": 2}
