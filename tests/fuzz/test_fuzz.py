@@ -144,8 +144,8 @@ FAULTS: dict[str, tuple[ModuleType, str, str, str, Program, str]] = {
         program(MASKED, m=(6, 6)), "wrong fused",
     ),
     "a second mask that is left out": (
-        attention, "fuse_attention", "for mask, shape in match.masks:\n        known",
-        "for mask, shape in match.masks[:1]:\n        known",
+        attention, "fuse_attention", "known_masks(edit, match.masks, scores",
+        "known_masks(edit, match.masks[:1], scores",
         program(TWO_MASKS, m=(6, 6), n=(2, 6, 6)), "wrong fused",
     ),
     "what all heads are scaled by that is left out": (
