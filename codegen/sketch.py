@@ -141,7 +141,7 @@ class BlockWork:
 
 def launched(grid: tuple[int, int, int]) -> tuple[tuple[int, int, int], str]:
     """`grid` as CUDA launches it, one that is too long along y or z with that exchanged for x, and
-    what the configuration of the kernel, which asks by `block_along` (order.cuh), says of it."""
+    what the configuration of the kernel, which asks by `block_along` (grid.cuh), says of it."""
     for axis in (1, 2):
         if grid[axis] > LARGEST_GRID[axis]:
             exchanged = list(grid)

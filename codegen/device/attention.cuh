@@ -14,8 +14,8 @@
 #pragma once
 
 #include "attention_tiles.cuh"
+#include "grid.cuh"
 #include "mma.cuh"
-#include "order.cuh"
 #include "softmax.cuh"
 
 namespace gtco {

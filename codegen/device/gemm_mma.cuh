@@ -11,6 +11,7 @@
 #pragma once
 
 #include "epilogue.cuh"
+#include "grid.cuh"
 #include "mma.cuh"
 #include "order.cuh"
 #include "windows.cuh"
