@@ -155,9 +155,7 @@ def _with_shifted_bias(edit: Editor, match: _Shifted) -> str:
     made = edit.add_constant(f"{w}_bias", bias.to(spec.dtype))
     value = edit.add("linear", x, w, made, **linear.attrs)
     edit.replace(linear.name, value)
-    for view in match.views:
-        value = edit.add(view.op, value, **view.attrs)
-    return value
+    return edit.add_views(value, match.views)
 
 
 # -- rolls ---------------------------------------------------------------------------------------

@@ -135,9 +135,7 @@ def before_conversion(edit: Editor, value: str) -> tuple[str, tuple[Node, ...]]:
     image, chain, conversion = _image(edit, value)
     if not conversion:
         return value, ()
-    for view in chain:
-        image = edit.add(view.op, image, **view.attrs)
-    return image, conversion
+    return edit.add_views(image, chain), conversion
 
 
 def converted(edit: Editor, value: str, conversion: Sequence[Node]) -> str:

@@ -162,9 +162,7 @@ def _channels(layout: Layout, count: int) -> Tensor | None:
 def _replace(edit: Editor, match: _Run) -> str:
     edit.root(match.nodes[0])
     value = computed_of(edit, match.nodes, match.value, match.channels)
-    for view in match.views:
-        value = edit.add(view.op, value, **view.attrs)
-    return value
+    return edit.add_views(value, match.views)
 
 
 def computed_of(edit: Editor, nodes: Iterable[Node], value: str, channels: Tensor) -> str:

@@ -151,8 +151,7 @@ def quantize(
     for name, (base, views) in read.items():
         value = _rounded(edit, base, scales[name], made)
         edit.root(edit.nodes[name])
-        for view in views:
-            value = edit.add(view.op, value, **view.attrs)
+        value = edit.add_views(value, views)
         _multiply(edit, edit.nodes[name], value, scales[name], weights.get(name))
     edit.remove_dead()
     return fold_factors(edit.finish())

@@ -171,8 +171,7 @@ def _replace(edit: Editor, match: Match) -> str:
     node, left = match.node, match.left
     value = _quantized(edit, left)
     edit.root(node)
-    for view in left.views:
-        value = edit.add(view.op, value, **view.attrs)
+    value = edit.add_views(value, left.views)
     weights = edit.add_constant(f"{node.name}_{left.kind}", match.weights.contiguous())
     if node.definition.of_images:
         y = edit.add(node.op, value, weights, **node.attrs)

@@ -130,6 +130,12 @@ class Editor:
         (value,) = self.add_node(op, inputs, attrs)
         return value
 
+    def add_views(self, value: str, views: Iterable[Node]) -> str:
+        """Append what `views`, each of the one before, make of `value`; return the last."""
+        for view in views:
+            value = self.add(view.op, value, **view.attrs)
+        return value
+
     def add_node(self, op: str, inputs: Sequence[str], attrs: Mapping[str, Any]) -> tuple[str, ...]:
         """Append a node; return its values.
 

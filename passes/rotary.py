@@ -445,8 +445,7 @@ def _from_memory(edit: Editor, rotation: _Rotation) -> str:
         if edit.dtype(rotation.source) != dtype
         else (rotation.source, [])
     )
-    for view in (*views, *rotation.views):
-        x = edit.add(view.op, x, **view.attrs)
+    x = edit.add_views(x, (*views, *rotation.views))
     tables = [_constant(edit, name, getattr(rotation, name), dtype) for name in ("cos", "sin")]
     if _of_neighbours(rotation):
         return edit.add("rotate", x, edit.add("swap_pairs", x), *tables)

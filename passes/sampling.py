@@ -111,9 +111,7 @@ def _widened(edit: Editor, node: Node) -> _Widened | None:
 
 
 def _of_source(edit: Editor, match: _Widened) -> str:
-    image = match.source
-    for view in match.views:
-        image = edit.add(view.op, image, **view.attrs)
+    image = edit.add_views(match.source, match.views)
     return edit.add("grid_sample", image, match.node.inputs[1], **match.node.attrs)
 
 

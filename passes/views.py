@@ -352,10 +352,7 @@ def _of_unexpanded(edit: Editor, match: tuple[Node, list[str]]) -> str:
 
 def broadcast(edit: Editor, value: str, sizes: Sequence[int], views: Sequence[Node]) -> str:
     """`value` broadcast to `sizes` and seen through `views`, which are of another value."""
-    value = edit.add("expand", value, shape=sizes)
-    for view in views:
-        value = edit.add(view.op, value, **view.attrs)
-    return value
+    return edit.add_views(edit.add("expand", value, shape=sizes), views)
 
 
 def check_broadcast(edit: Editor, value: str, sizes: Sequence[int], views: Sequence[Node]) -> None:

@@ -260,7 +260,7 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     ),
     "an image sampled before it is turned": (
         sampling, "sum_samples", turned_halves,
-        "for view in match.views:", "for view in match.views[1:]:",
+        "match.source, match.views", "match.source, match.views[1:]",
     ),
     "an enlarged image's kernel that is not turned": (
         upsampling, "convolve_before_enlarging", enlarged, "weight.flip((2, 3))", "weight",
