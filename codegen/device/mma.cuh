@@ -10,6 +10,17 @@
 
 namespace gtco {
 
+constexpr u32 TF32_BITS = 0xffffe000;  // of a float, what a tensor core looks at
+constexpr u32 HALF_TF32 = 0x1000;      // of the last of these
+
+// The nearest tf32; of the largest floats, which are nearer to infinity, the next. Of what is no
+// number, bits that say so stay.
+__device__ __forceinline__ u32 nearest_tf32(float x) {
+  constexpr float LARGEST = 0x1.ffep127f;
+  const u32 bits = __float_as_uint(x);
+  return (fabsf(x) < LARGEST ? bits + HALF_TF32 : bits) & TF32_BITS;
+}
+
 template <class Config, class = void>
 struct IsExact : Constant<bool, false> {};
 template <class Config>
@@ -88,10 +99,8 @@ struct Mma {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) {
         const float x = __uint_as_float(r[0][i]);
-        const u32 nearest = ptx::cvt_tf32(x);
-        const bool infinite = (nearest & 0x7fffffff) == 0x7f800000;  // as of the largest floats
-        r[0][i] = infinite ? r[0][i] & 0xffffe000 : nearest;
-        r[1][i] = ptx::cvt_tf32(x - __uint_as_float(r[0][i]));
+        r[0][i] = nearest_tf32(x);
+        r[1][i] = __float_as_uint(x - __uint_as_float(r[0][i]));  // which will be cut
       }
     } else {
       round(r[0]);

@@ -16,7 +16,8 @@ namespace gtco {
 #if __CUDA_ARCH__ >= 900
 constexpr int LOW_TILES = 3;
 
-// What the tensor core does not see of the floats of a tile, rounded to tf32, each where it was.
+// What the tensor core does not see of the floats of a tile, each where it was. The half rounds
+// what it sees of that.
 template <int BYTES, int THREADS>
 __device__ __forceinline__ void write_low_parts(unsigned char* to, const unsigned char* from,
                                                 int thread) {
@@ -25,8 +26,8 @@ __device__ __forceinline__ void write_low_parts(unsigned char* to, const unsigne
     Vec<float, 4> x = load<4>(reinterpret_cast<const float*>(from + at));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const float high = __uint_as_float(__float_as_uint(x[i]) & 0xffffe000);
-      x[i] = __uint_as_float(ptx::cvt_tf32(x[i] - high));
+      const float high = __uint_as_float(__float_as_uint(x[i]) & TF32_BITS);
+      x[i] = __uint_as_float(__float_as_uint(x[i] - high) + HALF_TF32);
     }
     store<4>(reinterpret_cast<float*>(to + at), x);
   }
@@ -69,6 +70,8 @@ __device__ __forceinline__ void multiply_exactly(float (&acc)[C::BLOCK_Q / 2], u
       const int chunk = (2 * k + lane / 16) ^ lane % 8;
       ptx::ldmatrix_x4(p[k][0], ring + s * STAGE_BYTES + row * 128 + chunk * 16);
       Mma::split(p[k]);
+#pragma unroll
+      for (u32& below : p[k][1]) below += HALF_TF32;
     }
     ptx::mbarrier_wait(ready, step & 1);
     const u32 q = ring + s * STAGE_BYTES + P_BYTES;                                 // (BLOCK_Q, 32)
