@@ -44,7 +44,8 @@ constexpr bool LATE_TRIGGER = false;
 // P_CONSTANT, Q_CONSTANT, ATOMS (of 128 bytes of K a stage), DEPTH (1: a stage's products are
 // issued before the last one's are awaited), WIDTH (columns side by side that a thread has: 1, 2,
 // 4 or 8), REGISTERS (a thread's), ROW_VALUES_AT, STATS_AT, INBOX_AT and BARRIERS_AT (bytes), and
-// EXACT where products of floats are as good as fp32's, BY_ROWS where Q lies in rows of K.
+// EXACT where products of floats are as good as fp32's, BY_ROWS where Q lies in rows of K and
+// P_BY_ROWS where P does, SHARED where all products of the batch have one A.
 template <class C, class Windows = PlainRows, class Functor>
 __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const ptx::TensorMap& q_map,
                                            const Functor& functor,
@@ -66,6 +67,7 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   constexpr int ALL_STEPS = steps_of_k<Windows, ATOM_K, C::ATOMS>(C::K);
   using Q = NSide<Element, C::BLOCK_Q, is_by_rows<C>>;
   static_assert(!is_by_rows<C> || C::MULTICAST == 1, "a copy of rows of K goes to one block");
+  static_assert(!is_p_by_rows<C> || is_exact<C>, "only registers turn rows of K");
   constexpr int SPLIT_STEPS = ceil_div(ALL_STEPS, C::SPLIT);
   constexpr bool PROMOTED = is_promoted<Element, C::ATOMS>(SPLIT_STEPS);
   constexpr bool APART = PROMOTED || !is_same<sum_t<Element>, float>;
@@ -100,6 +102,8 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
   const int q0 =
       in_order(blockIdx.y, gridDim.y) * (C::CLUSTER_Q * C::BLOCK_Q) + neighbour * C::BLOCK_Q;
   const int batch = in_order(blockIdx.z, gridDim.z);
+  const int batch_of_a = IsShared<C>::value ? 0 : batch;
+  const int p_batch = C::SWAP ? batch : batch_of_a, q_batch = C::SWAP ? batch_of_a : batch;
   constexpr bool GROUPED = IsGrouped<C>::value;
   const int top = GROUPED ? 0 : batch * C::ROWS, left = GROUPED ? batch * C::COLUMNS : 0;
   const int first = C::SPLIT > 1 ? rank * SPLIT_STEPS : 0;
@@ -239,10 +243,12 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
           const int k = k_of(step, atom);
           if constexpr (GATHERS && !C::SWAP) {
             windows.copy(to, p_map, more, (first + step) * C::ATOMS + atom, full + 8 * s);
+          } else if constexpr (is_p_by_rows<C>) {
+            copy_rows_of_k<Element, C::BLOCK_P>(to, p_map, k, p0, p_batch, full + 8 * s);
           } else if constexpr (C::SWAP && C::WIDTH == 2) {
-            ptx::cp_async_bulk_tensor(to, p_map, k, 0, 0, p0 / 16, batch, full + 8 * s);
+            ptx::cp_async_bulk_tensor(to, p_map, k, 0, 0, p0 / 16, p_batch, full + 8 * s);
           } else {
-            ptx::cp_async_bulk_tensor(to, p_map, k, p0, batch, full + 8 * s);
+            ptx::cp_async_bulk_tensor(to, p_map, k, p0, p_batch, full + 8 * s);
           }
         }
       };
@@ -256,12 +262,12 @@ __device__ __forceinline__ void gemm_wgmma(const ptx::TensorMap& p_map, const pt
             windows.template copy<C::MULTICAST>(to, q_map, more, (first + step) * C::ATOMS + atom,
                                                 full + 8 * s);
           } else if constexpr (C::MULTICAST > 1) {
-            ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, batch, full + 8 * s,
+            ptx::cp_async_bulk_tensor_multicast(to, q_map, k, q0, q_batch, full + 8 * s,
                                                 (1 << C::MULTICAST) - 1);
           } else if constexpr (!C::SWAP && C::WIDTH > 2) {
             ptx::cp_async_bulk_tensor(to, q_map, k, 0, 0, 0, q0 / (4 * C::WIDTH), full + 8 * s);
           } else {
-            Q::copy(to, q_map, k, q0, batch, full + 8 * s);
+            Q::copy(to, q_map, k, q0, q_batch, full + 8 * s);
           }
         }
       };

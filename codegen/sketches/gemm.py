@@ -145,6 +145,11 @@ class GemmProblem:
         """Whether the batch is the groups of a convolution."""
         return bool(self.anchor.attrs.get("groups", 1) > 1)
 
+    @property
+    def shares_a(self) -> bool:
+        """Whether all products of the batch have one A, whose layout is that of one product."""
+        return isinstance(self.a, GemmOperand) and self.a.layout.shape[0] < self.batch
+
     def region(self, vector: int = 8) -> Region:
         """The epilogue's iteration space, at most `vector` columns a call."""
         if self.grouped:  # no call reaches into the next group
@@ -197,7 +202,7 @@ class GemmProblem:
 
     def tensor_map(self, operand: Piece, size: int, box: int) -> TensorMapArgument:
         """The map of tiles of `box` rows or columns, of `size` there are, and 128 bytes of K; of
-        `ROWS_OF_K` of them where K is not what lies side by side."""
+        128 bytes of either where K is not what lies side by side."""
         # A copy of f32 rounds it to tf32, of which no part is left over.
         dtype = torch.int32 if is_exact(self.anchor, self.dtype) else self.dtype
         if isinstance(operand, WindowOperand):
@@ -208,12 +213,12 @@ class GemmProblem:
         k, of_k = operand.layout.shape[-1], 128 // self.dtype.itemsize
         sizes, stride, tile = (k, size), row_stride or pad_to(k, 16), (of_k, min(box, 256))
         if not operand.k_major:
-            sizes, stride, tile = (size, k), k_stride, (ROWS_OF_K, of_k)
+            sizes, stride, tile = (size, k), k_stride, (of_k, of_k)
         return TensorMapArgument(
             operand.base,
             operand.layout.offset,
             dtype,
-            (*sizes, self.batch),
+            (*sizes, operand.layout.shape[0]),
             (stride, batch_stride or stride * sizes[1]),
             (*tile, 1),
         )
@@ -228,9 +233,13 @@ EXACT = "  static constexpr bool EXACT = true;  // three products of tf32 each\n
 """Of a kernel's configuration, where `is_exact`."""
 
 ROWS_OF_K = 64
-"""Rows or columns side by side in a row of K, as `wgmma` takes them."""
+"""Rows or columns of 16 bits side by side in a row of K, as `wgmma` takes them."""
 BY_ROWS = "  static constexpr bool BY_ROWS = true;  // Q lies in rows of K\n"
 """Of a kernel's configuration, where its N side is no `k_major` operand."""
+P_BY_ROWS = "  static constexpr bool P_BY_ROWS = true;  // P lies in rows of K\n"
+"""Likewise of its M side."""
+SHARED = "  static constexpr bool SHARED = true;  // all products have one A\n"
+"""Likewise, of a problem that `shares_a`."""
 
 GROUPED = "  static constexpr bool GROUPED = true;  // the batch lies side by side\n"
 """Likewise, of a problem that is `grouped`."""
@@ -396,10 +405,16 @@ def pad_to(value: int, multiple: int) -> int:
 
 
 def analyse_wgmma(
-    group: Group, target: Target, *, exact: bool = False, boxes: bool = False
+    group: Group,
+    target: Target,
+    *,
+    exact: bool = False,
+    boxes: bool = False,
+    shares: bool = False,
 ) -> GemmProblem:
     """The GEMM in `group`, whose operands TMA can bring to `wgmma`; `exact` as of
-    `check_products`, `boxes` as of `analyse`.
+    `check_products`, `boxes` as of `analyse`, and `shares` whether the kernel can multiply all
+    of the batch by one A.
 
     Raises:
         Illegal: as of `analyse`; or the target, the dtype or an operand's layout has no such way.
@@ -409,12 +424,16 @@ def analyse_wgmma(
     stats = problem.row_stats
     check(stats <= 1, f"{stats} values with row statistics, of one at most")
     check_products(problem.anchor, problem.dtype, target, exact=exact)
+    a = problem.a
+    if shares and isinstance(a, GemmOperand) and single_stride(a.layout.dims[0]) == 0:
+        problem = replace(problem, a=replace(a, layout=a.layout.slice(0, 0, 1)))
+    rounds = not is_exact(problem.anchor, problem.dtype)
     for piece in pieces_of(problem.a):
         if isinstance(piece, WindowOperand):
             piece.check_map(problem.dtype)
         else:
-            check_tensor_map("A", piece, problem.dtype)
-    check_tensor_map("B", problem.b, problem.dtype)
+            check_tensor_map("A", piece, problem.dtype, rounds)
+    check_tensor_map("B", problem.b, problem.dtype, rounds)
     return problem
 
 
@@ -476,14 +495,17 @@ def pairs(plain: TensorMapArgument) -> TensorMapArgument:
     )
 
 
-def check_tensor_map(label: str, operand: GemmOperand, dtype: torch.dtype) -> None:
-    """Refuse an operand, called `label`, of which no tensor map describes tiles.
+def check_tensor_map(
+    label: str, operand: GemmOperand, dtype: torch.dtype, rounds: bool = True
+) -> None:
+    """Refuse an operand, called `label`, of which no tensor map describes tiles. `rounds` says
+    whether floats are multiplied as tf32.
 
     Raises:
         Illegal: naming its layout.
     """
     layout = operand.layout
-    if not operand.k_major and dtype in HALVES:  # rows of K, which lie apart
+    if not operand.k_major and (dtype in HALVES or not rounds):  # rows of K, which lie apart
         layout = layout.permute((0, 2, 1))
     dims = layout.dims
     batch, rows, k = (single_stride(axis) for axis in dims)

@@ -1,5 +1,5 @@
 """GEMM on `wgmma` fed by TMA: sm_90a; fp8, 16-bit types, tf32 and fp32, which is three products of
-tf32. Operands are K-major, but that one of 16 bits may lie in rows of K."""
+tf32. Operands are K-major, but that one of 16 bits or of fp32 may lie in rows of K."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from gtco.codegen.sketches.gemm import (
     BY_ROWS,
     EXACT,
     GROUPED,
+    P_BY_ROWS,
     ROWS_OF_K,
+    SHARED,
     analyse_wgmma,
     by_width,
     is_exact,
@@ -88,7 +90,7 @@ class GemmWgmma(Sketch):
 
     def __init__(self, group: Group, target: Target) -> None:
         super().__init__(group, target)
-        self.problem = problem = analyse_wgmma(group, target, exact=True)
+        self.problem = problem = analyse_wgmma(group, target, exact=True, shares=True)
         self.exact = is_exact(problem.anchor, problem.dtype)
         self.block_k = 128 // problem.dtype.itemsize
         self.steps = problem.atoms(self.block_k)
@@ -97,7 +99,8 @@ class GemmWgmma(Sketch):
         self.row_fields, self.vector = len(emitter.row_fields), region.vector
         self.image = bool(emitter.images)
         self.a_by_rows = not problem.a.k_major
-        self.by_rows = self.a_by_rows or not problem.b.k_major
+        rows_of_k = self.a_by_rows or not problem.b.k_major
+        self.by_rows, self.p_by_rows = rows_of_k and not self.exact, rows_of_k and self.exact
         check(problem.b.k_major or not self.a_by_rows, "A and B lie in rows of K")
         stats = problem.row_stats and problem.grouped
         check(not stats, "row statistics of results that lie side by side")
@@ -272,6 +275,9 @@ class GemmWgmma(Sketch):
             check(of_q, "wgmma takes rows of K on its N side alone")
             check(block_q % ROWS_OF_K == 0, f"{block_q} rows of K come in parts of {ROWS_OF_K}")
             check(schedule["multicast"] == 1, "a copy of rows of K goes to one block")
+        if self.p_by_rows:
+            of_p = bool(schedule["swap"]) != self.a_by_rows
+            check(of_p, "rows of K of fp32 are wgmma's M side, which goes through registers")
         steps = -(-self.steps // schedule["atoms"])
         if self.problem.atoms_are_apart:
             whole = self.steps % schedule["atoms"] == 0
@@ -383,8 +389,8 @@ struct Config {{
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
 {EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}{
-            GROUPED if problem.grouped else ""
-        }}};
+            P_BY_ROWS if self.p_by_rows else ""
+        }{SHARED if problem.shares_a else ""}{GROUPED if problem.grouped else ""}}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})
@@ -397,7 +403,7 @@ ENTRY_POINT(const __grid_constant__ ptx::TensorMap p_map,
         b_map = problem.tensor_map(problem.b, problem.columns, block_p if swap else block_q)
         if not swap:
             b_map = by_width(b_map, width)
-        elif width == 2:
+        elif width == 2 and not self.p_by_rows:
             b_map = pairs(b_map)
         first = (b_map, a_map) if swap else (a_map, b_map)
         return self.program(

@@ -211,12 +211,12 @@ FAULTS = {
     ),
     "columns of the first square alone": (
         "rows of K",
-        "first + i * 64, k,",
+        "first + i * SIDE, k,",
         "first, k,",
     ),
     "a square that is copied over the first": (
         "rows of K",
-        "to + i * SQUARE",
+        "to + i * SIDE * 128",
         "to",
     ),
     "columns of another tile of weights in fours": (
