@@ -109,6 +109,14 @@ def operand_bytes(sketch: str, block: BlockWork) -> float:
     return block.fill_bytes * share
 
 
+def mma_efficiency(sketch: str, target: Target, *, exact: bool) -> float:
+    """The part of the dense rate that a sketch's main loop reaches with its data at hand, of fp32
+    as three products of tf32 where `exact`."""
+    c = target.constants
+    share = c.exact_share.get(sketch, 1.0) if exact else 1.0
+    return share * c.mma_efficiency.get(sketch, 1.0)
+
+
 def chain_us(
     block: BlockWork,
     blocks: int,

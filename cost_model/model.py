@@ -202,7 +202,7 @@ def draft_us(work: Work, target: Target) -> float:
         work.block,
         work.blocks,
         resident,
-        rate * target.constants.mma_efficiency.get(work.sketch, 1.0),
+        rate * timing.mma_efficiency(work.sketch, target, exact=work.group.exact),
         target,
         pointwise_us=(
             work.group.pointwise_flops / tiles

@@ -55,6 +55,11 @@ class GroupWork:
         dtype = (torch.float32, torch.float16, torch.float8_e4m3fn)[self.half]
         return target.products_tflops(dtype, "tf32" if self.tf32 else None)
 
+    @property
+    def exact(self) -> bool:
+        """Whether its products, if it has any, are fp32."""
+        return not self.half and not self.tf32
+
 
 @dataclass(frozen=True)
 class Work:

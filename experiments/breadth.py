@@ -3,7 +3,8 @@
 Each is captured in fp16, fused and planned for sm_90a, which needs no GPU; the rewritten graph,
 interpreted in fp64, may be off from the module in fp64 as far as the module in fp32 is (some are
 chaotic with random weights). A family that fails is written with its error. The file holds the
-distinct operators, the failures and what runs with ATen and why.
+distinct operators, the failures and what runs with ATen and why; if it is there already, families
+that it holds stay as they are unless they are named.
 """
 
 from __future__ import annotations
@@ -84,10 +85,12 @@ def run(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("out", type=Path)
-    parser.add_argument("families", nargs="*", default=list(families), metavar="FAMILY")
+    parser.add_argument("families", nargs="*", metavar="FAMILY")
     given = parser.parse_args()
     found: dict[str, dict[str, Any]] = {}
-    for family in given.families:
+    if given.out.exists():
+        found = json.loads(given.out.read_text())["families"]
+    for family in given.families or [name for name in families if name not in found]:
         name, build = families[family]
         try:
             found[family] = {"model": name, **examine(build)}

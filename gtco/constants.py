@@ -42,6 +42,8 @@ class Constants:
         mma_efficiency: the part of `Target.matmul_tflops` that a sketch's main loop reaches with
             its data at hand; of `gemm_skinny` four times that, because `timing.FULL_TILE` is not
             about operands in registers.
+        exact_share: what of it is left where products of fp32 are three of tf32, whose operands
+            are split in registers, if not all.
         dram_efficiency: the part of `Target.dram_gbps` that a sketch's loads reach, if not all.
         start_boundaries: the fixed chain of release, launch and first bytes, in units of
             `Target.boundary_us`.
@@ -94,6 +96,7 @@ class Constants:
     large_cluster_share: float
     largest_clusters: int
     mma_efficiency: Mapping[str, float]
+    exact_share: Mapping[str, float]
     dram_efficiency: Mapping[str, float]
     start_boundaries: float
     alone_boundaries: float
@@ -150,6 +153,8 @@ H100 = Constants(
         "attention_wgmma": 0.9,
         "attention_projection": 0.45,
     },
+    # experiments/notes/47-fp32.md: drafts of 16.7 us took 37.
+    exact_share={"gemm_mma": 0.42, "gemm_wgmma": 0.8},
     # Loads into registers took 4.2 to 10 us where copies of the same 8 to 13 MB took 3.6 to 5.4.
     dram_efficiency={"gemm_skinny": 0.75},
     start_boundaries=1.2,

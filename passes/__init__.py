@@ -33,6 +33,7 @@ from gtco.passes.normalization import fuse_normalization
 from gtco.passes.pads import join_borders
 from gtco.passes.patches import pad_patches
 from gtco.passes.pulled import pull_pointwise
+from gtco.passes.read_channels import order_read_channels
 from gtco.passes.rejoined import rejoin_parts
 from gtco.passes.rewrite import Log
 from gtco.passes.rolls import move_rolls
@@ -93,6 +94,7 @@ PIPELINE: tuple[Pass, ...] = (
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way
     order_stored_columns,  # behind pull_pointwise, which brings views together
+    order_read_channels,  # likewise
     round_rows,  # behind pull_pointwise, which moves permutes the other way
     border_addends,  # behind fuse_attention, which gives masks rows of whole copies
     fold_constants,

@@ -6,7 +6,8 @@
 
 Coordinates that are normalised one by one (RAFT, Teed and Deng, ECCV 2020), boxes that are decoded
 corner by corner: one kernel, or a part of one, instead of one a part and one that joins them.
-Numbers that differ from part to part become a constant, if the type of the values has them.
+Parts of which nothing is computed, such as the real and imaginary ones of a transform, are the
+tensor itself. Numbers that differ from part to part become a constant, if the type of the values has them.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def _match(edit: Editor, node: Node) -> _Rejoined | None:
     for value in node.inputs:
         end = start + edit.shape(value)[dim]
         chain = _chain(edit, value)
-        part = whole_of(edit, chain[0].inputs[0], dim, start, end) if chain else None
+        part = whole_of(edit, chain[0].inputs[0] if chain else value, dim, start, end)
         if part is None:
             return None
         wholes.add(part)

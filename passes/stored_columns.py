@@ -88,13 +88,21 @@ def _stored(edit: Editor, view: Node, columns: int) -> Axis | None:
             layout = apply_view(layout, view)
     except NotAView:
         return None
-    stored = [part for dim in layout.dims for part in dim]
+    stored = [part for dim in layout.dims for whole in dim for part in _cut(whole, columns)]
     parts = tuple((size, stride) for size, stride in stored if 0 < stride < columns)
     if layout.offset or math.prod(size for size, _ in parts) != columns:
         return None
     if any(size * stride > columns for size, stride in parts):
         return None
     return parts if stored[-1] == parts[-1] and parts[-1][1] > 1 else None
+
+
+def _cut(whole: tuple[int, int], columns: int) -> Axis:
+    """(size, stride) as two where it goes on from the columns of one pixel to those of the next."""
+    size, stride = whole
+    if stride < columns < size * stride and columns % stride == 0 == size * stride % columns:
+        return (size * stride // columns, columns), (columns // stride, stride)
+    return (whole,)
 
 
 def _replace(edit: Editor, match: _Shuffle) -> str:

@@ -168,7 +168,8 @@ class GemmWgmma(Sketch):
         problem, target = self.problem, self.target
         block = self._block_work(schedule)
         blocks, resident = self._blocks(schedule), self._resident(schedule)
-        rate = problem.matmul_tflops(target) * target.constants.mma_efficiency[self.name]
+        efficiency = timing.mma_efficiency(self.name, target, exact=self.exact)
+        rate = problem.matmul_tflops(target) * efficiency
         cluster = _cluster(schedule)
         operand_bytes = timing.operand_bytes(self.name, block)
         return timing.chain_us(
@@ -328,6 +329,7 @@ class GemmWgmma(Sketch):
             writers=_threads(schedule) - timing.WARPGROUP if waves else 0,
             parts_of_b=split * across * self.problem.batch,
             awaited=self._awaited(schedule),
+            scales=int(self.exact and p == 64),
             # Products of fp32, three each, take longer than copies of whichever atoms.
             cut_atoms=0 if self.exact else -(-self.problem.cut_atoms(self.block_k) // split),
         )
