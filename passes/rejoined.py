@@ -6,8 +6,9 @@
 
 Coordinates that are normalised one by one (RAFT, Teed and Deng, ECCV 2020), boxes that are decoded
 corner by corner: one kernel, or a part of one, instead of one a part and one that joins them.
-Parts of which nothing is computed, such as the real and imaginary ones of a transform, are the
-tensor itself. Numbers that differ from part to part become a constant, if the type of the values has them.
+Numbers that differ from part to part become a constant, if the type of the values has them. Parts
+of which nothing is computed are the tensor itself, and where they are joined along another
+dimension, such as the real and imaginary parts of a transform, a permutation of it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from typing import Any
 import torch
 
 from gtco.ir.graph import Graph, Node
-from gtco.passes.rewrite import Editor, Log, Rule, rewrite
-from gtco.passes.views import whole_of
+from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
+from gtco.passes.views import cut, whole_of
 
 
 @dataclass(frozen=True)
@@ -129,9 +130,48 @@ def _of_the_whole(edit: Editor, match: _Rejoined) -> str:
     return value
 
 
+@dataclass(frozen=True)
+class _Moved:
+    whole: str
+    dim: int
+    """Of which each part is one index, in order."""
+    to: int
+    """Where the parts are joined."""
+    shape: tuple[int, ...]
+
+
+def _match_moved(edit: Editor, node: Node) -> _Moved | None:
+    to = node.attrs["dim"] % node.outputs[0].rank
+    found: set[tuple[str, int]] = set()
+    for at, value in enumerate(node.inputs):
+        view = edit.producer(value, "reshape")
+        part = edit.producer(view.inputs[0], "slice") if view else None
+        taken = cut(part) if part else None
+        if part is None or taken is None or taken[1:] != (at, at + 1):
+            return None
+        dim, *_ = taken
+        rest = [size for d, size in enumerate(part.outputs[0].sizes) if d != dim]
+        if list(edit.shape(value)) not in (rest, [*rest[:to], 1, *rest[to:]]):
+            return None
+        found.add((part.inputs[0], dim))
+    if len(found) != 1:
+        return None
+    ((whole, dim),) = found
+    all_of_them = edit.shape(whole)[dim] == len(node.inputs)
+    return _Moved(whole, dim, to, node.outputs[0].sizes) if all_of_them else None
+
+
+def _permuted(edit: Editor, match: _Moved) -> str:
+    dims = [dim for dim in range(len(edit.shape(match.whole))) if dim != match.dim]
+    dims.insert(match.to, match.dim)
+    return edit.add("reshape", edit.add("permute", match.whole, dims=dims), shape=match.shape)
+
+
 RULES: tuple[Rule[Any], ...] = (
     Rule("concat(f(x[:n]), g(x[n:])) -> h(x)", ("concat",), _match, _of_the_whole, _check),
-)
+    Rule("concat(x[..., 0], x[..., 1]) -> reshape(permute(x))", ("concat",),
+         _match_moved, _permuted, never_refused),
+)  # fmt: skip
 
 
 def rejoin_parts(graph: Graph, log: Log | None = None) -> Graph:

@@ -390,9 +390,9 @@ struct Config {{
   static constexpr int WIDTH = {width};
   static constexpr int ROW_VALUES_AT = {smem.row_values_at}, STATS_AT = {smem.stats_at};
   static constexpr int INBOX_AT = {smem.inbox_at}, BARRIERS_AT = {smem.barriers_at};
-{EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}{
-            P_BY_ROWS if self.p_by_rows else ""
-        }{SHARED if problem.shares_a else ""}{GROUPED if problem.grouped else ""}}};
+{EXACT if self.exact else ""}{BY_ROWS if self.by_rows else ""}{P_BY_ROWS if self.p_by_rows else ""}{
+            SHARED if problem.shares_a else ""
+        }{GROUPED if problem.grouped else ""}}};
 
 {windows}{functor}
 extern "C" __global__ void __launch_bounds__({threads}, {blocks_per_sm})

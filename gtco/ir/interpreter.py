@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import torch
@@ -63,30 +64,53 @@ def interpret(
         values[name] = _widen(whole.as_stored(name, tensor), dtype)
     parts = [group.graph for group in graph] if isinstance(graph, FusedGraph) else []
     with no_autocast():
-        for part in (*parts, whole):  # behind groups: views that only the caller sees
-            _run(part, values, dtype, rounded)
+        _run((*parts, whole), values, dtype, rounded)  # behind groups: views for the caller alone
     return tuple(values[name] for name in whole.outputs)
 
 
-def _run(graph: Graph, values: dict[str, Tensor], dtype: torch.dtype | None, rounded: bool) -> None:
+def _run(
+    graphs: Sequence[Graph], values: dict[str, Tensor], dtype: torch.dtype | None, rounded: bool
+) -> None:
+    """Add what the last of `graphs` gives to `values`, which are its inputs; what nobody reads any
+    more is not kept, for all values of a large model at once are more than a machine has."""
     device = next(iter(values.values())).device if values else torch.device("cpu")
-    for name, tensor in graph.constants.items():
-        if name not in values:
-            values[name] = _widen(tensor.to(device), dtype)
-    for node in graph.nodes:
-        if all(value in values for value in node.values):
-            continue
-        attrs = dict(node.attrs)
-        if dtype is not None:
-            for key in ("dtype", "out_dtype"):
-                if isinstance(attrs.get(key), torch.dtype) and attrs[key].is_floating_point:
-                    attrs[key] = dtype
-        inputs = [values[name] for name in node.inputs]
-        operands = rounded_operands(node) if rounded else 0
-        inputs[:operands] = map(round_to_tf32, inputs[:operands])
-        result = node.definition.reference(*inputs, **attrs)
-        results = result if isinstance(result, (tuple, list)) else (result,)
+    constants: dict[str, Tensor] = {}
+    steps: list[Node] = []
+    made: set[str] = set()
+    for graph in graphs:
+        constants = {**graph.constants, **constants}
+        missing = [node for node in graph.nodes if not made.issuperset(node.values)]
+        steps += missing
+        made.update(name for node in missing for name in node.values)
+    reads = Counter(name for node in steps for name in node.inputs)
+    reads.update(graphs[-1].outputs)
+    for name in graphs[-1].outputs:
+        if name in constants:
+            values[name] = _widen(constants[name].to(device), dtype)
+    for node in steps:
+        for name in node.inputs:
+            if name not in values:
+                values[name] = _widen(constants[name].to(device), dtype)
+        results = _results(node, [values[name] for name in node.inputs], dtype, rounded)
         values.update(zip(node.values, results, strict=True))
+        reads.subtract(node.inputs)
+        for name in {*node.inputs, *node.values}:
+            if not reads[name]:
+                del values[name]
+
+
+def _results(
+    node: Node, inputs: list[Tensor], dtype: torch.dtype | None, rounded: bool
+) -> Sequence[Tensor]:
+    attrs = dict(node.attrs)
+    if dtype is not None:
+        for key in ("dtype", "out_dtype"):
+            if isinstance(attrs.get(key), torch.dtype) and attrs[key].is_floating_point:
+                attrs[key] = dtype
+    operands = rounded_operands(node) if rounded else 0
+    inputs[:operands] = map(round_to_tf32, inputs[:operands])
+    result = node.definition.reference(*inputs, **attrs)
+    return result if isinstance(result, (tuple, list)) else (result,)
 
 
 def _widen(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -30,6 +30,7 @@ def planted(program: KernelProgram, old: str, new: str) -> KernelProgram:
         "attention.cuh",
         "copied.cuh",
         "promotion.cuh",
+        "wgmma_exact.cuh",
         "wgmma_sides.cuh",
         "attention_tiles.cuh",
         "patches.cuh",

@@ -9,7 +9,7 @@ from gtco.codegen.program import KernelProgram
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
 from gtco.ir.graph import Group
 from gtco.target import TARGETS
-from tests import groups, int8_groups
+from tests import exact_products, groups, int8_groups
 from tests.faults.templates import check_caught, planted, verdicts
 
 pytestmark = pytest.mark.compiler
@@ -40,6 +40,7 @@ CLUSTERS = {
     "rows of K": {**PLAIN, "swap": 0, "block_q": 128},
     "groups": {**PLAIN, "swap": 0, "block_q": 32},
     "fours": {**PLAIN, "swap": 0, "block_q": 48},
+    "fp32 rows of K": PLAIN,
 }
 
 FAULTS = {
@@ -219,6 +220,56 @@ FAULTS = {
         "to + i * SIDE * 128",
         "to",
     ),
+    "a matrix of each product where there is one": (
+        "fp32 rows of K",
+        "batch_of_a = IsShared<C>::value ? 0 : batch",
+        "batch_of_a = batch",
+    ),
+    "one image for all products": (
+        "fp32 rows of K",
+        "p_batch = C::SWAP ? batch : batch_of_a",
+        "p_batch = batch_of_a",
+    ),
+    "channels in the order of wgmma where they are read in pairs": (
+        "fp32 rows of K",
+        "row_(row + lane / 4 * (PAIRED ? 2 : 1))",
+        "row_(row + lane / 4)",
+    ),
+    "rows of K that are not turned": (
+        "fp32 rows of K",
+        "const int chunk = row % 32 / 4 ^ (half * 4 + k_);",
+        "const int chunk = row % 32 / 4;",
+    ),
+    "channels of the first square alone": (
+        "fp32 rows of K",
+        "from + row / 32 * 32 * 128 + chunk * 16",
+        "from + chunk * 16",
+    ),
+    "low parts without the high ones": (
+        "fp32 rows of K",
+        "Product::mma(high, p[k][0], ptx::wgmma_descriptor(q, k * 32), k > 0);",
+        "Product::mma(high, p[k][1], ptx::wgmma_descriptor(q, k * 32), k > 0);",
+    ),
+    "low parts of P left out": (
+        "fp32 rows of K",
+        "Product::mma(low, p[k][1], ptx::wgmma_descriptor(q, k * 32), 1);",
+        ";",
+    ),
+    "low parts that are read before they are written": (
+        "fp32 rows of K",
+        "    ptx::mbarrier_wait(ready, step & 1);\n",
+        "",
+    ),
+    "low parts that the tensor core may not see": (
+        "fp32 rows of K",
+        "    ptx::fence_proxy_async();  // the tensor cores read it\n",
+        "",
+    ),
+    "a stage of floats that is not handed back": (
+        "fp32 rows of K",
+        "    ptx::wgmma_wait_group<0>(high);\n    release(s);\n",
+        "    ptx::wgmma_wait_group<0>(high);\n",
+    ),
     "columns of another tile of weights in fours": (
         "fours",
         "q0 / (4 * C::WIDTH), full + 8 * s);",
@@ -238,6 +289,8 @@ FAULTS = {
 
 
 def group(cluster: str) -> Group:
+    if cluster == "fp32 rows of K":
+        return exact_products.transform(2, 37, 76, 144)
     if cluster == "statistics":
         return groups.residual_linear(37, 128, 336, torch.float16)
     if cluster.endswith("fp8"):

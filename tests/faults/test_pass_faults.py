@@ -24,6 +24,7 @@ from gtco.passes import (
     horizontal,
     normalization,
     pulled,
+    read_channels,
     rotary,
     sampling,
     split_norm,
@@ -35,6 +36,7 @@ from gtco.passes.convolutions import fold_convolutions
 from gtco.passes.layout import channels_last
 from gtco.passes.taps_as_columns import columns_of_taps
 from tests.pass_checks import COMPUTE, captured, check, random
+from tests.unit.test_passes_read_channels import alternating
 from tests.unit.test_passes_stored_columns import shuffled
 from tests.unit.test_passes_taps import convolved
 
@@ -308,6 +310,14 @@ FAULTS: dict[str, tuple[ModuleType, str, Callable[[], Case], str, str]] = {
     "columns by the strides of other parts": (
         stored_columns, "order_stored_columns", shuffled,
         "[stride for _, stride in parts]", "[stride for _, stride in parts[::-1]]",
+    ),
+    "channels in the order of before": (
+        read_channels, "order_read_channels", alternating, "known[:, order.to(known.device)]",
+        "known",
+    ),
+    "channels by parts in another order": (
+        read_channels, "order_read_channels", alternating, "permute(match.order).flatten()",
+        "permute(match.order[::-1]).flatten()",
     ),
     "slopes of other channels": (
         stored_columns, "order_stored_columns", shuffled,

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
+import gtco
 from gtco.ir.graph import Graph, GraphBuilder, subgraph
 from gtco.ir.interpreter import ArgumentError, interpret
+from gtco.ir.ops import OPS
 from gtco.ir.spec import Dim, GraphError, TensorSpec
 
 
@@ -66,6 +71,40 @@ def test_interpret_checks_arguments() -> None:
     (result,) = interpret(graph, [torch.ones(2, 3)], dtype=torch.float64)
     assert result.dtype == torch.float64
     assert torch.equal(result, torch.full((2, 4), 3.0, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_interpret_keeps_what_is_read_again_alone(
+    fused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    b = GraphBuilder()
+    value = first = b.add("exp", b.input("x", TensorSpec((4, 4), torch.float32)))
+    for _ in range(20):
+        value = b.add("linear", b.add("relu", value), b.constant("w", torch.randn(4, 4)))
+    graph = b.build([b.add("add", value, first)])
+    made: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+
+    def noted(reference: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def run(*args: torch.Tensor, **attrs: Any) -> torch.Tensor:
+            nonlocal most
+            result = reference(*args, **attrs)
+            made.append(weakref.ref(result))
+            most = max(most, sum(each() is not None for each in made))
+            return result
+
+        return run
+
+    for op in ("exp", "relu", "linear", "add"):
+        known = OPS[op]
+        monkeypatch.setitem(OPS, op, replace(known, reference=noted(known.reference)))
+    x = torch.randn(4, 4)
+    (result,) = interpret(gtco.fuse(graph, target="sm_90a") if fused else graph, (x,))
+    expected = x.exp()
+    for w in graph.constants.values():
+        expected = expected.relu() @ w.T
+    torch.testing.assert_close(result, expected + x.exp())
+    assert most <= 4
 
 
 def test_symbolic_sizes_are_refused_where_a_number_is_needed() -> None:

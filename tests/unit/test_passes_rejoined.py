@@ -46,14 +46,46 @@ def normalized(c: nn.Module, x: Tensor) -> Tensor:
         (lambda c, x: torch.cat((F.gelu(x[:, :2]), F.gelu(x[:, 2:], approximate="tanh")), 1),
          {"concat": 1, "gelu": 2}),
         (lambda c, x: torch.cat((x[:, :2] * 2, x[:, 2:] * 3), 0), {"concat": 1, "mul": 2}),
+        (lambda c, x: torch.cat((x[:, :1], x[:, 1:]), 1).exp(), {"exp": 1}),
     ],
     ids=["coordinates", "three", "along the last", "tenths", "two functions", "one part as it is",
          "the other way round", "with a gap", "of two tensors", "read elsewhere",
-         "of two values", "bounds", "other attributes", "along another dimension"],
+         "of two values", "bounds", "other attributes", "along another dimension",
+         "as they are"],
 )  # fmt: skip
 def test_parts(function: Callable[[nn.Module, Tensor], Tensor], expected: dict[str, int]) -> None:
     graph, args = captured(function, X)
     assert ops(check(rejoin_parts, canonicalize(graph), args)) == expected
+
+
+@pytest.mark.parametrize("to", range(-3, 3))
+@pytest.mark.parametrize("dim", range(3))
+@pytest.mark.parametrize("join", [torch.stack, torch.cat])
+def test_parts_that_are_joined_along_another_dimension(
+    join: Callable[[tuple[Tensor, ...], int], Tensor], dim: int, to: int
+) -> None:
+    to = max(to, -2) if join is torch.cat else to
+    to = min(to, 1) if join is torch.cat else to
+    graph, args = captured(lambda c, x: join(x.unbind(dim), to).exp(), X)
+    found = check(rejoin_parts, canonicalize(graph), args)
+    assert ops(found) == {"exp": 1}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda c, x: torch.stack((x[..., 1], x[..., 0]), 1),
+        lambda c, x: torch.stack((x[..., 0], x[..., 1], x[..., 2]), 1),
+        lambda c, x: torch.stack((x[..., :2].sum(-1), x[..., 1]), 1),
+        lambda c, x: torch.stack((x[..., 0], x[:, :, :, 0]), 1),
+        lambda c, x: torch.stack((x[..., 0], x.exp()[..., 1]), 1),
+        lambda c, x: torch.cat((x[..., 0].reshape(2, 15), x[..., 1].reshape(2, 15)), 1),
+    ],
+    ids=["the other way round", "of four", "a sum", "one part twice", "of two tensors", "reshaped"],
+)
+def test_other_parts_stay(function: Callable[[nn.Module, Tensor], Tensor]) -> None:
+    graph, args = captured(function, random(3, 2, 5, 4))
+    assert ops(check(rejoin_parts, canonicalize(graph), args))["concat"] == 1
 
 
 def test_a_number_that_halves_do_not_have_stays() -> None:

@@ -70,6 +70,18 @@ def test_columns_that_are_stored_side_by_side_stay() -> None:
     assert str(order_stored_columns(graph)) == str(graph)
 
 
+def test_columns_that_go_on_in_the_next_pixel() -> None:
+    """Both parts of 15 values, one part of all pixels after the other."""
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((2, 3, 8), F64))
+    y = b.add("tanh", b.add("linear", x, b.constant("w", random(30, 8))))
+    parts = b.add("permute", b.add("reshape", y, shape=(2, 3, 15, 2)), dims=(3, 0, 1, 2))
+    graph = b.build([b.add("exp", b.add("reshape", parts, shape=(4, 45)))])
+    found = check(order_stored_columns, graph, (random(2, 3, 8, seed=1),))
+    order = torch.arange(30).reshape(15, 2).t().reshape(-1)
+    assert torch.equal(weights(found), weights(graph)[order])
+
+
 @pytest.mark.parametrize("attrs", [{"known": False}, {"twice": True}, {"groups": 2}])
 def test_what_is_read_otherwise_stays(attrs: dict[str, bool]) -> None:
     graph, _ = shuffled(**attrs)

@@ -33,6 +33,29 @@ def test_which(shape: tuple[int, ...], dtype: torch.dtype, turned: bool) -> None
     assert any(node.op == "permute" for node in result.nodes) == turned
 
 
+@pytest.mark.parametrize(
+    "shape, columns, dtype, longer",
+    [
+        ((5, 66), 8, torch.float32, 68),
+        ((3, 5, 7), 16, torch.float16, 8),
+        ((5, 64), 8, torch.float32, None),
+        ((5, 66), 6, torch.float32, None),
+    ],
+    ids=["of fp32", "of each product", "whole copies", "an image of no whole copies"],
+)
+def test_rows_of_a_left_operand(
+    shape: tuple[int, ...], columns: int, dtype: torch.dtype, longer: int | None
+) -> None:
+    x, table = random(3, shape[-1], columns, dtype=dtype), random(*shape, seed=1, dtype=dtype)
+    graph, args = captured(lambda c, x: c.table @ x, x, table=table)
+    result = check(turn_constants, graph, args)
+    assert ops(result) == {"matmul": 1}
+    sizes = [constant.shape[-1] for constant in result.constants.values()]
+    assert sizes == [longer or shape[-1]]
+    assert any(node.op == "slice" for node in result.nodes) == (longer is not None)
+    assert str(turn_constants(result)) == str(result)
+
+
 def test_two_values_stay() -> None:
     x, y = random(3, 5, 16).half(), random(3, 16, 7, seed=1).half()
     graph, args = captured(lambda c, x, y: x @ y, x, y)
