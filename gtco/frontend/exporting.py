@@ -8,6 +8,7 @@ import logging
 import re
 import sys
 import warnings
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout, suppress
 from typing import Any, TextIO
@@ -69,7 +70,7 @@ def _with_values(
     """The program of `model`, once more with the values of ranges where those of other literals do
     not decide all shapes and branches."""
     program, refusal = None, None
-    with known_literals():
+    with known_literals(), _attributes_kept(model):
         try:
             program = torch.export.export(model, args, kwargs, strict=False)
         except Exception as error:
@@ -83,6 +84,29 @@ def _with_values(
         assert refusal is not None
         raise refusal
     return program
+
+
+@contextmanager
+def _attributes_kept(model: nn.Module) -> Iterator[None]:
+    """The attributes of `model` and its parts are afterwards what they were, hooks included: a
+    forward that keeps what it computes (anchors of the last shape, tables of positions) keeps
+    torch.export's fake tensors, with which the next call of the model would fail."""
+    before = [(part, dict(vars(part))) for part in model.modules()]
+    inside = [
+        (held, held.copy())
+        for _, attributes in before
+        for held in attributes.values()
+        if type(held) in (dict, OrderedDict, list, set)
+    ]
+    try:
+        yield
+    finally:
+        for part, attributes in before:
+            vars(part).clear()
+            vars(part).update(attributes)
+        for held, content in inside:
+            held.clear()
+            held.extend(content) if isinstance(held, list) else held.update(content)
 
 
 @contextmanager

@@ -260,6 +260,41 @@ def test_random_numbers_are_not_frozen() -> None:
     assert [node.op for node in rewritten.nodes] == ["aten", "add"]
 
 
+class Keeping(nn.Module):
+    """Anchors of the last shape, a table by size and a list of shapes, as detectors keep them, and
+    a hook that the first call adds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shape: tuple[int, ...] = ()
+        self.anchors = torch.empty(0)
+        self.tables: dict[int, torch.Tensor] = {}
+        self.seen = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = x.shape[-1]
+        if self.shape != x.shape:
+            self.shape, self.anchors = tuple(x.shape), torch.arange(size) + 0.5
+            self.seen.append(size)
+        if size not in self.tables:
+            self.tables[size] = torch.ones(size).cumsum(0)
+        if not hasattr(self, "late"):
+            self.late = self.register_forward_hook(lambda module, inputs, result: 2 * result)
+        return x * self.anchors + self.tables[size]
+
+
+def test_a_model_keeps_nothing_of_its_capture() -> None:
+    x, model = torch.randn(3, 5), nn.Sequential(Keeping()).eval()
+    anchors = model[0].anchors
+    for given in (x, x[:, :4]):
+        captured = capture(model, (given,))
+        assert model[0].shape == () and model[0].anchors is anchors
+        assert model[0].tables == {} and model[0].seen == [0] and not hasattr(model[0], "late")
+        assert_close(run(captured, given), Keeping()(given))
+    assert_close(model(x), Keeping()(x))
+    assert model[0].shape == (3, 5) and model[0].seen == [0, 5]
+
+
 def test_tied_parameters_are_one_constant_that_shares_memory() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
