@@ -55,5 +55,6 @@ NAMED: Mapping[str, Lowering] = QUANTIZED
 
 KEPT_AS_ATEN: tuple[OpOverload, ...] = (
     aten.batch_norm.default,  # functionalisation turns it into the no-training form
+    aten.linspace.default,  # rounded as it is: 10000 ** linspace(0, 1, n), in radians, shows it
 )
 """Overloads without a lowering that one library kernel does better than their decomposition."""

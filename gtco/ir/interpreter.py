@@ -107,6 +107,9 @@ def _results(
         for key in ("dtype", "out_dtype"):
             if isinstance(attrs.get(key), torch.dtype) and attrs[key].is_floating_point:
                 attrs[key] = dtype
+        if node.definition.is_pointwise and node.outputs[0].dtype.is_floating_point:
+            # Of whole numbers alone torch would compute in its default type.
+            inputs = [each if each.dtype == torch.bool else each.to(dtype) for each in inputs]
     operands = rounded_operands(node) if rounded else 0
     inputs[:operands] = map(round_to_tf32, inputs[:operands])
     result = node.definition.reference(*inputs, **attrs)

@@ -260,6 +260,17 @@ def test_random_numbers_are_not_frozen() -> None:
     assert [node.op for node in rewritten.nodes] == ["aten", "add"]
 
 
+def test_a_range_is_rounded_as_torch_rounds_it() -> None:
+    """Frequencies of rotary positions: an exponent's last bit is 0.01 of the largest angle."""
+    x = torch.ones(10)
+
+    def angles(x: Tensor) -> Tensor:
+        return (x * 10000.0 ** torch.linspace(0, 1, 10) * torch.pi / 2).cos()
+
+    captured = capture(Function(angles), (x,))
+    assert torch.equal(run(captured, x), angles(x))
+
+
 class Keeping(nn.Module):
     """Anchors of the last shape, a table by size and a list of shapes, as detectors keep them, and
     a hook that the first call adds."""

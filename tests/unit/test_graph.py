@@ -107,6 +107,17 @@ def test_interpret_keeps_what_is_read_again_alone(
     assert most <= 4
 
 
+def test_interpret_computes_with_whole_numbers_in_the_type_that_is_asked_for() -> None:
+    b = GraphBuilder()
+    x = b.add("div", b.input("x", TensorSpec((5,), torch.uint8)), other=255.0)
+    graph = b.build([b.add("linear", b.add("sqrt", x), b.constant("w", torch.randn(3, 5)))])
+    x = torch.arange(5, dtype=torch.uint8)
+    (result,) = interpret(graph, (x,), dtype=torch.float64)
+    expected = (x.double() / 255).sqrt() @ graph.constants["w"].double().T
+    assert result.dtype == torch.float64
+    torch.testing.assert_close(result, expected, rtol=1e-14, atol=0)
+
+
 def test_symbolic_sizes_are_refused_where_a_number_is_needed() -> None:
     spec = TensorSpec((Dim("batch"), 3), torch.float32)
     assert str(spec) == "f32[batch,3]"
