@@ -85,8 +85,7 @@ class BlockWork:
         peer_bytes: that it takes from other blocks of its cluster beside a split's partial sums.
         copies: of 16 bytes that each thread asks for itself; 0 where that is not counted.
         copy_threads: that only copy, and do none of the arithmetic.
-        scales: 1 if each step prepares an operand in registers ahead of the products, and no other
-            warpgroup multiplies meanwhile.
+        scales: 1 if each step multiplies an operand by factors ahead of the products.
         requests: of its warps' loads, each of bytes of one line of 128 that lie side by side; 0
             where that is not counted.
         meetings: how often its threads hand on what they have summed up, where that is often.

@@ -153,8 +153,8 @@ H100 = Constants(
         "attention_wgmma": 0.9,
         "attention_projection": 0.45,
     },
-    # experiments/notes/47-fp32.md: drafts of 16.7 us took 37.
-    exact_share={"gemm_mma": 0.42, "gemm_wgmma": 0.8},
+    # experiments/notes/47-fp32.md: 150 programs of four models.
+    exact_share={"gemm_mma": 0.55, "conv_mma": 0.55},
     # Loads into registers took 4.2 to 10 us where copies of the same 8 to 13 MB took 3.6 to 5.4.
     dram_efficiency={"gemm_skinny": 0.75},
     start_boundaries=1.2,

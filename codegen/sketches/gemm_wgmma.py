@@ -329,7 +329,6 @@ class GemmWgmma(Sketch):
             writers=_threads(schedule) - timing.WARPGROUP if waves else 0,
             parts_of_b=split * across * self.problem.batch,
             awaited=self._awaited(schedule),
-            scales=int(self.exact and p == 64),
             # Products of fp32, three each, take longer than copies of whichever atoms.
             cut_atoms=0 if self.exact else -(-self.problem.cut_atoms(self.block_k) // split),
         )

@@ -132,12 +132,10 @@ def test_one_matrix_is_read_for_all_products() -> None:
     assert not wrong_outputs(program, sketch.group, values, run_on_host)
 
 
-def test_long_images_are_turned_by_two_warpgroups_of_wgmma() -> None:
-    """One waits for its operands while the other multiplies: 22.8 us instead of 25.9 on an H200,
-    and 37 on `mma.sync`."""
+def test_long_images_are_wgmmas() -> None:
+    """26 to 29 us instead of 38 on `mma.sync`, on an H200."""
     best, _ = first_choice(derive(transform(32, 224, 196, 384), "gemm", TARGETS["sm_90a"]))
     assert best is not None and best.sketch.name == "gemm_wgmma"
-    assert best.program.schedule["block_p"] == 128
 
 
 @pytest.mark.parametrize("size", [1e-30, 1e-38, 1e-42])
