@@ -153,7 +153,7 @@ H100 = Constants(
         "attention_wgmma": 0.9,
         "attention_projection": 0.45,
     },
-    # experiments/notes/47-fp32.md: 150 programs of four models.
+    # experiments/notes/47-fp32.md: 27 programs of gemm_mma, one of conv_mma.
     exact_share={"gemm_mma": 0.55, "conv_mma": 0.55},
     # Loads into registers took 4.2 to 10 us where copies of the same 8 to 13 MB took 3.6 to 5.4.
     dram_efficiency={"gemm_skinny": 0.75},

@@ -10,7 +10,6 @@ reads, neighbours far apart. With the weights in another order all of a part lie
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +62,10 @@ def _parts(edit: Editor, value: str) -> Axis:
 def _replace(edit: Editor, match: _Parts) -> str:
     x, w, *bias = match.linear.inputs
     *rows, channels = edit.shape(x)
-    lying = tuple(match.sizes[at] for at in match.order)
     value = edit.add("reshape", x, shape=(*rows, *match.sizes))
     dims = (*range(len(rows)), *(len(rows) + at for at in match.order))
     value = edit.add("permute", value, dims=dims)
-    value = edit.add("reshape", value, shape=(*rows, math.prod(lying)))
+    value = edit.add("reshape", value, shape=(*rows, channels))
     order = torch.arange(channels).reshape(match.sizes).permute(match.order).flatten()
     known = edit.constants[w]
     ordered = edit.add_constant(w, known[:, order.to(known.device)])

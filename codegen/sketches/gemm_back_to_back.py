@@ -15,10 +15,10 @@ from gtco.codegen.sketch import BlockWork, Illegal, Knob, Schedule, Sketch, chec
 from gtco.codegen.sketches.gemm import (
     GemmProblem,
     analyse,
-    by_width,
     check_tensor_map,
     pad_to,
 )
+from gtco.codegen.sketches.row_orders import by_width
 from gtco.ir.graph import Group, Node, subgraph
 from gtco.ir.references import STATS_CHUNK
 from gtco.ir.spec import HALVES

@@ -18,11 +18,11 @@ from gtco.codegen.sketches.gemm import (
     BY_ROWS,
     ROWS_OF_K,
     analyse_wgmma,
-    by_width,
     is_promoted,
     pad_to,
 )
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
+from gtco.codegen.sketches.row_orders import by_width
 from gtco.ir.graph import Group
 from gtco.ir.references import STATS_CHUNK
 from gtco.passes.frames import is_statistic

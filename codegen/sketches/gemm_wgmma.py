@@ -22,13 +22,12 @@ from gtco.codegen.sketches.gemm import (
     ROWS_OF_K,
     SHARED,
     analyse_wgmma,
-    by_width,
     is_exact,
     is_promoted,
     pad_to,
-    pairs,
 )
 from gtco.codegen.sketches.operands import MoreMaps, pieces_of
+from gtco.codegen.sketches.row_orders import by_width, pairs
 from gtco.ir.graph import Group
 from gtco.target import PORTABLE_CLUSTER, Target
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from gtco.codegen.program import TensorMapArgument
-from gtco.codegen.sketches.gemm import by_width
 from gtco.codegen.sketches.gemm_persistent import GemmPersistent
 from gtco.codegen.sketches.gemm_wgmma import GemmWgmma
+from gtco.codegen.sketches.row_orders import by_width
 from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.target import TARGETS
