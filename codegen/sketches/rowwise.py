@@ -75,9 +75,12 @@ class Rowwise(Sketch):
             schedules += rows_first
         lanes = self._lanes()
         few = (32, FEW_VALUES) if self._fills(self.space.rows) else (FEW_VALUES, 32)
-        for values in (*few, MAX_ROW_VALUES, 8):
+        # Of more warps a multiprocessor has one block at a time, which waits for memory and barriers
+        # by itself.
+        most = 8 if self.space.rows > self.target.sm_count else 16
+        for values, limit in (*((each, most) for each in (*few, MAX_ROW_VALUES, 8)), (32, 16)):
             warps = 1
-            while warps < 16 and self._values(lanes * warps) > values:
+            while warps < limit and self._values(lanes * warps) > values:
                 warps *= 2
             for rows in self._row_warps(lanes, warps):
                 schedules.append(self._schedule(lanes, warps, rows, 0))

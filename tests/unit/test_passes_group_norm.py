@@ -58,6 +58,11 @@ def test_instance_norm_has_groups_of_one_channel() -> None:
         ((8, 64, 128, 128), 64, 4),
         ((160, 6, 80, 80), 3, 1),
         ((1, 64, 101, 103), 64, 101),
+        ((32, 512, 28, 28), 32, 7),  # less than a line of a pixel each; whole runs of box moments
+        ((32, 1024, 14, 14), 32, 2),
+        ((32, 256, 14, 14), 32, None),  # short
+        ((32, 2048, 14, 14), 32, None),  # a line of a pixel each
+        ((8, 512, 28, 28), 32, None),  # all blocks run at a time
         ((1, 4, 1, 32771), 4, None),  # no part of a prime number of pixels is small enough
     ),
 )
@@ -74,6 +79,14 @@ def test_large_groups_are_read_in_parts(
     assert ops(graph) == {"group_stats": 1, "normalize_groups": 1}
     (stats,) = (node for node in graph.nodes if node.op == "group_stats")
     assert stats.attrs["chunks"] == chunks
+
+
+def test_groups_whose_channels_lie_apart_are_whole_in_one_block() -> None:
+    b = GraphBuilder()
+    x = b.input("x", TensorSpec((32, 512, 28, 28), torch.float16))
+    x = b.add("permute", x, dims=(0, 2, 3, 1))
+    graph = split_group_norm(b.build([b.add("group_norm", x, groups=32, eps=1e-5)]))
+    assert ops(graph)["group_norm"] == 1
 
 
 def test_channels_that_lie_apart_are_parts_of_what_a_block_holds() -> None:

@@ -202,6 +202,7 @@ def test_source(golden: Callable[[str, object], None]) -> None:
 def test_any_number_of_columns_has_a_default(columns: int) -> None:
     for group in (
         tile_groups.layer_norm(3, columns, residual=True),
+        tile_groups.layer_norm(1000, columns, residual=True),
         tile_groups.softmax(3, columns),
     ):
         for target in TARGETS.values():
@@ -232,6 +233,8 @@ def test_a_load_of_a_few_rows_at_once_counts_as_one_of_each(times: int, first: i
     [
         (197, 768, (32, 2, 1)),
         (4096, 768, (32, 1, 4)),
+        (128, 12544, (32, 16, 1)),
+        (1024, 12544, (32, 8, 1)),  # two blocks a multiprocessor
         (6304, 768, (32, 1, 8)),
         (6304, 2048, (32, 2, 4)),
         (4096, 384, (16, 1, 4)),
