@@ -269,15 +269,16 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   static_assert(WARP_M % 16 == 0 && WARP_N % 16 == 0, "a warp's tile is made of 16 x 16 pieces");
   constexpr int MI = WARP_M / 16, NI = WARP_N / 8;
   constexpr int STEPS = ceil_div(C::K, C::BLOCK_K);
-  constexpr bool LONG = C::K > 1024;  // 128 roundings of an exact sum and more
+  constexpr int SLOTS = min_of(C::STAGES, STEPS);  // of the rings
+  constexpr bool LONG = C::K > 1024;               // 128 roundings of an exact sum and more
   // The assembler loads what is unrolled ahead; in two parts all would be more than it has room
   // for.
   constexpr int UNROLLED = is_exact<C> ? Mma::K : C::BLOCK_K;
   constexpr int A_TILE = C::BLOCK_M * C::BLOCK_K, B_TILE = C::BLOCK_N * C::BLOCK_K;
 
   extern __shared__ __align__(1024) unsigned char smem[];
-  Element* a_ring = reinterpret_cast<Element*>(smem);  // (STAGES, BLOCK_M, BLOCK_K)
-  Element* b_ring = a_ring + C::STAGES * A_TILE;       // (STAGES, BLOCK_N, BLOCK_K)
+  Element* a_ring = reinterpret_cast<Element*>(smem);  // (SLOTS, BLOCK_M, BLOCK_K)
+  Element* b_ring = a_ring + SLOTS * A_TILE;           // (SLOTS, BLOCK_N, BLOCK_K)
   float* staged = reinterpret_cast<float*>(smem);      // (BLOCK_M, STAGE_LD), after the loop
   auto* row_values = reinterpret_cast<typename Functor::Row*>(smem + C::ROW_VALUES_AT);
 
@@ -290,7 +291,7 @@ __device__ __forceinline__ void gemm_mma(const A& a, const B& b, const Functor& 
   const int first_row = IsGrouped<C>::value ? 0 : batch * C::M;
   const int first_column = IsGrouped<C>::value ? batch * C::N : 0;
 
-  Element* scale_ring = b_ring + C::STAGES * B_TILE;  // (STAGES, SCALE_ROWS, BLOCK_K)
+  Element* scale_ring = b_ring + SLOTS * B_TILE;  // (SLOTS, SCALE_ROWS, BLOCK_K)
   const TileCopies<Element, C::BLOCK_M, C::BLOCK_K, C::K, THREADS, A> a_copies(a, batch, m0, C::M,
                                                                                thread);
   const TileCopies<Element, C::BLOCK_N, C::BLOCK_K, C::K, THREADS, B> b_copies(b, batch, n0, C::N,

@@ -185,7 +185,8 @@ class GemmMma(Sketch):
             handed = f", Scale{{{parameter}}}"
         functor = emitter.functor("Epilogue", "acc")
         stage_ld = n + 8
-        ring = stages * (m + n + scale_rows) * k * problem.dtype.itemsize
+        slots = min(stages, -(-problem.k // k))
+        ring = slots * (m + n + scale_rows) * k * problem.dtype.itemsize
         row_values_at = pad_to(max(ring, m * stage_ld * 4), 16)
         smem = row_values_at + m * 4 * len(emitter.row_fields)
         self.check_smem(smem)

@@ -75,8 +75,8 @@ class Rowwise(Sketch):
             schedules += rows_first
         lanes = self._lanes()
         few = (32, FEW_VALUES) if self._fills(self.space.rows) else (FEW_VALUES, 32)
-        # Of more warps a multiprocessor has one block at a time, which waits for memory and barriers
-        # by itself.
+        # Of more warps a multiprocessor has one block at a time, which nothing runs beside while it
+        # waits.
         most = 8 if self.space.rows > self.target.sm_count else 16
         for values, limit in (*((each, most) for each in (*few, MAX_ROW_VALUES, 8)), (32, 16)):
             warps = 1

@@ -151,7 +151,9 @@ def _index_put(
     values: Value,
     accumulate: bool = False,
 ) -> Value | None:
-    """`x[:, i, j] = values` for constants that stand side by side."""
+    """`x[:, i, j] = values` for constants that stand side by side, `x[:, mask] = number`."""
+    if not accumulate and (masked := _masked(ctx, x, indices, values)) is not None:
+        return masked
     first = next(at for at, index in enumerate(indices) if index is not None)
     given = [_known(ctx, index) for index in indices[first:] if index is not None]
     adjacent = all(index is not None for index in indices[first : first + len(given)])
@@ -175,6 +177,41 @@ def _index_put(
     y = ctx.reshape(x, (*before, math.prod(counted), *after))
     placed = _placed(ctx, y, first, places.flatten(), values, accumulate)
     return None if placed is None else ctx.reshape(placed, shape)
+
+
+def _masked(ctx: Context, x: Value, indices: Sequence[Value | None], number: Value) -> Value | None:
+    """`x` with one number wherever a mask of neighbouring dimensions says so."""
+    (first, mask), *more = ((at, each) for at, each in enumerate(indices) if each is not None)
+    if more or ctx.dtype(mask) != torch.bool or ctx.spec(number).numel != 1:
+        return None
+    rank = ctx.rank(mask)
+    if ctx.shape(mask) != ctx.shape(x)[first : first + rank]:
+        return None
+    mask = ctx.reshape(mask, (*ctx.shape(mask), *(1,) * (ctx.rank(x) - first - rank)))
+    return ctx.add("where", mask, ctx.reshape(number, ()), x)
+
+
+@_lowers(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    ctx: Context, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value:
+    """What x holds after `x.diagonal(offset, dim1, dim2).copy_(source)`."""
+    rank = ctx.rank(x)
+    rows, columns = dim1 % rank, dim2 % rank
+    order = [*(dim for dim in range(rank) if dim not in (rows, columns)), rows, columns]
+    y = ctx.permute(x, order)
+    *_, height, width = ctx.shape(y)
+    count = ctx.shape(source)[-1]
+    if not count:
+        return x
+    of_row = (torch.arange(height) + min(offset, 0)).clamp(0, count - 1)
+    repeated = named(
+        ctx, source, ctx.rank(source) - 1, ctx.constant("of_row", of_row.to(ctx.device))
+    )
+    is_on = torch.ones(height, width, dtype=torch.bool).triu(offset).tril(offset)
+    there = ctx.constant("on_diagonal", is_on.to(ctx.device))
+    placed = ctx.add("where", there, ctx.reshape(repeated, (*ctx.shape(repeated), 1)), y)
+    return ctx.permute(placed, [order.index(dim) for dim in range(rank)])
 
 
 def _scatters(accumulate: bool) -> Lowering:

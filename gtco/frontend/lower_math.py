@@ -71,6 +71,16 @@ for _op, _overloads in {
     _lowers(*_overloads)(_binary(_op))
 
 
+@_lowers(aten.pow.Scalar)
+def _power_of(ctx: Context, base: Scalar, x: Value) -> Value | None:
+    """Of a number, which torch rounds to the type of the power."""
+    dtype = ctx.dtype(x)
+    if not dtype.is_floating_point:
+        return None
+    number = torch.full((), base, dtype=dtype, device=ctx.device)
+    return ctx.add("pow", ctx.constant("base", number), x)
+
+
 def _scaled(ctx: Context, b: Value | Scalar, alpha: Scalar, a: Value | Scalar) -> Value | Scalar:
     """`alpha * b` as an operand beside `a`: in the type of their sum, as torch does it."""
     if alpha == 1:

@@ -150,15 +150,29 @@ def _slice_scatter(
     end: int | None = None,
     step: int = 1,
 ) -> Value | None:
-    """What x holds after `x[start:end] = source`."""
+    """What x holds after `x[start:end:step] = source`."""
     dim %= ctx.rank(x)
     size = ctx.shape(x)[dim]
     first, last, _ = slice(start, end).indices(size)
-    if step != 1 or first >= last:
-        return None
+    if first >= last:
+        return x
+    if step != 1:
+        return _every(ctx, x, source, dim, range(first, last, step))
     before, after = ctx.slice(x, dim, 0, first), ctx.slice(x, dim, last, size)
     parts = (before, ctx.cast(source, ctx.dtype(x)), after)
     return _join(ctx, [part for part in parts if ctx.shape(part)[dim]], dim)
+
+
+def _every(ctx: Context, x: Value, source: Value, dim: int, places: range) -> Value:
+    """`x` where the next of `source` along `dim` is at each of `places`."""
+    line = tuple(size if at == dim else 1 for at, size in enumerate(ctx.shape(x)))
+    along = torch.arange(line[dim])
+    taken = torch.zeros_like(along, dtype=torch.bool)
+    taken[list(places)] = True
+    of_source = (taken.cumsum(0) - 1).clamp(min=0)
+    repeated = named(ctx, source, dim, ctx.constant("places", of_source.to(ctx.device)))
+    mask = ctx.constant("taken", taken.reshape(line).to(ctx.device))
+    return ctx.add("where", mask, ctx.cast(repeated, ctx.dtype(x)), x)
 
 
 @_lowers(aten.slice.Tensor)

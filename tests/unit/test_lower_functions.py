@@ -54,6 +54,14 @@ ONE = {
 }  # fmt: skip
 
 
+def test_a_power_of_a_number() -> None:
+    for base in (2.0, 10000.0, 0.1, 1, 0):
+        check(lambda x, base=base: torch.pow(base, x), ODD if base else X.abs())
+    half = X.half()
+    (found,) = interpret(capture(Function(lambda x: torch.pow(0.1, x)), (half,)).graph, (half,))
+    torch.testing.assert_close(found, torch.pow(0.1, half), rtol=1e-3, atol=1e-3)
+
+
 @pytest.mark.parametrize("name", ONE)
 def test_of_one_number(name: str) -> None:
     check(getattr(torch, name), ONE[name])

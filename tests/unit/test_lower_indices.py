@@ -65,6 +65,8 @@ PLACED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "all of them": lambda m, x: written(x[0], m.all, values=x[1]),
     "by a mask": lambda m, x: written(x[1], m.mask, values=x[0, :3]),
     "by a mask of two dimensions": lambda m, x: written(x, m.wide, values=x[0, :4]),
+    "every second": lambda m, x: _every(x, slice(1, None, 2)),
+    "every third, from the end": lambda m, x: _every(x, slice(-4, -1, 3)),
     "in the middle": lambda m, x: _middle(x, m.i, x[:, :3] * 2),
     "added": lambda m, x: written(x[0], m.twice, accumulate=True, values=x[1]),
     "index_add": lambda m, x: x.index_add(1, m.twice.abs(), x, alpha=2),
@@ -73,6 +75,13 @@ PLACED: dict[str, Callable[[Function, Tensor], Tensor]] = {
     "scatter_add": lambda m, x: x.scatter_add(1, m.twice.abs()[None, :, None].expand(2, 5, 4), x),
     "whole numbers": lambda m, x: written(x[0].long(), m.twice, accumulate=True, values=m.number),
 }
+
+
+def _every(x: Tensor, places: slice) -> Tensor:
+    """As YOLO's heads of poses do with one of three numbers of each key point."""
+    y = x.clone()
+    y[:, places] = y[:, places].sigmoid()
+    return y
 
 
 def _middle(x: Tensor, index: Tensor, values: Tensor) -> Tensor:
@@ -106,6 +115,41 @@ def test_places_that_are_known_are_gathered_from(form: str) -> None:
     torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
 
 
+def _behind(x: Tensor, mask: Tensor, number: Tensor) -> Tensor:
+    y = x.clone()
+    y[:, mask] = number
+    return y
+
+
+def _diagonal(x: Tensor, *dims: int, number: float | None = None) -> Tensor:
+    y = x.clone()
+    line = y.diagonal(*dims)
+    line.copy_(line * 2 + 1) if number is None else line.fill_(number)
+    return y
+
+
+MASKED: dict[str, Callable[[Function, Tensor], Tensor]] = {
+    "a number": lambda m, x: written(x, x > 0, values=x.new_tensor(0.5)),
+    "the first dimensions": lambda m, x: written(x, x[..., 0] > 0, values=x.new_tensor([0.5])),
+    "the last": lambda m, x: _behind(x, x[0] < 0, x[0, 0, 0] * 2),
+    "the middle": lambda m, x: _behind(x, m.mask, x.new_tensor(-1)),
+    "a diagonal": lambda m, x: _diagonal(x, 0, 1, 2, number=3),
+    "one above": lambda m, x: _diagonal(x, 1, -2, -1),
+    "two below": lambda m, x: _diagonal(x, -2, 1, 2),
+    "of other dimensions": lambda m, x: _diagonal(x, -1, 2, 0),
+}
+
+
+@pytest.mark.parametrize("form", MASKED)
+def test_places_of_a_mask_take_a_number_without_aten(form: str) -> None:
+    x, function = random(2, 5, 4), MASKED[form]
+    graph, args = captured(function, x, **tensors())
+    assert "aten" not in ops(graph)
+    check(lambda g, log: run_pipeline(g, log=log), graph, args)
+    right = function(Function(function, **tensors()), x)
+    torch.testing.assert_close(interpret(graph, args)[0], right, rtol=1e-12, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     "form",
     [
@@ -113,6 +157,7 @@ def test_places_that_are_known_are_gathered_from(form: str) -> None:
         lambda m, x: _apart(x, m.i),
         lambda m, x: written(x[0], m.twice * 0, accumulate=True, values=x[1]),  # too many
         lambda m, x: written(x[0], x[1].argmax(1)[:1], values=x[1, :1]),  # unknown
+        lambda m, x: written(x[0], x[1] > 0, accumulate=True, values=x.new_tensor(1)),
         lambda m, x: x.scatter(1, torch.stack([m.all, m.all.flip(0)])[..., None], -x),
     ],
 )

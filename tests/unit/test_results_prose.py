@@ -119,15 +119,24 @@ def claims() -> Iterator[str]:
     yield from claims_of_ablations()
     host = read("h100-host_cost.json")["costs"]["gtco"]["besides_gpu_us"]
     yield f"{host:.0f} us of a synchronised call of ViT-B/16 are spent outside the GPU"
-    breadth = read("timm_breadth.json")
-    assert not breadth["failures"] and not breadth["wrong"]
-    yield f"each of {len(breadth['families'])} transformer-like families of timm: all are captured"
+    yield from claims_of_breadth()
     yield from claims_of_tables()
     yield from claims_of_copies()
 
 
 def lines_of(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RESULTS / name).read_text().splitlines()]
+
+
+def claims_of_breadth() -> Iterator[str]:
+    timm, transformers = read("timm_breadth.json"), read("transformers_breadth.json")
+    for breadth in (timm, transformers):
+        assert not breadth["wrong"]
+        assert not any(each.get("aten") for each in breadth["families"].values())
+    assert not timm["failures"] and len(transformers["failures"]) == 3
+    yield f"each of {len(timm['families'])} families of timm: all are captured"
+    families = len(transformers["families"])
+    yield f"{families} families of vision models of transformers; three are refused"
 
 
 def claims_of_wrong_answers() -> Iterator[str]:
