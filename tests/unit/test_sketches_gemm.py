@@ -317,6 +317,16 @@ def test_mma_is_right_on_the_cpu(case: str) -> None:
 
 
 @pytest.mark.compiler
+@pytest.mark.parametrize(("k", "slots"), [(72, 2), (136, 3), (264, 4)])
+def test_a_short_loop_has_no_slots_that_it_does_not_reach(k: int, slots: int) -> None:
+    group = groups.plain_linear(19, k, 91, F16)
+    sketch, values = GemmMma(group, A100), inputs_of(group)
+    program = sketch.emit(first_default(sketch, block_m=32, block_n=64, block_k=64, stages=4))
+    assert program.smem_bytes == slots * (32 + 64) * 64 * 2
+    assert not wrong_outputs(program, group, values, run_on_host)
+
+
+@pytest.mark.compiler
 def test_the_check_rejects_a_kernel_that_drops_the_end_of_k() -> None:
     group = SMALL["odd_columns"]()
     values = inputs_of(group)
