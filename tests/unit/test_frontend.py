@@ -378,6 +378,10 @@ class Counting(nn.Module):
         return x + self.calls
 
 
+def _chosen(x: Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+
+
 @pytest.mark.parametrize(
     "model, args, words",
     [
@@ -387,6 +391,7 @@ class Counting(nn.Module):
         (Counting(), (X,), r"buffer 'calls' in place.*clone"),
         (Function(lambda x: x.add_(1)), (X,), r"input '.*' in place.*clone"),
         (Function(lambda x: x * 2 if x.sum() > 0 else x), (X,), r"data-dependent.*torch\.where"),
+        (Function(_chosen), (X,), r"node cond \(cond\) chooses or repeats steps.*torch\.where"),
         (Function(lambda x: x[x > 0]), (X,), r"depends on data"),
         (Function(lambda x: torch.fft.fft(x)), (X,), r"returns complex.*view_as_real"),
         (Function(lambda z: z.abs()), (X.to(torch.complex64),), r"argument .*complex64.*as_real"),
