@@ -67,7 +67,7 @@ def _match(edit: Editor, node: Node) -> tuple[Node, int] | None:
     chunks = [n for n in range(2, pixels + 1) if pixels % n == 0]
     for part, most in PARTS:
         able = [n for n in chunks if pixels // n * depth <= part and n * groups <= most]
-        if able:
+        if able:  # whole runs, of which the kernel of the pixels may leave moments (box_moments)
             return node, next((n for n in able if pixels // n % RUN == 0), able[0])
     return None
 

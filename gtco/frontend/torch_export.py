@@ -239,13 +239,13 @@ class _Lowerer:
                 continue
             if node.op == "call_function":
                 self.values[node.name] = self._call(node)
-            elif node.op == "get_attr":  # part of a program that an operator of torch runs
-                for user in node.users:
-                    raise CaptureError(
-                        f"{self.label}: {where(user)} ({user.target}) chooses or repeats steps, "
-                        f"which gtco does not capture; write a choice by values as torch.where, a "
-                        f"fixed number of steps as a loop of Python, or leave it outside the model"
-                    )
+            elif node.op == "get_attr" and node.users:  # steps that an operator of torch runs
+                user = next(iter(node.users))
+                raise CaptureError(
+                    f"{self.label}: {where(user)} ({user.target}) chooses or repeats steps, which "
+                    f"gtco does not capture; write a choice by values as torch.where, a fixed "
+                    f"number of steps as a loop of Python, or leave it outside the model"
+                )
         outputs, template = self._outputs()
         self._drop_unused_constants(outputs)
         spec = self.program.call_spec

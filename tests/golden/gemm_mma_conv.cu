@@ -6,7 +6,7 @@ struct Config {
   static constexpr int M = 20, N = 16, K = 27;
   static constexpr int BLOCK_M = 32, BLOCK_N = 32, BLOCK_K = 32;
   static constexpr int WARPS_M = 2, WARPS_N = 2, STAGES = 4;
-  static constexpr int STAGE_LD = 40, ROW_VALUES_AT = 16384;
+  static constexpr int STAGE_LD = 40, ROW_VALUES_AT = 5120;
 };
 
 struct A {  // %in2, (1:0, 8:27, 9:3, 3:1)
@@ -80,7 +80,7 @@ struct Epilogue {
 };
 
 extern "C" __global__ void __launch_bounds__(128)
-gtco_gemm_f268d45e10ad(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
+gtco_gemm_c539e5ea2627(const half_t* __restrict__ in0, const half_t* in1, half_t* __restrict__ out0, const half_t* in2, const half_t* __restrict__ in3) {
   gemm_mma<Config>(A{in2},
                    B{in3}, Epilogue{in0, in1, out0, in2, in3});
 }
