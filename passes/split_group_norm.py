@@ -54,11 +54,11 @@ def _match(edit: Editor, node: Node) -> tuple[Node, int] | None:
     """The norm and the parts of its images, where it is to be two kernels."""
     sizes, groups = node.outputs[0].sizes, node.attrs["groups"]
     depth, pixels = sizes[-1] // groups, math.prod(sizes[1:-1])
-    narrow = depth * node.outputs[0].dtype.itemsize < NARROW_BYTES
+    width = depth * node.outputs[0].dtype.itemsize
     last = _has_channels_last(edit, node.inputs[0])
-    if depth * pixels <= _most_at_once(node, narrow=narrow, last=last):
+    if depth * pixels <= _most_at_once(sizes[0] * groups, width, last=last):
         return None
-    if narrow and last:
+    if width < NARROW_BYTES and last:
         large = node.outputs[0].nbytes > LARGE_BYTES and sizes[-1] >= 2 * WIDE
         together = WIDE if large else CHANNELS
         filling = next(parts_that_fill(sizes[0], pixels, sizes[-1], together), pixels)
@@ -72,15 +72,14 @@ def _match(edit: Editor, node: Node) -> tuple[Node, int] | None:
     return None
 
 
-def _most_at_once(norm: Node, *, narrow: bool, last: bool) -> int:
-    """Elements of a group that one kernel takes as a row; `last`: of images with channels last."""
-    sizes, groups = norm.outputs[0].sizes, norm.attrs["groups"]
-    if narrow:
+def _most_at_once(groups: int, width: int, *, last: bool) -> int:
+    """Elements of each of so many groups, with `width` bytes of a pixel, that one kernel takes as a
+    row; `last`: where the channels of a pixel lie side by side."""
+    if width < NARROW_BYTES:
         return NARROW_PART
-    in_line = sizes[-1] // groups * norm.outputs[0].dtype.itemsize < LINE
-    if last and in_line and sizes[0] * groups >= MANY_GROUPS:
+    if last and width < LINE and groups >= MANY_GROUPS:
         return SHORT_PART
-    return MAX_COLUMNS if sizes[0] * groups >= FEW_GROUPS else PART
+    return MAX_COLUMNS if groups >= FEW_GROUPS else PART
 
 
 def _has_channels_last(edit: Editor, value: str) -> bool:

@@ -175,8 +175,8 @@ def _index_put(
         return None
     values = ctx.reshape(ctx.expand(values, whole), (*before, places.numel(), *after))
     y = ctx.reshape(x, (*before, math.prod(counted), *after))
-    placed = _placed(ctx, y, first, places.flatten(), values, accumulate)
-    return None if placed is None else ctx.reshape(placed, shape)
+    filled = placed(ctx, y, first, places.flatten(), values, accumulate)
+    return None if filled is None else ctx.reshape(filled, shape)
 
 
 def _masked(ctx: Context, x: Value, indices: Sequence[Value | None], number: Value) -> Value | None:
@@ -189,29 +189,6 @@ def _masked(ctx: Context, x: Value, indices: Sequence[Value | None], number: Val
         return None
     mask = ctx.reshape(mask, (*ctx.shape(mask), *(1,) * (ctx.rank(x) - first - rank)))
     return ctx.add("where", mask, ctx.reshape(number, ()), x)
-
-
-@_lowers(aten.diagonal_scatter.default)
-def _diagonal_scatter(
-    ctx: Context, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
-) -> Value:
-    """What x holds after `x.diagonal(offset, dim1, dim2).copy_(source)`."""
-    rank = ctx.rank(x)
-    rows, columns = dim1 % rank, dim2 % rank
-    order = [*(dim for dim in range(rank) if dim not in (rows, columns)), rows, columns]
-    y = ctx.permute(x, order)
-    *_, height, width = ctx.shape(y)
-    count = ctx.shape(source)[-1]
-    if not count:
-        return x
-    of_row = (torch.arange(height) + min(offset, 0)).clamp(0, count - 1)
-    repeated = named(
-        ctx, source, ctx.rank(source) - 1, ctx.constant("of_row", of_row.to(ctx.device))
-    )
-    is_on = torch.ones(height, width, dtype=torch.bool).triu(offset).tril(offset)
-    there = ctx.constant("on_diagonal", is_on.to(ctx.device))
-    placed = ctx.add("where", there, ctx.reshape(repeated, (*ctx.shape(repeated), 1)), y)
-    return ctx.permute(placed, [order.index(dim) for dim in range(rank)])
 
 
 def _scatters(accumulate: bool) -> Lowering:
@@ -231,7 +208,7 @@ def _scatters(accumulate: bool) -> Lowering:
             return None
         for each, size in enumerate(shape):
             values = ctx.slice(values, each, 0, size)
-        return _placed(ctx, x, dim, lines[:, 0], values, accumulate)
+        return placed(ctx, x, dim, lines[:, 0], values, accumulate)
 
     return lowering
 
@@ -240,7 +217,7 @@ _lowers(aten.scatter.src)(_scatters(accumulate=False))
 _lowers(aten.scatter_add.default)(_scatters(accumulate=True))
 
 
-def _placed(
+def placed(
     ctx: Context, x: Value, dim: int, places: Tensor, values: Value, accumulate: bool
 ) -> Value | None:
     """`x` with `values` at `places` along dimension `dim`, or with their sums there: each place

@@ -19,7 +19,7 @@ from gtco.frontend.context import (
     registrar,
     resolve_shape,
 )
-from gtco.frontend.lower_indices import named
+from gtco.frontend.lower_indices import named, placed
 
 aten = torch.ops.aten
 
@@ -156,23 +156,13 @@ def _slice_scatter(
     first, last, _ = slice(start, end).indices(size)
     if first >= last:
         return x
+    source = ctx.cast(source, ctx.dtype(x))
     if step != 1:
-        return _every(ctx, x, source, dim, range(first, last, step))
+        places = torch.arange(first, last, step)
+        return placed(ctx, x, dim, places, source, accumulate=False)
     before, after = ctx.slice(x, dim, 0, first), ctx.slice(x, dim, last, size)
-    parts = (before, ctx.cast(source, ctx.dtype(x)), after)
+    parts = (before, source, after)
     return _join(ctx, [part for part in parts if ctx.shape(part)[dim]], dim)
-
-
-def _every(ctx: Context, x: Value, source: Value, dim: int, places: range) -> Value:
-    """`x` where the next of `source` along `dim` is at each of `places`."""
-    line = tuple(size if at == dim else 1 for at, size in enumerate(ctx.shape(x)))
-    along = torch.arange(line[dim])
-    taken = torch.zeros_like(along, dtype=torch.bool)
-    taken[list(places)] = True
-    of_source = (taken.cumsum(0) - 1).clamp(min=0)
-    repeated = named(ctx, source, dim, ctx.constant("places", of_source.to(ctx.device)))
-    mask = ctx.constant("taken", taken.reshape(line).to(ctx.device))
-    return ctx.add("where", mask, ctx.cast(repeated, ctx.dtype(x)), x)
 
 
 @_lowers(aten.slice.Tensor)
@@ -202,21 +192,49 @@ def _select(ctx: Context, x: Value, dim: int, index: int | Number) -> Value:
     return _select_index(ctx, x, dim, index)
 
 
+def _matrix_last(rank: int, dim1: int, dim2: int) -> list[int]:
+    """The order of dimensions in which a matrix is the last two."""
+    matrix = [dim1 % rank, dim2 % rank]
+    return [*(dim for dim in range(rank) if dim not in matrix), *matrix]
+
+
+def _on_diagonal(height: int, width: int, offset: int) -> range:
+    """Of the elements of a matrix in one line: every one but one row further than the last."""
+    start = offset if offset >= 0 else -offset * width
+    count = min(height + min(offset, 0), width - max(offset, 0))
+    return range(start, start + (count - 1) * (width + 1) + 1 if count > 0 else start, width + 1)
+
+
 @_lowers(aten.diagonal.default)
 def _diagonal(
     ctx: Context, x: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
 ) -> Value | None:
-    """Every element but one row further than the last, of the matrix as one line."""
-    rank = ctx.rank(x)
-    rows, columns = dim1 % rank, dim2 % rank
-    x = ctx.permute(x, [*(dim for dim in range(rank) if dim not in (rows, columns)), rows, columns])
+    x = ctx.permute(x, _matrix_last(ctx.rank(x), dim1, dim2))
     *lead, height, width = ctx.shape(x)
-    start = offset if offset >= 0 else -offset * width
-    count = min(height + min(offset, 0), width - max(offset, 0))
-    if count <= 0:
+    places = _on_diagonal(height, width, offset)
+    if not places:
         return None
     line = ctx.reshape(x, (*lead, height * width))
-    return ctx.slice(line, -1, start, start + (count - 1) * (width + 1) + 1, width + 1)
+    return ctx.slice(line, -1, places.start, places.stop, places.step)
+
+
+@_lowers(aten.diagonal_scatter.default)
+def _diagonal_scatter(
+    ctx: Context, x: Value, source: Value, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Value | None:
+    """What x holds after `x.diagonal(offset, dim1, dim2).copy_(source)`."""
+    order = _matrix_last(ctx.rank(x), dim1, dim2)
+    matrix = ctx.permute(x, order)
+    *lead, height, width = ctx.shape(matrix)
+    places = _on_diagonal(height, width, offset)
+    if not places:
+        return x
+    line = ctx.reshape(matrix, (*lead, height * width))
+    filled = placed(ctx, line, len(lead), torch.tensor(places), source, accumulate=False)
+    if filled is None:
+        return None
+    filled = ctx.reshape(filled, (*lead, height, width))
+    return ctx.permute(filled, [order.index(dim) for dim in range(len(order))])
 
 
 @_lowers(aten.unbind.int)

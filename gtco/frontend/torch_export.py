@@ -239,8 +239,8 @@ class _Lowerer:
                 continue
             if node.op == "call_function":
                 self.values[node.name] = self._call(node)
-            elif node.op == "get_attr" and node.users:  # steps that an operator of torch runs
-                user = next(iter(node.users))
+            elif node.op not in ("placeholder", "output"):  # steps that an operator of torch runs
+                user = next(iter(node.users), node)
                 raise CaptureError(
                     f"{self.label}: {where(user)} ({user.target}) chooses or repeats steps, which "
                     f"gtco does not capture; write a choice by values as torch.where, a fixed "
