@@ -67,7 +67,7 @@ OPS: Mapping[str, Op] = MappingProxyType(
 )
 """The operators that gtco claims, each with its function."""
 
-OPSETS = range(11, 29)
+OPSETS = range(7, 29)
 """The versions of the default operator set whose semantics the table was checked against."""
 
 SMALL_ELEMENTS = 1024

@@ -22,6 +22,12 @@ class ShapesError(OnnxError):
     """The sizes given for inputs do not fit the model: it may be sound, the asking is not."""
 
 
+UNKNOWN = -1
+"""The size that some exporters, such as Paddle's, write where they know none."""
+NO_NAMES = ("", "?", "-1", "None")
+"""What some write for the name of every such axis; the same name would be the same size."""
+
+
 @dataclass(frozen=True)
 class Input:
     """An input as the graph declares it; a dimension without a fixed size is its name or None."""
@@ -95,9 +101,9 @@ def _input(value: onnx.ValueInfoProto) -> Input:
 
 
 def _dimension(dimension: onnx.TensorShapeProto.Dimension) -> int | str | None:
-    if dimension.HasField("dim_value"):
-        return int(dimension.dim_value)
-    return dimension.dim_param or None
+    size = dimension.dim_value if dimension.HasField("dim_value") else UNKNOWN
+    name = dimension.dim_param
+    return (None if name in NO_NAMES else name) if size == UNKNOWN else int(size)
 
 
 def with_shapes(inputs: Sequence[Input], shapes: Mapping[str, Sequence[int]]) -> tuple[Input, ...]:

@@ -67,8 +67,8 @@ def _mean(call: Call, *inputs: Tensor) -> Tensor:
 
 
 def _clip(call: Call, x: Tensor, low: Tensor | None = None, high: Tensor | None = None) -> Tensor:
-    bounds: list[Any] = []
-    for index, bound in ((1, low), (2, high)):
+    bounds: list[Any] = [call.attr("min"), call.attr("max")] if call.opset < 11 else []
+    for index, bound in ((1, low), (2, high)) if call.opset >= 11 else ():
         known = call.known(index)
         bounds.append(bound if known is None else call.constant(index)[0])
     for index, bound in enumerate(bounds):
@@ -155,10 +155,10 @@ def _cumulative(function: Callable[..., Tensor], neutral: int) -> Op:
     return run
 
 
-def _topk(call: Call, x: Tensor, k_input: Tensor) -> tuple[Tensor, Tensor]:
+def _topk(call: Call, x: Tensor, k_input: Tensor | None = None) -> tuple[Tensor, Tensor]:
     axis = call.axis(call.attr("axis", -1), x.dim())
     call.ignore("sorted")  # sorted is one of the orders that unsorted allows
-    count = int(call.constant(1)[0])
+    count = int(call.attr("k") if call.opset < 10 else call.constant(1)[0])
     # equal elements come in the order of their index, which torch.topk does not promise
     values, indices = torch.sort(x, dim=axis, descending=bool(call.attr("largest", 1)), stable=True)
     return values.narrow(axis, 0, count), indices.narrow(axis, 0, count)

@@ -60,6 +60,8 @@ def _batch_norm(
     call: Call, x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, variance: Tensor
 ) -> Tensor | tuple[Tensor, ...]:
     momentum = call.attr("momentum", 0.9)
+    if not call.attr("spatial", 1):
+        raise call.refuse("spatial=0, a mean of each pixel, is not supported")
     if call.attr("training_mode", 0) or call.wants(1):
         if not call.of_weights:
             raise call.refuse("training_mode is on", "export the model in eval mode")

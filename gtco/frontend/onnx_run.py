@@ -160,6 +160,8 @@ def _loop(call: Call, scope: Scope) -> Results:
 
 
 def _scan(call: Call, scope: Scope) -> Results:
+    if call.opset < 9:
+        raise call.refuse("of opset 8, whose first axis is the batch's, it is not supported")
     body: Body = call.attr("body")
     count = int(call.attr("num_scan_inputs"))
     states = [scope[name] for name in call.inputs[: len(call.inputs) - count]]

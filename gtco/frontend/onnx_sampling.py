@@ -31,6 +31,9 @@ COORDINATES = (
     "tf_crop_and_resize",
 )
 
+OLDER = "as ONNX Runtime before opset 11"
+"""The `nearest_mode` of operators that did not say which is the nearest."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -77,8 +80,10 @@ def _resize(
     sizes_input: Tensor | None = None,
 ) -> Tensor:
     mode = call.attr("mode", "nearest")
-    coordinates = call.attr("coordinate_transformation_mode", "half_pixel")
-    nearest = call.attr("nearest_mode", "round_prefer_floor")
+    older = call.opset < 11  # as Upsample
+    place, side = ("asymmetric", OLDER) if older else ("half_pixel", "round_prefer_floor")
+    coordinates = call.attr("coordinate_transformation_mode", place)
+    nearest = call.attr("nearest_mode", side)
     a = call.attr("cubic_coeff_a", -0.75)
     exclude, antialias = bool(call.attr("exclude_outside", 0)), bool(call.attr("antialias", 0))
     extrapolation = call.attr("extrapolation_value", 0.0)
@@ -128,7 +133,7 @@ def _resized_axes(call: Call, x: Tensor, coordinates: str) -> dict[int, Axis]:
     if roi:
         regions = [(roi[i], roi[i + len(axes)]) for i in range(len(axes))]
     found = [x.shape[axis] for axis in axes]
-    scales = call.constant(2) if call.has(2) else []
+    scales = _scales(call)
     if scales:
         pairs = zip(found, scales, regions, strict=True)
         sizes = [math.floor(size * (b - a) * scale) for size, scale, (a, b) in pairs]
@@ -155,6 +160,13 @@ def _resized_axes(call: Call, x: Tensor, coordinates: str) -> dict[int, Axis]:
     }
 
 
+def _scales(call: Call) -> list[float]:
+    """Before opset 11 they are the only input beside the image, before 9 an attribute."""
+    if call.opset < 11:
+        return list(call.attr("scales") or call.constant(1))
+    return call.constant(2) if call.has(2) else []
+
+
 def _nearest(call: Call, point: float, mode: str, scale: float) -> int:
     match mode:
         case "round_prefer_floor":
@@ -165,6 +177,8 @@ def _nearest(call: Call, point: float, mode: str, scale: float) -> int:
             return math.floor(point)
         case "ceil":
             return math.ceil(point)
+        case _ if mode == OLDER:
+            return math.ceil(point) if scale < 1 else math.floor(point)
     raise call.refuse(f"nearest_mode={mode!r} is not supported")
 
 
@@ -341,6 +355,7 @@ SAMPLING: Mapping[str, Op] = MappingProxyType(
         "DeformConv": _deform_conv,
         "GridSample": _grid_sample,
         "Resize": _resize,
+        "Upsample": _resize,
         "RoiAlign": _roi_align,
     }
 )

@@ -140,6 +140,7 @@ SELECT: Mapping[str, Op] = MappingProxyType(
         "NonZero": _non_zero,
         "OneHot": _one_hot,
         "ReverseSequence": _reverse_sequence,
+        "Scatter": _scatter_elements,
         "ScatterElements": _scatter_elements,
         "ScatterND": _scatter_nd,
         "Unique": _unique,

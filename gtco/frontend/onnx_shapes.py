@@ -142,13 +142,13 @@ def _split(call: Call, x: Tensor, split_input: Tensor | None = None) -> tuple[Te
 def _slice(
     call: Call,
     x: Tensor,
-    starts_input: Tensor,
-    ends_input: Tensor,
+    starts_input: Tensor | None = None,
+    ends_input: Tensor | None = None,
     axes_input: Tensor | None = None,
     steps_input: Tensor | None = None,
 ) -> Tensor:
-    starts, ends = call.ints(1) or [], call.ints(2) or []
-    axes = call.ints(3) or list(range(len(starts)))
+    starts, ends = call.ints(1, "starts") or [], call.ints(2, "ends") or []
+    axes = call.ints(3, "axes") or list(range(len(starts)))
     steps = call.ints(4) or [1] * len(starts)
     for axis, start, end, step in zip(call.axes(axes, x.dim()), starts, ends, steps, strict=True):
         # ONNX clamps as Python does, but -1 as a clamped end means "before the first"
@@ -172,18 +172,18 @@ def _trilu(call: Call, x: Tensor, k_input: Tensor | None = None) -> Tensor:
 def _pad(
     call: Call,
     x: Tensor,
-    pads_input: Tensor,
+    pads_input: Tensor | None = None,
     value_input: Tensor | None = None,
     axes_input: Tensor | None = None,
 ) -> Tensor:
-    pads = [int(size) for size in call.constant(1)]
+    pads = call.ints(1, "pads") or []
     axes = call.axes(call.ints(3) or list(range(x.dim())), x.dim())
     mode = call.attr("mode", "constant")
     if len(pads) != 2 * len(axes):
         raise call.refuse(f"{len(pads)} pads do not fit {len(axes)} axes")
     amounts = {axis: (pads[i], pads[i + len(axes)]) for i, axis in enumerate(axes)}
     if mode == "constant":
-        value = call.constant(2)[0] if call.has(2) else 0
+        value = call.constant(2)[0] if call.has(2) else call.attr("value", 0)
         flat = [size for axis in reversed(range(x.dim())) for size in amounts.get(axis, (0, 0))]
         return F.pad(x, flat, value=value)
     if mode not in ("reflect", "edge", "wrap"):

@@ -30,7 +30,7 @@ REFUSED = {
     "mvn": "not valid",  # ONNX's own checker fails on the definition of the operator
     "resize_downsample_scales_cubic_align_corners": "no whole size",
     "resize_downsample_scales_linear_align_corners": "no whole size",
-    "scan_sum": "not valid",  # of opset 8, which had a batch axis
+    "scan_sum": "of opset 8, whose first axis is the batch's",
     "training_dropout": "training_mode is on",
     "training_dropout_default": "training_mode is on",
     "training_dropout_default_mask": "training_mode is on",
@@ -107,6 +107,33 @@ IMAGE = floats(1, 3, 9, 8)
 NONE = np.zeros(0, dtype=np.float32)
 
 OLDER = {
+    "upsample 7, nearest": ("Upsample", 7, [IMAGE], 1, dict(scales=[1.0, 1.0, 2.0, 3.0])),
+    "upsample 8, linear": ("Upsample", 8, [IMAGE], 1,
+                           dict(mode="linear", scales=[1.0, 1.0, 2.0, 1.5])),
+    "upsample 9, nearest": ("Upsample", 9, [IMAGE, np.array([1, 1, 1.5, 2], np.float32)], 1, {}),
+    "upsample 9, linear": ("Upsample", 9, [IMAGE, np.array([1, 1, 3, 2], np.float32)], 1,
+                           dict(mode="linear")),
+    "resize 10, nearest": ("Resize", 10, [IMAGE, np.array([1, 1, 0.6, 2.5], np.float32)], 1, {}),
+    "resize 10, linear": ("Resize", 10, [IMAGE, np.array([1, 1, 2, 1.5], np.float32)], 1,
+                          dict(mode="linear")),
+    "clip 7": ("Clip", 7, [X], 1, dict(min=-0.2, max=0.4)),
+    "clip 10, high only": ("Clip", 10, [X], 1, dict(max=0.4)),
+    "pad 7": ("Pad", 7, [X], 1, dict(pads=[0, 1, 2, 0, 0, -1], value=0.5)),
+    "pad 10, edge": ("Pad", 10, [X], 1, dict(pads=[0, 1, 2, 0, 0, 1], mode="edge")),
+    "slice 9": ("Slice", 9, [X], 1, dict(starts=[1, -3], ends=[9, -1], axes=[1, 2])),
+    "slice 7, all axes": ("Slice", 7, [X], 1, dict(starts=[0, 1, 1], ends=[1, 3, 2])),
+    "slice 10": ("Slice", 10, [X, ints(0), ints(9), ints(2), ints(2)], 1, {}),
+    "top k 9": ("TopK", 9, [floats(3, 7)], 2, dict(axis=0, k=2)),
+    "top k 10": ("TopK", 10, [floats(3, 7), ints(3)], 2, {}),
+    "scatter 9": ("Scatter", 9, [X, np.array([[[1, 0, 2, 1]]]), floats(1, 1, 4)], 1, dict(axis=1)),
+    "batch norm 7": ("BatchNormalization", 7, [X, *floats(3, 3), abs(floats(3))], 1,
+                     dict(spatial=1, momentum=0.5)),
+    "max pool 8, places": ("MaxPool", 8, [IMAGE], 2, dict(kernel_shape=[2, 3], strides=[2, 1])),
+    "average pool 7": ("AveragePool", 7, [IMAGE], 1, dict(kernel_shape=[3, 2], pads=[1, 0, 1, 1])),
+    "dropout 7": ("Dropout", 7, [X], 1, dict(ratio=0.3)),
+    "gemm 7": ("Gemm", 7, [floats(4, 3), floats(4, 5), floats(5)], 1, dict(transA=1)),
+    "sum 7": ("Sum", 7, [X, floats(2, 3, 4), floats(2, 3, 4)], 1, {}),
+    "depth to space 10": ("DepthToSpace", 10, [floats(1, 8, 3, 2)], 1, dict(blocksize=2)),
     "softmax 11, axis 1 of 3": ("Softmax", 11, [X], 1, dict(axis=1)),
     "softmax 12, default axis": ("Softmax", 12, [X], 1, {}),
     "softmax 11, axis -1": ("Softmax", 11, [X], 1, dict(axis=-1)),
@@ -172,6 +199,12 @@ def test_older_opsets(case: tuple[str, int, list[Any], int, dict[str, Any]]) -> 
     found = result if isinstance(result, tuple) else (result,)
     for x, y in zip(found, run_ort(model, inputs[0]), strict=True):
         torch.testing.assert_close(x, torch.from_numpy(y), rtol=1e-4, atol=1e-5)
+
+
+def test_what_changed_its_meaning_is_refused() -> None:
+    model = node_model("BatchNormalization", 8, [X, *floats(3, 3, 4), abs(floats(3, 4))], spatial=0)
+    with pytest.raises(OnnxError, match="spatial=0"):
+        load_onnx(model)(torch.from_numpy(X))
 
 
 def test_group_norm_before_opset_21_is_refused() -> None:

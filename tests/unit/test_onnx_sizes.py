@@ -168,12 +168,29 @@ def test_a_known_value_beyond_memory_is_refused(case: str) -> None:
 
 @pytest.mark.parametrize(
     "size, words",
-    [(2**40, "the largest has"), (-1, "a size below 0"), (2**31, "the largest has")],
+    [(2**40, "the largest has"), (-2, "a size below 0"), (2**31, "the largest has")],
 )
 def test_an_input_that_cannot_be_is_refused(size: int, words: str) -> None:
     made = model("Relu", (size,), [], {})
     with pytest.raises(OnnxError, match=rf"input 'x'.*{words}"):
         load_onnx(made)
+
+
+@pytest.mark.parametrize("unknown", [-1, "?", "None", "-1"])
+def test_sizes_of_which_the_exporter_knows_nothing(unknown: int | str) -> None:
+    """Paddle's exporter writes -1 or a question mark: axes of that name are of other sizes."""
+    made = model("Relu", (1, 3, 1), [], {})
+    for dimension in made.graph.input[0].type.tensor_type.shape.dim[::2]:
+        if isinstance(unknown, str):
+            dimension.dim_param = unknown
+        else:
+            dimension.dim_value = unknown
+    assert load_onnx(made).inputs[0].free == ["axis 0", "axis 2"]
+    x = torch.randn(2, 3, 5)
+    graph = gtco.capture(load_onnx(made, shapes={"x": (2, 3, 5)}), (x,))
+    torch.testing.assert_close(gtco.interpret(graph, (x,))[0], x.relu().sum())
+    with pytest.raises(OnnxError, match=r"\[\?, 3, \?\] the sizes \[2, 4, 5\]"):
+        load_onnx(made, shapes={"x": (2, 4, 5)})
 
 
 def test_what_this_machine_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
