@@ -375,6 +375,13 @@ class PointwiseEmitter:
         region.fit_store(layout)
         return layout
 
+    @property
+    def stored_apart(self) -> int:
+        """Elements of all outputs whose neighbours along columns are stored elsewhere."""
+        layouts = (layout.dims for layout in self._outputs.values())
+        apart = sum(bool(columns) and columns[-1][1] != 1 for _, columns in layouts)
+        return apart * self.region.rows * self.region.columns
+
     def _piece(self, concat: Node) -> tuple[int, str]:
         """Position and value of the one input of `concat` that is made here."""
         found = [(at, self._inner(name)) for at, name in enumerate(concat.inputs)]

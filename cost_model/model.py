@@ -63,7 +63,7 @@ def roofline_us(group: Group, target: Target) -> float:
         scale_of(group.graph, node) is not None or joined_by(group.graph, node) is not None
         for node in group.compute
     )
-    turned = kind in ("elementwise", "rowwise") and any(
+    turned = kind in ("elementwise", "rowwise", "stencil") and any(
         node.definition.lays_out for node in group.compute
     )
     if {"attention", "gemm"} <= families or kind in PROGRAMMED or prepared or turned:

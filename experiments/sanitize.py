@@ -190,7 +190,7 @@ CASES: dict[str, Case] = {
     "sum_of_samples": Case(
         stencil_groups.SAMPLES["sum_of_heads"], {"grid_sample": ({"share": 4}, {"share": 1})}
     ),
-    "topk": Case(tile_groups.TOPK["of_ties"], {"topk": ({"threads": 128}, {"threads": 1024})}),
+    "topk": Case(tile_groups.TOPK["most_of_ties"], {"topk": ({"threads": 128}, {"threads": 1024})}),
     "layer_norm": Case(lambda: tile_groups.layer_norm(9, 197, residual=True), _ANY),
     "softmax": Case(lambda: tile_groups.softmax(3, 1000, dtype=BF16), _ANY),
     "columns": Case(lambda: tile_groups.standardize(37, 24, dims=(0,), dtype=F16), _ANY),

@@ -32,6 +32,7 @@ from gtco.passes import fusion, run_pipeline
 from gtco.passes.channels_together import gather_channels
 from gtco.passes.expand_attention import expand_attention
 from gtco.passes.long_reductions import split_long_reductions
+from gtco.passes.long_topk import split_long_topk
 from gtco.passes.patches import copy_patches
 from gtco.passes.precision import fp32_products, lower_precision, lower_products
 from gtco.passes.quantized_pairs import multiply_pairs
@@ -256,6 +257,7 @@ def _expanded(graph: Graph, target: Target) -> Graph:
     price = partial(programmed_us, target=target)
     graph = whole_means(graph, log, refusal=of_target, price=price)
     graph = split_long_reductions(graph, log)
+    graph = split_long_topk(graph, log)  # behind all that would drop its copy again
     graph = expand_attention(graph, log, refusal=of_target)
     for refused in log.refusals:
         fusion_log.debug("%s", refused)

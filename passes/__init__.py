@@ -29,7 +29,6 @@ from gtco.passes.gated import pair_gates
 from gtco.passes.horizontal import join_siblings
 from gtco.passes.layout import channels_last, pack_few_channels
 from gtco.passes.long_reductions import split_long_reductions
-from gtco.passes.long_topk import split_long_topk
 from gtco.passes.normalization import fuse_normalization
 from gtco.passes.pads import join_borders
 from gtco.passes.patches import pad_patches
@@ -92,7 +91,6 @@ PIPELINE: tuple[Pass, ...] = (
     moments_of_boxes,
     mean_of_boxes,  # ahead of split_long_reductions, which would cut the same means
     split_long_reductions,
-    split_long_topk,  # behind push_slices, which takes fewer of what is in order
     join_factors,
     pull_pointwise,  # behind push_slices, which moves slices the other way
     order_stored_columns,  # behind pull_pointwise, which brings views together

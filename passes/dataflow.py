@@ -54,7 +54,8 @@ def stored_form(graph: Graph, value: str) -> str:
 
     The longest chain of reshapes, permutes and slices that keep one of a pair which every reader
     goes through, if it holds more than reshapes and a kernel can store through it. What the graph
-    returns is stored as it was made: the runtime returns views of it.
+    returns is stored as it was made: the runtime returns views of it; and so is what a copy reads,
+    which lays it out another way itself.
     """
     returned = set(graph.outputs)
     best = current = value
@@ -72,7 +73,8 @@ def stored_form(graph: Graph, value: str) -> str:
             except NotAView:
                 continue
             best = current
-    return best
+    copied = all(user.op == "copy" for user in graph.users[current]) and current not in returned
+    return value if copied else best
 
 
 def stored_layout(graph: Graph, value: str) -> Layout:

@@ -5,6 +5,9 @@
           %v, %at = topk(reshape(%p, shape=[r, parts * k]), k)
           %i = gather(%j, %at) + gather(where parts begin, %at)
 
+Elements that lie apart, such as all pixels of one channel after another of an image whose channels
+are last, are copied first: each load of a warp, or each store ahead, would touch 32 lines.
+
 A kernel has a block for each row, which counts to a quarter of a million elements and has no
 registers for so many: it reads them again for each digit of what it looks for. Of equal elements
 those of the part ahead stay ahead, so that the order is the same.
@@ -20,12 +23,17 @@ import torch
 
 from gtco.ir.graph import Graph, Node
 from gtco.ir.spec import FLOATS
+from gtco.ir.views import NotAView, through_views
+from gtco.passes.long_reductions import layout_of
 from gtco.passes.rewrite import Editor, Log, Rule, never_refused, rewrite
 
 LONG = 100_000
 """Elements of a row that one block looks through in the time that its parts and theirs take."""
 PART = 8192
 """Elements of a part, about: a block of 512 threads holds them."""
+
+RUN = 16
+"""Neighbours in memory that a row is read by where it lies: 32 bytes come together."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,15 @@ def _match(edit: Editor, node: Node) -> _Long | None:
     return _Long(node, parts, length) if worth else None
 
 
+def _is_stored_so(edit: Editor, value: str) -> bool:
+    """Whether neighbours in a row are neighbours in memory."""
+    try:
+        layout = layout_of(edit, value).reshape((-1, edit.shape(value)[-1]))
+    except NotAView:
+        return False
+    return layout.contiguous_run() >= RUN
+
+
 def _last(dtype: torch.dtype, largest: bool) -> float:
     """What comes behind everything that is ahead of it in a row: NaN is the largest of floats."""
     if dtype in FLOATS:
@@ -62,6 +79,11 @@ def _replace(edit: Editor, match: _Long) -> tuple[str, str]:
     node, parts, length = match.node, match.parts, match.length
     (x,), attrs = node.inputs, node.attrs
     *ahead, elements = edit.shape(x)
+    if not _is_stored_so(edit, x):
+        _, views = through_views(edit.producer, x)
+        turns = [at for at, view in enumerate(views, 1) if view.op == "permute"]
+        turned = views[max(turns) - 1].values[0] if turns else x
+        x = edit.add_views(edit.add("copy", turned), views[max(turns, default=len(views)) :])
     if parts * length > elements:
         behind, last = parts * length - elements, _last(edit.dtype(x), attrs["largest"])
         fill = torch.full((*ahead, behind), last, dtype=edit.dtype(x))

@@ -459,6 +459,7 @@ TOPK: dict[str, Callable[[], Group]] = {
     "half_of_an_odd_row": lambda: topk(3, 197, k=100, dtype=F32, largest=False),
     "of_ties": lambda: topk(2, 3, 777, k=300, dtype=I32),
     "smallest_of_ties": lambda: topk(2, 1300, k=65, dtype=torch.int64, largest=False),
+    "most_of_ties": lambda: topk(2, 1500, k=1024, dtype=I32),
     "all_in_order": lambda: topk(2, 130, k=130),
     "of_columns": lambda: topk(3, 50, 4, k=7, dtype=F32, dims=(2, 0, 1)),
     "of_a_detector": lambda: topk(1, 8400, k=300, dtype=F32),

@@ -3,9 +3,10 @@
 // An element is told from all others by a number made of its bits, and where these are equal by its
 // place: so there is one answer, equal elements come in the order of their places. The K-th is
 // found digit by digit from the top, as by a radix sort that keeps one bucket: each thread counts
-// its elements by the digit, of those that begin as the K-th does, and the block adds up. What is
-// not behind the K-th goes to shared memory and is sorted there (Batcher's bitonic network, AFIPS
-// 1968). No atomics: the same row gives the same bits.
+// its elements by the digit, of those that begin as the K-th does, and the block adds up. As soon
+// as no more than LISTED elements are not behind what is known of it, they go to shared memory and
+// are sorted there (Batcher's bitonic network, AFIPS 1968), of which the first K are the row's. No
+// atomics: the same row gives the same bits.
 //
 // Config: Element, COLUMNS, K, LISTED (a power of two, at least 32 and K), LARGEST, THREADS.
 // Row has at(row, col); Result has store_value(row, i, value) and store_place(row, i, place), of
@@ -93,7 +94,9 @@ class RowEntries {
 
  private:
   __device__ __forceinline__ int col(int i) const { return i * C::THREADS + threadIdx.x; }
-  __device__ __forceinline__ bool inside(int i) const { return col(i) < C::COLUMNS; }
+  __device__ __forceinline__ bool inside(int i) const {
+    return C::COLUMNS % C::THREADS == 0 || col(i) < C::COLUMNS;
+  }
   __device__ __forceinline__ Key rest(int i) const { return C::COLUMNS - 1 - col(i); }
   // Beyond the row that of its last element: loads in branches of their own wait for each other.
   __device__ __forceinline__ Key key_at(int i) const {
@@ -236,8 +239,9 @@ __device__ __forceinline__ void topk(const Row& from, const Result& to) {
 
   // What begins as the K-th does: its digits so far, and which bits these are.
   Entry<Key> least{0, 0}, known{0, 0};
-  int turn = 0;  // slots are written again only after a later meeting
-  if constexpr (C::K < C::COLUMNS) {
+  int listed = C::COLUMNS;  // elements that are not behind `least`
+  int turn = 0;             // slots are written again only after a later meeting
+  if constexpr (C::COLUMNS > C::LISTED) {
     int need = C::K;
 #pragma unroll 1
     for (int level = 0; level < LEVELS; ++level) {
@@ -245,9 +249,11 @@ __device__ __forceinline__ void topk(const Row& from, const Result& to) {
       const int shift = DIGIT * ((of_key ? KEY_LEVELS : LEVELS) - 1 - level);
       u64 counts[2] = {0, 0};
       entries.each([&](const Entry<Key>& entry) {
-        if ((entry.key & known.key) != least.key || (entry.rest & known.rest) != least.rest) return;
+        // No branch: elements that begin as the K-th does are in few lanes of all warps.
+        const bool alike =
+            ((entry.key & known.key) ^ least.key | (entry.rest & known.rest) ^ least.rest) == 0;
         const u32 digit = static_cast<u32>((of_key ? entry.key : entry.rest) >> shift) & 15;
-        const u64 one = 1ull << digit % 8 * 8;
+        const u64 one = static_cast<u64>(alike) << digit % 8 * 8;
         counts[0] += digit < 8 ? one : 0;
         counts[1] += digit < 8 ? 0 : one;
       });
@@ -261,7 +267,8 @@ __device__ __forceinline__ void topk(const Row& from, const Result& to) {
         least.rest |= Key(found.digit) << shift;
         known.rest |= Key(15) << shift;
       }
-      if (found.count == need) break;  // the block as one: all of them are taken
+      listed = C::K - need + found.count;
+      if (listed <= C::LISTED) break;  // the block as one: the first K of these are the row's
     }
   }
 
@@ -271,7 +278,7 @@ __device__ __forceinline__ void topk(const Row& from, const Result& to) {
   entries.each([&](const Entry<Key>& entry) {
     if (!ahead_of(least, entry)) list[at++] = entry;
   });
-  for (int i = C::K + threadIdx.x; i < C::LISTED; i += C::THREADS) list[i] = {0, 0};
+  for (int i = listed + threadIdx.x; i < C::LISTED; i += C::THREADS) list[i] = {0, 0};
   __syncthreads();
   sort_entries<C::THREADS, C::LISTED>(list);
   for (int i = threadIdx.x; i < C::K; i += C::THREADS) {

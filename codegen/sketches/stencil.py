@@ -221,12 +221,14 @@ class Stencil(Sketch):
         return max(each.values(strip, vector) for each in self.windowed)
 
     def block_work(self, program: KernelProgram) -> BlockWork:
-        """An even share of the bytes, and of the instructions of all blocks."""
+        """An even share of the bytes, of the instructions of all blocks, and of elements that are
+        stored one by one, as channels are where an image goes back to channels first."""
         strip, vector = program.schedule["strip"], program.schedule["vector"]
         blocks, itemsize = program.grid[0], self.dtype.itemsize
         instructions = sum(
             each.items(strip, vector) * each.instructions(strip, vector) for each in self.windowed
         )
+        apart = sum(self._write(each, vector, {})[1].stored_apart for each in self.windowed)
         specs = self.group.graph.specs
         read = sum(specs[name].nbytes for name in self.group.graph.inputs)
         written = sum(specs[name].numel for name in self.group.graph.outputs)
@@ -241,6 +243,7 @@ class Stencil(Sketch):
             split=1,
             registers=max(each.registers(strip, vector, itemsize) for each in self.windowed),
             instructions=-(-instructions // blocks),
+            requests=-(-apart // blocks),
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

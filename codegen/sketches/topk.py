@@ -20,12 +20,16 @@ ORDERED = FLOATS | {torch.int32, torch.int64}
 """Types whose elements are compared by a number of as many bits."""
 MOST_KEPT = 4096
 """A row of which more are asked for is sorted, which the library does by radix."""
+SORTED_TWICE = 512
+"""Of so many, twice as many are sorted: all elements are looked at for a digit that this saves."""
 EACH = 255
 """Elements that a thread counts in 8 bits."""
 HELD = 24
 """Registers with keys of a thread, which else reads its part of the row again for each digit."""
 DIGIT = 4
 """Bits, of topk.cuh."""
+COUNTED = 21
+"""Instructions for an element and a digit, as disassembled."""
 
 
 class TopK(Sketch):
@@ -34,7 +38,7 @@ class TopK(Sketch):
 
     name: ClassVar[str] = "topk"
     family: ClassVar[str] = "topk"
-    version: ClassVar[int] = 1
+    version: ClassVar[int] = 2
     schedule_version: ClassVar[int] = 1
 
     def __init__(self, group: Group, target: Target) -> None:
@@ -48,8 +52,9 @@ class TopK(Sketch):
         check(self.k <= MOST_KEPT, f"{self.k} elements of a row, at most {MOST_KEPT} are sorted")
         most = EACH * 1024
         check(self.columns <= most, f"a row of {self.columns} elements, a block has {most}")
+        room = min(self.columns, 2 * self.k if self.k <= SORTED_TWICE else self.k)
         self.listed = 32
-        while self.listed < self.k:
+        while self.listed < room:
             self.listed *= 2
 
     def knobs(self) -> tuple[Knob, ...]:
@@ -72,7 +77,7 @@ class TopK(Sketch):
     def block_work(self, program: KernelProgram) -> BlockWork:
         """A step for each digit, a quarter of one for each pass of the sort."""
         threads, each = program.block, -(-self.columns // program.block)
-        levels = 0 if self.k == self.columns else 8 * self.dtype.itemsize // DIGIT
+        levels = 0 if self.columns <= self.listed else 8 * self.dtype.itemsize // DIGIT
         held = each * max(1, self.dtype.itemsize // 4) <= HELD
         row_bytes = self.columns * self.dtype.itemsize
         filled = row_bytes * (1 if held else levels + 2)
@@ -88,6 +93,7 @@ class TopK(Sketch):
             tile_q=self.k,
             split=1,
             registers=40 + (each if held else 8),
+            instructions=levels * each * threads * COUNTED,
         )
 
     def _emit(self, schedule: Schedule) -> KernelProgram:

@@ -155,6 +155,21 @@ class KeypointHead(nn.Module):
         return tuple(head(x) for head in self.heads)
 
 
+class Peaks(nn.Module):
+    """The best local maxima of heat maps, and where they are: how CenterNet finds its objects."""
+
+    def __init__(self, count: int = 100) -> None:
+        super().__init__()
+        self.count = count
+
+    def forward(self, heat: Tensor) -> tuple[Tensor, Tensor]:
+        """Values and places [batch, count] of `heat` [batch, classes, height, width]."""
+        highest = F.max_pool2d(heat, 3, 1, 1)
+        peaks = torch.where(highest == heat, heat, torch.zeros_like(heat))
+        values, places = peaks.flatten(1).topk(self.count)
+        return values, places
+
+
 class SegNet(nn.Module):
     """VGG-16 down, and up again by the places of its maxima (Badrinarayanan et al., TPAMI 2017).
 
@@ -195,6 +210,14 @@ def _level(sizes: Sequence[int]) -> nn.Sequential:
 
 def keypoints() -> Model:
     return ready(KeypointHead(), (1, 512, 16, 16))
+
+
+def peaks() -> Model:
+    return ready(Peaks(), (1, 80, 128, 128))
+
+
+def peaks_batch8() -> Model:
+    return ready(Peaks(), (8, 80, 128, 128))
 
 
 def segnet() -> Model:

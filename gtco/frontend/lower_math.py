@@ -424,12 +424,18 @@ def _matmul(ctx: Context, a: Value, b: Value) -> Value:
 def _addmm(
     ctx: Context, c: Value, a: Value, b: Value, *, beta: Scalar = 1, alpha: Scalar = 1
 ) -> Value | None:
-    if beta != 1 or alpha != 1:
+    if not all(isinstance(factor, (int, float)) for factor in (alpha, beta)):
         return None
     weight = _untransposed(ctx, b)
-    if weight is not None and ctx.rank(c) == 1 and ctx.shape(c)[0] == ctx.shape(b)[1]:
+    of_columns = ctx.rank(c) == 1 and ctx.shape(c)[0] == ctx.shape(b)[-1]
+    if alpha == beta == 1 and weight is not None and of_columns:
         return ctx.add("linear", a, weight, c)
-    return ctx.add("add", ctx.add("matmul", a, b), c)
+    product = ctx.add("matmul", a, b)
+    if alpha != 1:
+        product = ctx.add("mul", product, other=alpha)
+    if beta == 0:  # whatever c holds, which people leave empty
+        return product
+    return ctx.add("add", product, c if beta == 1 else ctx.add("mul", c, other=beta))
 
 
 def _untransposed(ctx: Context, x: Value) -> Value | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -186,6 +187,8 @@ def assigned(x: Tensor, index: Any, value: Any) -> Tensor:
         lambda x, y: (x.float() + 1, (y > 0).long() + 1, x.to(torch.float64), y.half().double()),
         lambda x, y: {"a": (None, 3), "b": [x * 1, "text"], "c": F.dropout(y, 0.5, False)},
         lambda x, y: torch.baddbmm(x[:, :, :6], x, y.mT),
+        lambda x, y: (torch.baddbmm(x[:, :, :6] * math.nan, x, y.mT, beta=0, alpha=0.5),
+                      torch.addmm(x[0, :, :6], x[0], y[0].mT, beta=2, alpha=-0.3)),
         lambda x, y: x + torch.arange(8, dtype=torch.float64) + torch.full((6, 1), 2.0),
         lambda x, y: ((x > 0) & (y > 0) | ~(x < y), F.normalize(x, dim=-1), y.norm(dim=1)),
         lambda x, y: (x.norm(1, dim=2), y.norm(float("inf"), dim=(0, 1)), x[..., :1].norm(1, -1)),

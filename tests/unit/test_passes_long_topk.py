@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import gtco
+from experiments.models.heads import Peaks
 from gtco.compiler import make_plan
 from gtco.ir.graph import Graph
 from gtco.options import Options
@@ -18,6 +19,7 @@ from gtco.passes.long_topk import LONG, split_long_topk
 from tests.faults.test_pass_faults import planted
 from tests.pass_checks import Function
 
+H100 = Options.of(target="sm_90a")
 CASES = {
     "even parts": (4, 8192 * 16),
     "filled up": (3, LONG + 3),
@@ -89,9 +91,26 @@ def test_parts_of_parts() -> None:
 def test_a_detectors_peaks_have_kernels() -> None:
     """As CenterNet takes the best of all classes and pixels."""
     x = torch.zeros(1).half().expand(1, 80, 128, 128)
-    plan, _ = make_plan(first(100, largest=True, dims=3), (x,), None, Options.of(target="sm_90a"))
+    plan, _ = make_plan(first(100, largest=True, dims=3), (x,), None, H100)
     assert all(launch.program is not None for launch in plan.launches)
     assert [len(launch.group.compute) for launch in plan.launches] == [1, 1, 3]
+
+
+def test_what_lies_apart_is_copied_first() -> None:
+    """Of a plan with a pool ahead, whose channels are last, neither stores nor loads pixel by
+    pixel; rows that are whole in memory are read where they are."""
+    model = Peaks()
+    plan, _ = make_plan(model, (torch.zeros(1).half().expand(2, 80, 128, 128),), None, H100)
+    steps = [launch.program for launch in plan.launches if launch.program is not None]
+    names = [program.sketch for program in steps]
+    assert names == ["transpose", "stencil", "transpose", "topk", "topk", "elementwise"]
+    assert steps[1].schedule["vector"] == 8
+    x = torch.randn(2, 40, 60, 50, generator=torch.Generator().manual_seed(4))
+    for dims, copies in (((0, 2, 3, 1), 1), ((0, 1, 2, 3), 0)):
+        function = Function(lambda c, x, dims=dims: tuple(x.permute(dims).flatten(1).topk(20)))  # type: ignore[misc]
+        graph = gtco.capture(function, (x,))
+        assert agrees(long_topk, graph, x) == 2
+        assert sum(node.op == "copy" for node in split_long_topk(graph).nodes) == copies
 
 
 @pytest.mark.compiler

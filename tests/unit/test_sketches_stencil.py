@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import gtco
 from gtco.codegen.rules import derive
 from gtco.codegen.sketches.stencil import Stencil
-from gtco.ir.graph import GraphBuilder
+from gtco.ir.graph import GraphBuilder, Group
 from gtco.ir.spec import TensorSpec
 from gtco.passes import run_pipeline
 from gtco.passes.legality import explain
@@ -92,6 +92,19 @@ def test_poolings_are_captured_and_run_with_channels_last() -> None:
 def test_an_integer_image_stays_atens() -> None:
     graph, _ = captured(lambda m, x: F.max_pool2d(x, 2), torch.ones(1, 2, 4, 4, dtype=torch.int32))
     assert {"aten"} <= set(ops(graph))
+
+
+def test_channels_that_are_stored_apart_are_asked_for_one_by_one() -> None:
+    requests = []
+    for dims in ((0, 1, 2, 3), (0, 3, 1, 2)):
+        b = GraphBuilder()
+        x = b.input("x", TensorSpec((2, 16, 16, 32), torch.float16))
+        attrs = {name: (1, 1) for name in ("stride", "padding", "dilation")}
+        y = b.add("max_pool", x, kernel=(3, 3), ceil_mode=False, **attrs)
+        sketch = Stencil(Group("pool", b.build([b.add("permute", y, dims=dims)])), H100)
+        program = sketch.emit(next(iter(sketch.defaults())))
+        requests.append(program.grid[0] * sketch.block_work(program).requests)
+    assert requests == [0, 2 * 16 * 16 * 32]
 
 
 def test_a_block_of_mobilenet_is_two_kernels() -> None:
