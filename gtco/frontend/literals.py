@@ -10,9 +10,11 @@ and making it functional traces it anew, so `fold_literals` makes constants of t
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -51,20 +53,44 @@ _LIMIT = "CONSTANT_NUMEL_LIMIT"
 
 
 class LiteralRanges(TorchFunctionMode):
-    """Within it `torch.arange` of whole numbers is written out, so that its values are known too:
-    for models that select of it by masks."""
+    """Within it `torch.arange` of whole numbers, and a tensor of ones, zeros or another number, is
+    written out, so that its values are known too: for models that select by masks of them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        whole = all(isinstance(each, int) for each in args) and not kwargs.keys() - {
-            "dtype",
-            "device",
-        }
-        if func is torch.arange and args and whole:
+        plain = not kwargs.keys() - {"dtype", "device"}
+        sizes = args[0] if args and isinstance(args[0], (tuple, list)) else args
+        if not (args and plain and all(isinstance(each, int) for each in sizes)):
+            return func(*args, **kwargs)
+        if func is torch.arange:
             numbers = range(*args)
             if len(numbers) <= MOST_ELEMENTS:
                 return torch.tensor([*numbers], **{"dtype": torch.int64, **kwargs})
+        if func in _FILLED and min(sizes, default=0) >= 0:
+            whole = (max(sizes),) * 2 if func is torch.eye else sizes
+            if math.prod(whole) <= MOST_ELEMENTS:
+                dtype = torch.get_default_dtype()
+                return torch.tensor(_FILLED[func](*sizes), **{"dtype": dtype, **kwargs})
         return func(*args, **kwargs)
+
+
+def _filled(number: float, *sizes: int) -> Any:
+    """Lists in lists: to make a tensor first would be traced."""
+    nested: Any = number
+    for size in reversed(sizes):
+        nested = [nested] * size
+    return nested
+
+
+def _eye(rows: int, columns: int | None = None) -> Any:
+    return [[float(row == column) for column in range(columns or rows)] for row in range(rows)]
+
+
+_FILLED: Mapping[Any, Callable[..., Any]] = {
+    torch.ones: partial(_filled, 1.0),
+    torch.zeros: partial(_filled, 0.0),
+    torch.eye: _eye,
+}
 
 
 def has_unknown_sizes(program: ExportedProgram) -> bool:
@@ -76,12 +102,14 @@ def has_unknown_sizes(program: ExportedProgram) -> bool:
 
 def fold_literals(program: ExportedProgram) -> None:
     """Make constants of the whole numbers that `program` computes of its own literals alone, in
-    place, unless it writes to one of them."""
-    known = _known(program)
+    place, unless it writes to one of them; and of masks that it selects by, the places."""
+    known = _known(program, _is_small) or _known(program, _is_whole)
+    _select_by_places(program, known)
     folded = [node for node in known if node.op == "call_function"]
     for node in folded:
-        if isinstance(known[node], Tensor) and any(user not in known for user in node.users):
-            _replace(program, node, known[node])
+        if _is_whole(known[node]) and not all(_is_whole(known.get(user)) for user in node.users):
+            constant = _constant(program, f"{node.name}_known", known[node], node.meta["val"])
+            node.replace_all_uses_with(constant)
     for node in reversed(folded):
         for user in [*node.users]:
             if user.target in _LOOKED_AT and not user.users:
@@ -95,19 +123,45 @@ _LOOKED_AT = (torch.ops.aten._assert_tensor_metadata.default, torch.ops.aten.ite
 """Operators that compute nothing of a tensor whose values are known."""
 
 
-def _known(program: ExportedProgram) -> dict[fx.Node, Any]:
-    """What is computed of literals alone, by node, in order; nothing if one of them changes, or if
-    there are none."""
+_SELECTING = (
+    torch.ops.aten.index.Tensor,
+    torch.ops.aten.index_put.default,
+    torch.ops.aten.index_put_.default,
+)
+
+
+def _select_by_places(program: ExportedProgram, known: Mapping[fx.Node, Any]) -> None:
+    """x[:, mask] -> x[:, rows, columns], where the values of the mask are known."""
+    for node in program.graph.nodes:
+        if node.target not in _SELECTING:
+            continue
+        image, given, *rest = node.args
+        indices: list[fx.Node | None] = []
+        for index in given:
+            mask = known.get(index)
+            if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+                indices.append(index)
+                continue
+            for places in mask.nonzero(as_tuple=True):
+                fake = index.meta["val"].fake_mode.from_tensor(places, static_shapes=True)
+                name = f"{index.name}_places_{len(program.constants)}"
+                indices.append(_constant(program, name, places, fake))
+        node.args = (image, indices, *rest)
+
+
+def _known(program: ExportedProgram, of: Callable[[Any], bool]) -> dict[fx.Node, Any]:
+    """What is computed of literals alone, by node, in order, of what `of` says; nothing if one of
+    them changes, or if there are none."""
     known: dict[fx.Node, Any] = {}
     literals = {
         spec.arg.name: program.constants[str(spec.target)]
         for spec in program.graph_signature.input_specs
         if spec.kind is InputKind.CONSTANT_TENSOR and str(spec.target) in program.constants
     }
-    if not any(map(_is_whole, literals.values())):
+    if not any(map(of, literals.values())):
         return {}
     for node in program.graph.nodes:
-        if node.op == "placeholder" and _is_whole(literals.get(node.name)):
+        if node.op == "placeholder" and of(literals.get(node.name)):
             known[node] = literals[node.name]
         if node.op != "call_function" or node.target in _LOOKED_AT:
             continue
@@ -120,7 +174,7 @@ def _known(program: ExportedProgram) -> dict[fx.Node, Any]:
             continue
         args, kwargs = fx.map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         made = target(*args, **kwargs)
-        if all(map(_is_whole, made if isinstance(made, (tuple, list)) else (made,))):
+        if all(map(of, made if isinstance(made, (tuple, list)) else (made,))):
             known[node] = made
     return known
 
@@ -150,23 +204,22 @@ def _is_function(target: Any) -> bool:
     )
 
 
+def _is_small(value: Any) -> bool:
+    """Whether `value` is a small tensor of real numbers."""
+    return isinstance(value, Tensor) and value.numel() <= MOST_ELEMENTS and not value.is_complex()
+
+
 def _is_whole(value: Any) -> bool:
     """Whether `value` is a small tensor of whole numbers or truth values."""
-    return (
-        isinstance(value, Tensor)
-        and value.numel() <= MOST_ELEMENTS
-        and not value.is_floating_point()
-        and not value.is_complex()
-    )
+    return _is_small(value) and not value.is_floating_point()
 
 
-def _replace(program: ExportedProgram, node: fx.Node, value: Tensor) -> None:
-    """A constant in place of `node`."""
-    target = f"{node.name}_known"
+def _constant(program: ExportedProgram, target: str, value: Tensor, fake: Any) -> fx.Node:
+    """A new constant of `program`, which it traces as `fake`."""
     with program.graph.inserting_before(next(iter(program.graph.nodes))):
-        constant = program.graph.placeholder(f"c_{target}")
-    constant.meta = {"val": node.meta["val"]}
-    node.replace_all_uses_with(constant)
+        constant: fx.Node = program.graph.placeholder(f"c_{target}")
+    constant.meta = {"val": fake}
     spec = InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(constant.name), target)
     program.graph_signature.input_specs.insert(0, spec)
     program.constants[target] = value
+    return constant

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.export import ExportedProgram
 from torch.export.graph_signature import OutputKind
+from torch.fx.experimental.symbolic_shapes import is_concrete_int
 from torch.utils import _pytree as pytree
 
 from gtco.ir.spec import DTYPE_NAMES
@@ -196,9 +197,25 @@ def refuse_mutation(kind: OutputKind, target: str, label: str) -> NoReturn:
     )
 
 
-def _check_tensor(node: fx.Node, value: Tensor, label: str) -> None:
-    what = f"argument {node.name}" if node.op == "placeholder" else where(node)
-    if any(not isinstance(size, int) for size in value.shape):
+def check_sizes(program: ExportedProgram, label: str) -> None:
+    """Refuse a tensor whose sizes torch does not know, or not any more.
+
+    Raises:
+        CaptureError: naming the node.
+    """
+    for node in program.graph.nodes:
+        for value in pytree.tree_leaves(node.meta.get("val")):
+            if isinstance(value, Tensor):
+                _check_sizes(node, value, label)
+
+
+def _what(node: fx.Node) -> str:
+    return f"argument {node.name}" if node.op == "placeholder" else where(node)
+
+
+def _check_sizes(node: fx.Node, value: Tensor, label: str) -> None:
+    what = _what(node)
+    if not all(map(is_concrete_int, value.shape)):  # one that asserts have settled is known too
         if node.op == "placeholder":
             raise CaptureError(
                 f"{label}: {what} has dynamic shape {tuple(value.shape)}, which is not supported "
@@ -209,6 +226,11 @@ def _check_tensor(node: fx.Node, value: Tensor, label: str) -> None:
             f"{tuple(value.shape)}; compute it from shapes, write values that never change out in "
             f"forward (torch.tensor([...])), or leave it outside the model"
         )
+
+
+def _check_tensor(node: fx.Node, value: Tensor, label: str) -> None:
+    what = _what(node)
+    _check_sizes(node, value, label)
     if value.is_complex():
         return  # within a model, two real tensors (lower_complex.py)
     if value.dtype not in DTYPE_NAMES:

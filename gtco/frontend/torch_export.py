@@ -37,6 +37,7 @@ from gtco.frontend.lowering import KEPT_AS_ATEN, NAMED, TABLE
 from gtco.frontend.refusals import (
     CaptureError,
     check_program,
+    check_sizes,
     refuse_mutation,
     refuse_training,
     result_types,
@@ -169,6 +170,9 @@ def capture(
                 f"{label}: its exported program cannot be made functional ({reason_of(error)}); "
                 f"rewrite the operation that this names"
             ) from error
+        check_sizes(
+            program, label
+        )  # of a literal that is written to, a functional program has none
         if result_types(program) != stated:
             raise CaptureError(
                 f"{label}: torch makes a program functional whose results are of other types "

@@ -63,7 +63,29 @@ def of_branches(model: Written, x: Tensor) -> Tensor:
     return x.relu() if torch.tensor([1, 2]).sum() > 2 else x.tanh()
 
 
-@pytest.mark.parametrize("function", [of_positions, of_images, of_windows, of_branches])
+def above_the_diagonal(model: Written, x: Tensor) -> Tensor:
+    """Pairs of features, each once."""
+    pairs = x.unsqueeze(1) * x.unsqueeze(2)
+    return pairs[:, torch.ones(8, 8, dtype=torch.bool).triu(1)]
+
+
+def flat_places(model: Written, x: Tensor) -> Tensor:
+    """The places are computed of floats."""
+    pairs = (x.unsqueeze(1) * x.unsqueeze(2)).reshape(PATCHES, 64)
+    return pairs[:, torch.ones(8, 8).triu().view(64).nonzero()]
+
+
+def off_the_diagonal(model: Written, x: Tensor) -> Tensor:
+    pairs = x.unsqueeze(1) * x.unsqueeze(2)
+    pairs[:, torch.eye(8) > 0] = torch.zeros((PATCHES, 8))
+    return pairs[:, ~torch.eye(8, dtype=torch.bool)] + torch.zeros(8, 7).flatten().logical_not()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [of_positions, of_images, of_windows, of_branches, above_the_diagonal, flat_places,
+     off_the_diagonal],
+)  # fmt: skip
 def test_values_of_literals_are_known(function: Callable[..., Tensor]) -> None:
     model = Written(function).eval()
     x = random(PATCHES, 8, dtype=torch.float32)
@@ -102,6 +124,16 @@ def test_a_torch_without_the_limit_stays_as_it_is(monkeypatch: pytest.MonkeyPatc
     with known_literals():
         assert not hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT")
     assert not hasattr(fake_tensor, "CONSTANT_NUMEL_LIMIT")
+
+
+def test_places_of_a_mask_that_is_written_to_are_refused() -> None:
+    def of_a_mask(model: Written, x: Tensor) -> Tensor:
+        mask = torch.zeros(8, dtype=torch.bool)
+        mask[2:5] = True
+        return x[:, mask]
+
+    with pytest.raises(gtco.CaptureError, match=r"index.*has a shape that depends on data"):
+        gtco.capture(Written(of_a_mask).eval(), (random(PATCHES, 8, dtype=torch.float32),))
 
 
 def test_random_numbers_are_no_literals() -> None:
