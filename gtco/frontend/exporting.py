@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from gtco.frontend.literals import LiteralRanges, has_unknown_sizes, known_literals
+from gtco.frontend.literals import WrittenOut, has_unknown_sizes, known_literals
 from gtco.frontend.refusals import (
     ONE_TYPE,
     CaptureError,
@@ -67,8 +67,8 @@ def exported(
 def _with_values(
     model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> ExportedProgram:
-    """The program of `model`, once more with the values of ranges where those of other literals do
-    not decide all shapes and branches."""
+    """The program of `model`, once more with the values of ranges, ones and zeros where those of
+    other literals do not decide all shapes and branches."""
     program, refusal = None, None
     with known_literals(), _attributes_kept(model):
         try:
@@ -78,7 +78,7 @@ def _with_values(
                 raise
             refusal = error
         if program is None or has_unknown_sizes(program):
-            with suppress(Exception), _unheard(), LiteralRanges():
+            with suppress(Exception), _unheard(), WrittenOut():
                 return torch.export.export(model, args, kwargs, strict=False)
     if program is None:
         assert refusal is not None

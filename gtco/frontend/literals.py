@@ -52,9 +52,9 @@ def known_literals() -> Iterator[None]:
 _LIMIT = "CONSTANT_NUMEL_LIMIT"
 
 
-class LiteralRanges(TorchFunctionMode):
-    """Within it `torch.arange` of whole numbers, and a tensor of ones, zeros or another number, is
-    written out, so that its values are known too: for models that select by masks of them."""
+class WrittenOut(TorchFunctionMode):
+    """Within it `torch.arange` of whole numbers, ones, zeros and the identity are written out, so
+    that their values are known too: for models that select by masks of them."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

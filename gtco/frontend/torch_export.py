@@ -170,9 +170,7 @@ def capture(
                 f"{label}: its exported program cannot be made functional ({reason_of(error)}); "
                 f"rewrite the operation that this names"
             ) from error
-        check_sizes(
-            program, label
-        )  # of a literal that is written to, a functional program has none
+        check_sizes(program, label)  # a functional program has lost those of what is written to
         if result_types(program) != stated:
             raise CaptureError(
                 f"{label}: torch makes a program functional whose results are of other types "
